@@ -60,11 +60,7 @@ class NoCallPendingError(_CallError, error.NoAsyncCallError):
 
 
 def refuse_busy(states: Sequence[EnvState], env_ids: Iterable[int]) -> None:
-    """Raise if one of some environments does not await an action.
-
-    Raises:
-        UsageError: The first such environment, its state, and what to do. Also an error of Gymnasium.
-    """
+    """Raise UsageError, and Gymnasium's, for the first environment that awaits no action, with what to do."""
     for env_id in () if states.count(_READY) == len(states) else env_ids:
         state = states[env_id]
         if state is not _READY:

@@ -14,14 +14,7 @@ _TIMED_AS = ("step", "reset")
 
 
 class WorkerReport(NamedTuple):
-    """What a process did since its last report.
-
-    Attributes:
-        worker: The worker number.
-        times: Where its time went.
-        timesteps: How many timesteps its environments ran.
-        timed: What they measured, by phase; None for nothing.
-    """
+    """What a process did since its last report: where its time went, how many timesteps it ran, what they measured."""
 
     worker: int
     times: Times
@@ -43,23 +36,11 @@ class _Resetting:
 
 
 class EnvTimes:
-    """Adds up the time of environments, between two reports.
-
-    Args:
-        worker: The worker number.
-
-    Attributes:
-        phase: One word: `IN_STEP`, or that it is a reset, for what environments time themselves.
-        resetting: Takes a block for a reset: `with times.resetting: …`.
-        timesteps: How many timesteps were run.
-        reset_seconds: What resets took, and making environments anew.
-        env_seconds: What resets and steps took.
-        busy_seconds: The same, and what was done to receive actions and send results.
-    """
+    """Adds up the time of environments, between two reports."""
 
     def __init__(self, worker: int) -> None:
-        self.phase = [IN_STEP]
-        self.resetting = _Resetting(self)
+        self.phase = [IN_STEP]  # or that it is a reset, for what environments time themselves
+        self.resetting = _Resetting(self)  # takes a block for a reset
         self._worker = worker
         self._collector = Collector(self.phase, 0, _TIMED_AS)
         self._clear()

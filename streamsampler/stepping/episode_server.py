@@ -35,13 +35,8 @@ _STRING: Final = frozenset({str})
 class EpisodeServer(EnvServer):
     """Serves the environments of a manager that are in one process.
 
-    Args:
-        updates: What makes each environment, by its number.
-        worker_number: The number of the worker that these environments are in.
-        row: The worker's row of the board; shows the environment in hand, and its phase.
-        autoreset: The autoreset mode of the manager.
-        own_generators: Whether environments have states of their own of the global generators from the start.
-        is_shared: Whether these generators are the caller's.
+    The global generators there are the caller's if `is_shared`; with `own_generators`, each environment has states of
+    its own of them from the start.
     """
 
     def __init__(
@@ -56,7 +51,7 @@ class EpisodeServer(EnvServer):
         self._set: dict[int, int] = {}  # by environment: the number of those that its resets set
         self.generators = EnvGenerators(tuple(updates), is_shared=is_shared, found=self._found_draws)
         if own_generators:
-            self.generators.give_own(updates)
+            self.generators.drawing.update(updates)
 
     def _found_draws(self, env_id: int, seconds: float) -> None:
         self.on_draws(env_id, name_of_env(self.envs[env_id]), seconds)
@@ -69,11 +64,7 @@ class EpisodeServer(EnvServer):
         return [(env.observation_space, env.action_space) for env in self.envs.values()]
 
     def _made(self, env_id: int, update: EnvUpdate, others: Collection[Any]) -> gymnasium.Env[Any, Any]:
-        """Make an environment.
-
-        Raises:
-            UsageError: It is one of the others, which would be stepped together with it.
-        """
+        """Make an environment; refuse one of the others, which would be stepped together with it."""
         self.show(env_id, MAKING)
         with for_worker(self._worker_number, env_id):
             env: gymnasium.Env[Any, Any] = apply_env_update(update, None, several=True)
@@ -88,7 +79,8 @@ class EpisodeServer(EnvServer):
         old = self.envs.pop(env_id, None)
         others = [*self.envs.values()] if old is None else [*self.envs.values(), old]
         if old is not None:
-            self._discard(old)
+            with contextlib.suppress(Exception, SystemExit):
+                old.close()
         self._set.pop(env_id, None)
         self.envs[env_id] = self._made(env_id, self.fresh(env_id), others)
 
@@ -143,12 +135,7 @@ class EpisodeServer(EnvServer):
         """Let later resets of an environment have no options; return those that it had."""
         return self._options.pop(env_id, None)
 
-    def check_parameters(self, env_id: int, update: SetParameters) -> None:
-        """Raise if an environment does not take parameters.
-
-        Raises:
-            UsageError: It does not; the message names the environment, and the parameters that it has.
-        """
+    def _check_parameters(self, env_id: int, update: SetParameters) -> None:
         try:
             parameter_setter(self.envs[env_id], update.parameters)
         except UsageError as error:
@@ -169,7 +156,6 @@ class EpisodeServer(EnvServer):
         self.rows.parameters[env_id] = parameters.number
 
     def _begin(self, env_id: int, slot: int) -> dict[str, Any]:
-        """Begin an episode with the seed in the environment's row, and the options and parameters remembered."""
         if env_id not in self.envs:
             self.remake(env_id)
         self.show(env_id, RESETTING)
@@ -186,11 +172,7 @@ class EpisodeServer(EnvServer):
         return self._taken_info(info) if info.__class__ is not dict or info else {}
 
     def _taken_info(self, info: Any) -> dict[str, Any]:
-        """Return a copy of an info.
-
-        Raises:
-            DataError: It is no dict, or has a key that is no string.
-        """
+        """Return a copy of an info; raise DataError if it is no dict, or has a key that is no string."""
         if info.__class__ is not dict or not _STRING.issuperset(map(type, info)):
             InfoRecorder("infos").record(0, info)
         return dict(info)
@@ -215,7 +197,7 @@ class EpisodeServer(EnvServer):
     def _carried_out(self, env_id: int, kind: str, name: str, arguments: Any) -> Any:
         match kind:
             case "check":
-                return self.check_parameters(env_id, arguments)
+                return self._check_parameters(env_id, arguments)
             case "parameters":
                 return self.set_parameters(env_id, arguments)
         return super()._carried_out(env_id, kind, name, arguments)

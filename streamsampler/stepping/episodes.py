@@ -14,6 +14,7 @@ from streamsampler.core.seeding import TrajectorySeeds
 from streamsampler.data.trees import map_tree, map_trees
 from streamsampler.stepping.env_scheduler import EnvScheduler
 from streamsampler.stepping.env_states import EnvState
+from streamsampler.stepping.histories import Histories
 from streamsampler.stepping.options import ManagerOptions
 from streamsampler.stepping.parameter_sets import ParameterSets
 from streamsampler.stepping.past_requests import PastRequest, PastRequests
@@ -30,12 +31,7 @@ def taken(array: NDArray[Any], place: Any) -> NDArray[Any]:
 
 
 class EpisodeSeeds:
-    """The seeds of episodes: episode k of environment e has the seed of index e + k * n_envs, as in the samplers.
-
-    Args:
-        seed: The manager's seed.
-        n_envs: How many environments there are.
-    """
+    """The seeds of episodes: episode k of environment e has the seed of index e + k * n_envs, as in the samplers."""
 
     def __init__(self, seed: int, n_envs: int) -> None:
         self._n_envs = n_envs
@@ -52,20 +48,11 @@ class EpisodeSeeds:
         return seeds[index]
 
     def restart(self, env_ids: Sequence[int], seed: Any, *, every_episode: bool = False) -> dict[int, int]:
-        """Begin the seeds of some environments again, from what a reset was given.
+        """Begin the seeds of environments again, from what a reset was given; return those of the next episodes.
 
-        Args:
-            env_ids: The environments.
-            seed: An integer, from which environment e gets derived ones; a list with a seed for the next episode of
-                each of `env_ids`; or a dict of such by environment. Later episodes get seeds derived from it and their
-                number.
-            every_episode: Whether later episodes get the same seed as the next one.
-
-        Returns:
-            The seeds of the next episodes, by environment; those that the dict lacks are left alone.
-
-        Raises:
-            UsageError: It is none of these, or of another length, or names an environment that is not reset.
+        An integer gives derived seeds. A list, or a dict by environment, has the seeds of the next episodes, and later
+        ones get seeds derived from these and their number; those that the dict lacks are left alone. With
+        `every_episode` later episodes get the same seed as the next one.
         """
         seeds = self._restarted(env_ids, seed)
         if every_episode:
@@ -100,26 +87,15 @@ class EpisodeSeeds:
 
 
 class RoundResults(NamedTuple):
-    """The results of a step of all environments, by number. None of the environments failed.
+    """The results of a step of all environments, by number. None of the environments failed."""
 
-    Attributes:
-        observations: Leaves of (n_envs, ...): what to act on next.
-        rewards: (n_envs,) float64.
-        terminated: (n_envs,) bool.
-        truncated: (n_envs,) bool.
-        infos: The infos that are not empty, by environment.
-        ended: The numbers of the environments in which an episode ended.
-        last_observations: Leaves of (len(ended), ...): the last observations of these episodes, where environments are
-            reset in the same step.
-    """
-
-    observations: Any
+    observations: Any  # leaves of (n_envs, ...): what to act on next
     rewards: NDArray[np.float64]
     terminated: NDArray[np.bool_]
     truncated: NDArray[np.bool_]
-    infos: Mapping[int, dict[str, Any]]
-    ended: list[int]
-    last_observations: Any = None
+    infos: Mapping[int, dict[str, Any]]  # those that are not empty, by environment
+    ended: list[int]  # the environments in which an episode ended
+    last_observations: Any = None  # of these, leaves of (len(ended), ...), where they are reset in the same step
 
 
 _ROUNDS_TOGETHER = 64
@@ -128,18 +104,7 @@ each round would double the time of a round."""
 
 
 class Episodes:
-    """The episode of each environment: its number, its timesteps, and the seed of the next one.
-
-    Args:
-        rows: The rows of the environments.
-        options: The manager's arguments.
-        seed: The manager's seed.
-        parameters: What resets set.
-        scheduler: What knows which episodes go on.
-
-    Attributes:
-        seeds: The seeds of later episodes.
-    """
+    """The episode of each environment: its number, its timesteps, and the seed of the next one."""
 
     def __init__(
         self, rows: Rows, options: ManagerOptions, seed: int, parameters: ParameterSets, scheduler: EnvScheduler
@@ -158,7 +123,11 @@ class Episodes:
         self._n_rounds = 0  # that timesteps, numbers of results and histories do not tell of yet
         self._slots = np.zeros(n_envs, np.uint8)  # where the observations lie that were handed out last
         self._infos: dict[int, dict[str, Any]] = {}
-        self._histories = options.histories(rows, parameters)
+        self._histories: Histories | None = None
+        with_digests = options.on_failure == "restore" and options.verify == "steps"
+        if options.on_failure == "restore":
+            self._histories = Histories(rows, n_envs, options.restore_limit, with_digests, parameters)
+        self.takes_rounds = not with_digests  # whether `hand_out_round` keeps what restores environments
         self._requests = PastRequests(n_envs)
         # Where the options of a reset are forgotten since: the seed of that reset, and the options.
         self._begun_with: dict[int, tuple[int, dict[str, Any]]] = {}
@@ -185,9 +154,10 @@ class Episodes:
         for env_id, seed in seeds.items():
             self._rows.seeds[env_id] = seed
 
-    def number_of(self, env_id: int) -> int:
-        """Return the number of the episode that an environment is in."""
-        return int(self._numbers[env_id])
+    def now(self, env_id: int) -> tuple[int, Any]:
+        """Return the number of the episode that an environment is in, and its observation; None where none goes on."""
+        goes_on = self._scheduler.goes_on(env_id)
+        return int(self._numbers[env_id]), self._rows.observation(env_id) if goes_on else None
 
     @property
     def first_to_come(self) -> int:
@@ -219,12 +189,8 @@ class Episodes:
     def restore_order(self, env_id: int, *, remake: bool) -> RestoreOrder | None:
         """Return how an environment that is lost becomes what it was; None if it had no episode.
 
-        Args:
-            env_id: The environment.
-            remake: Whether the environment is there, and to be made anew.
-
-        Raises:
-            NotRestoredError: The episode is longer than what is kept.
+        With `remake` it is there, and to be made anew. Raises NotRestoredError where the episode is longer than what is
+        kept.
         """
         self._settle()
         order = self._restore_order(env_id, remake)
@@ -237,12 +203,7 @@ class Episodes:
     def order_anew(self, env_id: int, *, remake: bool) -> RestoreOrder | None:
         """Return what makes an environment new that has no episode to go on; None if there is nothing to do.
 
-        Args:
-            env_id: The environment.
-            remake: Whether it is there, and to be made anew.
-
-        Raises:
-            NotRestoredError: It cannot be what it was, whatever its episode.
+        Raises NotRestoredError where it cannot be what it was, whatever its episode.
         """
         requests = self._requests.to_repeat(env_id, None)
         return RestoreOrder(env_id, remake, requests=requests) if remake or requests else None
@@ -250,12 +211,7 @@ class Episodes:
     def keep_request(self, env_id: int, request: PastRequest) -> bool:
         """Keep what `call` or `set_attr` did to an environment, to repeat it with the one that replaces it.
 
-        Args:
-            env_id: The environment.
-            request: The request, whose timestep is not known.
-
-        Returns:
-            Whether it is the first one too many: from now on the environment cannot be restored.
+        Returns whether it is the first one too many: from now on the environment cannot be restored.
         """
         self._settle()
         episode, timestep = self._place(env_id)
@@ -300,14 +256,10 @@ class Episodes:
             self._rows.slots[env_id] = self._slots[env_id]
 
     def hand_out(self, env_ids: list[int], abnormal: NDArray[np.bool_] | None) -> Steps:
-        """Return the results of environments, which their caller receives.
+        """Return the results of environments, which their caller receives, given what `abnormal` returned.
 
         What is done for each call of all environments takes about as long as two of their steps: so it is done with
         slices where they lie one after the other, and only where something has ended is it looked at one by one.
-
-        Args:
-            env_ids: The environments.
-            abnormal: What `abnormal` returned for these.
         """
         self._settle()
         rows, place = self._rows, place_of(env_ids)
@@ -334,7 +286,8 @@ class Episodes:
         steps = Steps(
             ids, observations, rewards, terminated=terminated, truncated=truncated,
             info_by_row=self._taken_infos(env_ids), last_observations=last, episodes=taken(self._numbers, place),
-            timesteps=taken(self._timesteps, place), actions=rows.taken_actions(place), previous_observations=previous,
+            timesteps=taken(self._timesteps, place), actions=rows.action_values.taken(0, place),
+            previous_observations=previous,
             failed=np.zeros(len(ids), np.bool_) if failed is None else failed, seeds=taken(self._seeds_now, place),
             result_numbers=taken(self._n_results, place),
         )  # fmt: skip
@@ -345,11 +298,6 @@ class Episodes:
             timesteps = taken(self._timesteps, place)
             self._histories.handed_out(ids.copy(), timesteps, steps.actions, rewards, observations)
         return steps
-
-    @property
-    def takes_rounds(self) -> bool:
-        """Whether `hand_out_round` keeps what restores environments."""
-        return self._histories is None or self._histories.takes_rounds
 
     def hand_out_round(self, infos: Mapping[int, dict[str, Any]]) -> RoundResults:
         """Return the results of a step of all environments, none of which has failed; does what `hand_out` does."""
@@ -370,7 +318,7 @@ class Episodes:
         if np.count_nonzero(terminated) or np.count_nonzero(truncated):
             ended = np.flatnonzero(terminated | truncated).tolist()
             if self._options.autoreset == "same_step":
-                last = rows.taken_last_observations(ended)
+                last = rows.last_values.taken(0, ended)
             for env_id in self._scheduler.end_round(ended):
                 self._begin(env_id)
         if self._n_rounds == _ROUNDS_TOGETHER:
@@ -381,10 +329,10 @@ class Episodes:
         """Return observations: copies, or views where that is wanted and the rows lie one after the other."""
         n_second = np.count_nonzero(slots)
         if place.__class__ is not slice or 0 < n_second < len(slots):
-            return self._rows.taken_observations(slots, np.arange(len(slots)) if ids is None else ids)
+            return self._rows.observation_values.taken(slots, np.arange(len(slots)) if ids is None else ids)
         slot = int(n_second > 0)
         if self._copies:
-            return self._rows.taken_observations(slot, place)
+            return self._rows.observation_values.taken(slot, place)
 
         def view(leaf: Any) -> Any:
             shown = leaf[slot, place]
@@ -411,13 +359,9 @@ class Episodes:
         self._rows.seeds[env_id] = self.seeds.next(env_id)
 
     def _last(
-        self,
-        ids: NDArray[np.int64],
-        observations: Any,
-        previous: Any,
-        ended: NDArray[np.bool_],
+        self, ids: NDArray[np.int64], observations: Any, previous: Any, ended: NDArray[np.bool_],
         failed: NDArray[np.bool_] | None,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         """Return the last observations where environments are reset in the step that ends an episode."""
         if not np.count_nonzero(ended):
             return observations
@@ -429,7 +373,7 @@ class Episodes:
                 joined[failed] = before[failed]
             return joined
 
-        return map_trees(join, self._rows.taken_last_observations(ids[ended]), observations, previous)
+        return map_trees(join, self._rows.last_values.taken(0, ids[ended]), observations, previous)
 
     def _end_episodes(self, env_ids: list[int], ended: NDArray[np.bool_], abnormal: NDArray[np.bool_] | None) -> None:
         """Let the scheduler know what is received, and begin the episodes that have begun in the same step."""

@@ -9,15 +9,7 @@ from collections.abc import Sequence
 from streamsampler.core.errors import ActionError, RemoteTraceback, RolloutError, SpentQuota, WorkerError
 from streamsampler.protocol.faults import Hang
 from streamsampler.protocol.messages import Phase
-from streamsampler.protocol.restarts import (
-    Incident,
-    Likeness,
-    Losses,
-    Policy,
-    cause_of_exception,
-    unready,
-    was_killed,
-)
+from streamsampler.protocol.restarts import Incident, Likeness, Losses, Policy, cause_of_exception, unready, was_killed
 from streamsampler.samplers.failures import loss_error
 from streamsampler.stepping.loss_scheduler import subject_of
 
@@ -29,21 +21,17 @@ def reword(error: BaseException, quota: SpentQuota | None, history: tuple[Incide
         error.args = (error.worded(quota, error.outlook),)
 
 
-def count_loss(error: WorkerError, losses: Losses) -> bool:
+def count_loss(error: BaseException, losses: Losses) -> bool:
     """Count what an error says was lost; return whether a quota is spent by it, which the error says from now on."""
-    quota = losses.count(error.incidents[-1]) if error.incidents else None
+    incidents: tuple[Incident, ...] = getattr(error, "incidents", ())
+    quota = losses.count(incidents[-1]) if incidents else None
     if quota is not None:
         reword(error, quota, losses.history())
     return quota is not None
 
 
 class EnvErrors:
-    """Makes the errors of environments that raised and of workers that were lost. What counts is in `incidents`.
-
-    Args:
-        policy: Which exceptions count.
-        envs_of: The environments of each worker.
-    """
+    """Makes the errors of environments that raised and of workers that were lost. What counts is in `incidents`."""
 
     def __init__(self, policy: Policy, envs_of: Sequence[Sequence[int]]) -> None:
         self._policy = policy
@@ -53,16 +41,7 @@ class EnvErrors:
     def raised(
         self, env_id: int, worker: int, phase: str, summary: str, cause: BaseException, original: BaseException | None
     ) -> RolloutError:
-        """Return the error of an environment that raised.
-
-        Args:
-            env_id: The environment.
-            worker: The worker that it is in.
-            phase: What it was doing.
-            summary: The exception in one line.
-            cause: The exception, or its traceback as text.
-            original: The exception, where it is known.
-        """
+        """Return the error of an environment that raised: its cause is the exception, or its traceback as text."""
         what = f"environment {env_id} raised in {phase}, in worker {worker}: {summary}"
         incidents: tuple[Incident, ...] = ()
         if self._policy.restart_on and not isinstance(original, ActionError):

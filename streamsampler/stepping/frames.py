@@ -25,23 +25,15 @@ COPY_FRAME = _HEADER.pack(0, COPY)
 """The message of a forked copy."""
 
 
-def ids_frame(env_ids: Sequence[int], kind: int = IDS) -> bytes:
-    """Return a message with numbers of environments: to step them, or that their requests were carried out."""
-    return _ids_frame(tuple(env_ids), kind)
-
-
 @functools.lru_cache(256)
-def _ids_frame(env_ids: tuple[int, ...], kind: int) -> bytes:
+def ids_frame(env_ids: tuple[int, ...], kind: int = IDS) -> bytes:
+    """Return a message with numbers of environments: to step them, or that their requests were carried out."""
     return _HEADER.pack(4 * len(env_ids), kind) + np.array(env_ids, np.uint32).tobytes()
 
 
-def ids_in(data: bytes) -> list[int]:
-    """Return the numbers in a message of the kind `IDS`."""
-    return list(_ids_in(data))
-
-
 @functools.lru_cache(256)
-def _ids_in(data: bytes) -> tuple[int, ...]:
+def ids_in(data: bytes) -> tuple[int, ...]:
+    """Return the numbers in a message of the kind `IDS`."""
     return tuple(np.frombuffer(data, np.uint32).tolist())
 
 
@@ -57,11 +49,7 @@ def log_frame(records: bytes) -> bytes:
 
 
 def request_frame(env_ids: Sequence[int], kind: str, name: str, arguments: Sequence[Any]) -> bytes:
-    """Return a message that asks a worker for what is no step; what a user passes may be of the user's own classes.
-
-    Raises:
-        SerializationError: An argument cannot be pickled.
-    """
+    """Return a message that asks a worker for what is no step; what a user passes may be of the user's own classes."""
     return pickle_frame(("request", list(env_ids), kind, name, dumps(list(arguments), f"what {name} gets").owned()))
 
 
@@ -74,11 +62,7 @@ def pickled(value: Any) -> bytes:
 
 
 def split(frame: bytes) -> tuple[int, bytes]:
-    """Return the kind and the bytes of a message.
-
-    Raises:
-        ValueError: It is none.
-    """
+    """Return the kind and the bytes of a message; raise ValueError where it is none."""
     size, kind = _HEADER.unpack_from(frame)
     if len(frame) != _HEADER.size + size:
         raise ValueError(f"a message of {size} bytes has {len(frame)}")
@@ -86,14 +70,7 @@ def split(frame: bytes) -> tuple[int, bytes]:
 
 
 class FrameReader:
-    """Reads messages from a descriptor.
-
-    Args:
-        fd: The descriptor.
-
-    Attributes:
-        n_read: How many bytes were read.
-    """
+    """Reads messages from a descriptor."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd

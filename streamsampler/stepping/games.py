@@ -22,14 +22,7 @@ from streamsampler.workers.restoring import own_copy
 
 
 class JointSpace(Space[Any]):
-    """The space of what several agents see, or do, at once: any object, which is checked where it arrives.
-
-    Args:
-        facts: What is known of the environment, where that travels with its space.
-
-    Attributes:
-        facts: The same.
-    """
+    """The space of what several agents see, or do, at once: any object, which is checked where it arrives."""
 
     def __init__(self, facts: GameFacts | None = None) -> None:
         super().__init__()
@@ -58,18 +51,11 @@ class JointSpace(Space[Any]):
 
 
 class GameFacts(NamedTuple):
-    """What is known of an environment of several agents in another process.
+    """What is known of an environment of several agents in another process."""
 
-    Attributes:
-        name: What it is called in messages.
-        takes_turns: Whether one agent acts in each step.
-        possible_agents: All agents that may take part; None where any may appear.
-        spaces: The observation and the action space of each.
-    """
-
-    name: str
-    takes_turns: bool
-    possible_agents: tuple[str, ...] | None
+    name: str  # in messages
+    takes_turns: bool  # whether one agent acts in each step
+    possible_agents: tuple[str, ...] | None  # None where any may appear
     spaces: dict[str, tuple[Space[Any], Space[Any]]]
 
     @classmethod
@@ -89,25 +75,15 @@ class GameFacts(NamedTuple):
 
 
 class JointResult(NamedTuple):
-    """What a reset or a step showed of all agents: what is compared after a loss.
-
-    Attributes:
-        observations: By agent.
-        rewards: By agent; None for a reset.
-        terminated: By agent.
-        truncated: By agent.
-        agents: Who is listed now.
-        selection: Whose turn it is, where agents act in turn.
-        possible_agents: All that may take part, where those have changed since the environment was made; else None.
-    """
+    """What a reset or a step showed of all agents: what is compared after a loss."""
 
     observations: Any
-    rewards: Any
+    rewards: Any  # None for a reset, as the ends
     terminated: Any
     truncated: Any
-    agents: list[Any]
-    selection: Any
-    possible_agents: list[Any] | None
+    agents: list[Any]  # who is listed now
+    selection: Any  # whose turn it is, where agents act in turn
+    possible_agents: list[Any] | None  # where those have changed since the environment was made
 
     def __deepcopy__(self, memo: Any) -> JointResult:
         """Return this: where it is made it is pickled at once, and where it arrives nobody changes it."""
@@ -129,12 +105,7 @@ def spaces_of(env: Any) -> tuple[Any, Any]:
 class GameTeller:
     """Tells what an environment of several agents shows, with the answers to what is asked of it.
 
-    Args:
-        env: The environment.
-        limit: After how many timesteps a trajectory is cut off.
-
-    Attributes:
-        is_over: Whether no agent is left that has not ended.
+    A trajectory is cut off after `limit` timesteps.
     """
 
     def __init__(self, env: MultiAgentEnv, limit: float = math.inf) -> None:
@@ -154,7 +125,7 @@ class GameTeller:
 
     def stepped(
         self, actions: Mapping[str, Any], observations: Any, rewards: Any, terminated: Any, truncated: Any, infos: Any
-    ) -> tuple[JointResult, dict[str, Any]]:  # fmt: skip
+    ) -> tuple[JointResult, dict[str, Any]]:
         """Return what a step with some actions showed, and what comes with it."""
         self._length += 1
         if isinstance(terminated, Mapping) and isinstance(truncated, Mapping):
@@ -199,9 +170,7 @@ class _Shown:
 
     def __init__(self, facts: GameFacts) -> None:
         self.metadata = {"name": facts.name}
-        self.possible_agents: list[Any] | None = None
-        if facts.possible_agents is not None:
-            self.possible_agents = list(facts.possible_agents)
+        self.possible_agents = None if facts.possible_agents is None else list(facts.possible_agents)
         self.agents: list[Any] = []
         self.agent_selection: Any = None
         self.spaces = dict(facts.spaces)
@@ -241,8 +210,7 @@ class GameElsewhere(MultiAgentEnv):
         self._outstanding = besides[OUTSTANDING]
         if result.rewards is None or self.takes_turns:
             self.meet_listed()
-        of_agents = own_copy(result.observations), result.rewards, result.terminated, result.truncated
-        return *of_agents, besides[INFOS]
+        return own_copy(result.observations), result.rewards, result.terminated, result.truncated, besides[INFOS]
 
 
 class ParallelElsewhere(GameElsewhere, ParallelEnv):

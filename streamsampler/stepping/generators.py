@@ -39,15 +39,11 @@ class EnvGenerators:
         env_ids: The environments of this process.
         is_shared: Whether the process is the caller's, whose own states are restored after each call.
         found: Takes an environment that was found to draw, and the seconds that each of its calls takes longer.
-
-    Attributes:
-        drawing: The environments that have states of their own from their next reset on.
-        is_idle: Whether steps may be taken as they are.
     """
 
     def __init__(self, env_ids: Collection[int], *, is_shared: bool, found: Callable[[int, float], None]) -> None:
-        self.drawing: set[int] = set()
-        self.is_idle = True
+        self.drawing: set[int] = set()  # environments that have states of their own from their next reset on
+        self.is_idle = True  # whether steps may be taken as they are
         self._env_ids = env_ids
         self._is_shared = is_shared
         self._found = found
@@ -58,10 +54,6 @@ class EnvGenerators:
         self._trusted: set[int] = set()  # environments that have drawn nothing in a whole episode, beside others
         self._to_end: set[int] = set()  # environments that are looked at in each step until they end an episode
 
-    def give_own(self, env_ids: Collection[int]) -> None:
-        """Let environments have states of their own from their next reset on."""
-        self.drawing.update(env_ids)
-
     def look_away(self) -> None:
         """Take the states as they are: the caller may have drawn."""
         if self._is_shared:
@@ -70,10 +62,7 @@ class EnvGenerators:
     def reset(self, env_id: int, seed: int, reset: Callable[[], ResultT]) -> ResultT:
         """Reset an environment, with the generators seeded for its episode if it may draw; return what `reset` does.
 
-        Args:
-            env_id: The environment.
-            seed: The seed of its episode.
-            reset: Resets it; called once more where it draws for the first time in a later episode.
+        It is called once more where it draws for the first time in a later episode.
         """
         if env_id in self._trusted:
             with turn():  # another thread would seem to be this environment

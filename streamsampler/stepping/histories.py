@@ -24,25 +24,14 @@ _TOGETHER = 64
 class Histories:
     """The seed, the actions and the rewards of the episode that goes on in each environment.
 
-    Row t of an array is about timestep t of each environment's episode, from 1. Row 0 takes what is not kept.
-
-    Args:
-        rows: The rows of the environments.
-        n_envs: How many environments there are.
-        limit: How many timesteps of an episode are kept at most.
-        with_digests: Whether digests of all observations are kept.
-        parameters: What resets set.
-
-    Attributes:
-        limit: As above.
-        seeds: The seed of each environment's episode.
-        set_numbers: The number of the parameters of each environment's episode.
+    Row t of an array is about timestep t of each environment's episode, from 1. Row 0 takes what is not kept. At most
+    `limit` timesteps of an episode are kept.
     """
 
     def __init__(self, rows: Rows, n_envs: int, limit: int, with_digests: bool, parameters: ParameterSets) -> None:
         self.limit = limit
         self.seeds = [0] * n_envs
-        self.set_numbers = [0] * n_envs
+        self.set_numbers = [0] * n_envs  # of the parameters of each environment's episode
         self._parameters = parameters
         self._rows = rows
         self._capacity = 0
@@ -90,11 +79,6 @@ class Histories:
                 if timestep <= self.limit:
                     self._digests[timestep, env_id] = digest(row_of(observations, row))
 
-    @property
-    def takes_rounds(self) -> bool:
-        """Whether results of all environments may be kept without their timesteps and observations."""
-        return self._digests is None
-
     def keep_round(self, actions: Any, rewards: NDArray[np.float64]) -> None:
         """Keep copies of the results of all environments, leaves of (n_envs, ...), until `settle_rounds`."""
         kept = actions.copy() if actions.__class__ is np.ndarray else map_tree(np.copy, actions)
@@ -128,40 +112,12 @@ class Histories:
         self.seeds[env_id] = int(self._rows.seeds[env_id])
         self.set_numbers[env_id] = int(self._rows.parameters[env_id])
 
-    def order(self, env_id: int, n: int, slot: int, remake: bool) -> RestoreOrder:
-        """Return the order for an environment of which n timesteps were handed out, and that is wanted as it was then.
+    def order(self, env_id: int, n: int, slot: int, remake: bool, *, arrived: bool = False) -> RestoreOrder:
+        """Return the order for an environment that is wanted as it was after n timesteps.
 
-        Args:
-            env_id: The environment.
-            n: As above.
-            slot: Where the last of these observations lies.
-            remake: Whether the environment is there, and to be made anew.
-
-        Raises:
-            NotRestoredError: So many are not kept.
+        Of the last result, if it has `arrived` and is not handed out, there is no digest. Raises NotRestoredError where
+        so many are not kept; so does `order_of_result`.
         """
-        return self._order(env_id, n, slot, n + 1, remake)
-
-    def order_of_result(self, env_id: int, n: int, remake: bool) -> RestoreOrder:
-        """Return the order for an environment whose n-th timestep has arrived, and is not handed out.
-
-        Raises:
-            NotRestoredError: So many are not kept.
-        """
-        if n <= self.limit:
-            self._settle()
-            self._places(np.array([n]))
-            self._rewards[n, env_id] = self._rows.rewards[env_id]
-            map_trees(lambda kept, row: kept[n].__setitem__(env_id, row[env_id]), self._actions, self._rows.actions)
-        return self._order(env_id, n, int(self._rows.slots[env_id]), n, remake)
-
-    def order_of_reset(self, env_id: int, remake: bool) -> RestoreOrder:
-        """Return the order for an environment whose reset has arrived, and is not handed out."""
-        order = self._order(env_id, 0, int(self._rows.slots[env_id]), 0, remake)
-        parameters = self._parameters.numbered(int(self._rows.parameters[env_id]))
-        return replace(order, seed=int(self._rows.seeds[env_id]), parameters=parameters)
-
-    def _order(self, env_id: int, n: int, slot: int, n_digests: int, remake: bool) -> RestoreOrder:
         if n > self.limit:
             raise NotRestoredError(
                 f"its episode has {n:,} timesteps, and restore_limit is {self.limit:,}: give a larger one"
@@ -169,9 +125,24 @@ class Histories:
         self._settle()
         actions = map_tree(lambda leaf: leaf[1 : n + 1, env_id].copy(), self._actions)
         rewards = self._rewards[1 : n + 1, env_id].copy()
-        digests = None if self._digests is None else self._digests[:n_digests, env_id].copy()
+        digests = None if self._digests is None else self._digests[: n + 1 - arrived, env_id].copy()
         parameters = self._parameters.numbered(self.set_numbers[env_id])
         return RestoreOrder(
             env_id, remake, self.seeds[env_id], actions=actions, n_timesteps=n, rewards=rewards, slot=slot,
-            digests=digests, parameters=parameters, carried=self._rows.carried_observation(slot, env_id),
+            digests=digests, parameters=parameters, carried=self._rows.observation_values.carried(slot, env_id),
         )  # fmt: skip
+
+    def order_of_result(self, env_id: int, n: int, remake: bool) -> RestoreOrder:
+        """Return the order for an environment whose n-th timestep has arrived, and is not handed out."""
+        if n <= self.limit:
+            self._settle()
+            self._places(np.array([n]))
+            self._rewards[n, env_id] = self._rows.rewards[env_id]
+            map_trees(lambda kept, row: kept[n].__setitem__(env_id, row[env_id]), self._actions, self._rows.actions)
+        return self.order(env_id, n, int(self._rows.slots[env_id]), remake, arrived=True)
+
+    def order_of_reset(self, env_id: int, remake: bool) -> RestoreOrder:
+        """Return the order for an environment whose reset has arrived, and is not handed out."""
+        order = self.order(env_id, 0, int(self._rows.slots[env_id]), remake, arrived=True)
+        parameters = self._parameters.numbered(int(self._rows.parameters[env_id]))
+        return replace(order, seed=int(self._rows.seeds[env_id]), parameters=parameters)

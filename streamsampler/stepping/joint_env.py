@@ -23,28 +23,19 @@ from streamsampler.workers.several.agent_recorder import mapping_of, named, rewa
 from streamsampler.workers.several.recorder import NOBODY
 
 Ends = tuple[bool, bool]
-_NO = False, False
+NO_ENDS: Ends = (False, False)
 
 
 class Turn(NamedTuple):
-    """What an environment of several agents shows of all at once.
+    """What an environment of several agents shows of all at once."""
 
-    Attributes:
-        result: What the reset or the step returned, copied.
-        spaces: Those of agents that have appeared, where any may.
-        outstanding: What agents have not got that had no last turn, where no agent is left; see
-            `MultiAgentEnv.outstanding`.
-        acting: The agents that act next, in their order.
-        rewards: What the last actions brought that are answered now, by agent.
-        ended: How agents have ended, of those that had acted.
-    """
-
-    result: JointResult
-    spaces: dict[str, Any]
+    result: JointResult  # what the reset or the step returned, copied
+    spaces: dict[str, Any]  # of agents that have appeared, where any may
+    # What agents have not got that had no last turn, where no agent is left; see `MultiAgentEnv.outstanding`.
     outstanding: dict[str, Any]
-    acting: tuple[str, ...] = ()
-    rewards: Mapping[str, float] = {}
-    ended: Mapping[str, Ends] = {}
+    acting: tuple[str, ...] = ()  # those that act next, in their order
+    rewards: Mapping[str, float] = {}  # what the last actions brought that are answered now, by agent
+    ended: Mapping[str, Ends] = {}  # how agents have ended, of those that had acted
 
     def __deepcopy__(self, memo: Any) -> Turn:
         """Return this: it is a copy of what the environment has, and who is shown it gets copies."""
@@ -65,9 +56,6 @@ class JointEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     An action is a dict by agent, the reward what all agents together got, and the ends are those of a trajectory of all
     agents, as samplers record it. Infos are those of the environment.
-
-    Args:
-        env: The environment.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
@@ -106,7 +94,7 @@ class _Referee(GameTeller):
         """Return what a reset showed."""
         self._begin()
         self._waiting: list[str] = []  # who has acted, and is not answered yet
-        self._last_ends = _NO
+        self._last_ends = NO_ENDS
         if self._env.is_open:
             self._values.clear()
         shown = self._copied(observations)
@@ -117,8 +105,8 @@ class _Referee(GameTeller):
     ) -> tuple[Turn, float, bool, bool]:
         """Return what a step showed, what it brought in all, and how the trajectory ended, or twice False.
 
-        Raises:
-            DataError: It did not answer those who acted, or what it returned is no dict by agent, or does not fit.
+        Raises DataError where it did not answer those who acted, or what it returned is no dict by agent, or does not
+        fit.
         """
         self._length += 1
         self._acted.update(dict.fromkeys(actions))
@@ -134,12 +122,12 @@ class _Referee(GameTeller):
         }
         if over := self._env.is_over(self._ended):
             total += self._end_rest(outstanding, brought, ended)
-            if self._last_ends == _NO:
+            if self._last_ends == NO_ENDS:
                 raise DataError("no agent is left, and none was terminated or truncated")
         turn = Turn(result, self._spaces(), outstanding, () if over else self._next(shown), brought, ended)
         if missing := [agent for agent in ended if not (agent in shown or agent in outstanding)]:
             raise ObservationError(f"there is no last observation of agent {missing[0]!r}, which has ended")
-        return turn, total, *(self._last_ends if over else _NO)
+        return turn, total, *(self._last_ends if over else NO_ENDS)
 
     def _copied(self, observations: Any) -> dict[str, Any]:
         known = self._env.numbers
@@ -199,15 +187,8 @@ class _Referee(GameTeller):
         if agent in self._acted:
             ended[agent] = ends
 
-    def _end_rest(
-        self, outstanding: Mapping[str, Any], brought: dict[str, float], ended: dict[str, Ends]
-    ) -> float:  # fmt: skip
-        """Note the ends of agents that had no last turn; return what they got together.
-
-        Raises:
-            UsageError: No agent has acted.
-            DataError: One has not ended, and is gone.
-        """
+    def _end_rest(self, outstanding: Mapping[str, Any], brought: dict[str, float], ended: dict[str, Ends]) -> float:
+        """Note the ends of agents that had no last turn; return what they got together."""
         if not self._acted:
             raise self._nobody_acted()
         total = 0.0
@@ -223,11 +204,7 @@ class _Referee(GameTeller):
         return total
 
     def _next(self, shown: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return who acts next: all whose turn it is, but those that are about to join.
-
-        Raises:
-            ObservationError: One of them is shown nothing.
-        """
+        """Return who acts next: all whose turn it is, but those that are about to join."""
         turn = self._env.turn(self._ended)
         if not (turn or self._length) and self._env.is_over(self._ended):
             raise self._nobody_acted()

@@ -11,7 +11,6 @@ from streamsampler.agents.policies import PolicyNames
 from streamsampler.core.errors import DataError, UsageError
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.multi_agent import assembled
-from streamsampler.data.segments import Delivery
 from streamsampler.data.spaces import short
 from streamsampler.data.trees import snapshot
 from streamsampler.rollouts.script import End
@@ -30,12 +29,12 @@ if TYPE_CHECKING:
     from streamsampler.stepping.manager import BaseEnvManager
 
 
-class _Start(NamedTuple):
+class _FirstTurn(NamedTuple):
     turn: Turn
     infos: Mapping[str, Any]
 
 
-class JointStepsRecorder(StepsRecorder[_Start, RowTrajectory]):
+class JointStepsRecorder(StepsRecorder[_FirstTurn, RowTrajectory]):
     """Records the steps of environments that have several agents.
 
     Each environment has a stand-in, which its recorder asks what a sampler's asks the environment: it answers from what
@@ -69,21 +68,21 @@ class JointStepsRecorder(StepsRecorder[_Start, RowTrajectory]):
                     acted.setdefault(self._callers.names.name_for(agent, index), []).append((row, agent))
         return acted
 
-    def _starts_of(self, steps: Steps) -> tuple[Mapping[int, _Start], Mapping[int, _Start], Any]:
+    def _starts_of(self, steps: Steps) -> tuple[Mapping[int, _FirstTurn], Mapping[int, _FirstTurn], Any]:
         infos = {row: snapshot(info) for row, info in steps.info_by_row.items()}
-        starts, begins = dict[int, _Start](), dict[int, _Start]()
+        starts, begins = dict[int, _FirstTurn](), dict[int, _FirstTurn]()
         if steps.joint is None:
             raise UsageError("these are not the steps of environments with several agents")
         for row, env in enumerate(steps.joint.envs):
             own = infos.get(row, {})
             if env.begun is not None:
                 infos[row] = own.pop("final_info", {})
-                begins[row] = _Start(env.begun, own)
+                begins[row] = _FirstTurn(env.begun, own)
             elif not steps.timesteps[row]:
-                starts[row] = _Start(env.turn, own)
+                starts[row] = _FirstTurn(env.turn, own)
         return starts, begins, infos
 
-    def _new_episode(self, env_id: int, index: int, start: _Start | None) -> RowTrajectory:
+    def _new_episode(self, env_id: int, index: int, start: _FirstTurn | None) -> RowTrajectory:
         assert start is not None
         trajectory = self._rows.begin(index, 0, index, env_id)
         observations, *_, infos = self._taken(env_id, start.turn, start.infos)
@@ -118,7 +117,6 @@ class JointStepsRecorder(StepsRecorder[_Start, RowTrajectory]):
                 recorder.record_observation(observations)
 
     def _said(self, steps: Steps, agent_infos: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
-        """Return what policies said of agents, by row and agent."""
         said: dict[int, dict[str, Any]] = {}
         for name, acted in self._acted(steps).items():
             for position, (row, agent) in enumerate(acted):
@@ -140,10 +138,7 @@ class JointStepsRecorder(StepsRecorder[_Start, RowTrajectory]):
 
     def _batch_of(self, indices: list[int], episodes: list[RowTrajectory]) -> TrajectoryBatch[Any, Any]:
         spaces = self._games[0].observation_space, self._games[0].action_space
-        delivery = None
-        if episodes:
-            delivery = Delivery(0, self._rows.gather(episodes, np.empty), spaces=spaces)
-        return self._assembled(assembled, delivery, indices, spaces)
+        return self._assembled(assembled, self._rows.gather, indices, episodes, spaces)
 
 
 class _Callers:

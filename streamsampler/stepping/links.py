@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeVar
 
 from streamsampler.core.errors import WorkerError
 from streamsampler.core.serialization import Payload
@@ -26,36 +26,23 @@ class Said(NamedTuple):
 
 
 class EnvLink(Link):
-    """A worker process with environments.
-
-    Attributes:
-        waiting: Environments whose requests have no answer yet.
-        restoring: Environments that it is to restore, and has not.
-        is_making: Whether the worker still makes its environments.
-        spaces: Theirs, when it has made them, pickled.
-        asked: Environments that are to carry out what is no step, and have not.
-        answer: What the worker said to that last; None before.
-        error: Why it was lost; None before.
-        is_told: Whether its loss was handed out: before, no other worker is started in its place, since what that one
-            was asked for would count as lost, too.
-        stillness: For how long it has shown no progress.
-        held: When it has ended, what the worker that is started in its place is to be told; None before.
-        start_at: When that is, by the monotonic clock.
-    """
+    """A worker process with environments."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
-        self.waiting: set[int] = set()
-        self.restoring: set[int] = set()
-        self.is_making = True
-        self.spaces: Any = None
-        self.asked: list[int] = []
-        self.answer: tuple[Any, ...] | None = None
-        self.error: WorkerError | None = None
+        self.waiting: set[int] = set()  # environments whose requests have no answer yet
+        self.restoring: set[int] = set()  # environments that it is to restore, and has not
+        self.is_making = True  # whether it still makes its environments
+        self.spaces: Any = None  # theirs, when it has made them, pickled
+        self.asked: list[int] = []  # environments that are to carry out what is no step, and have not
+        self.answer: tuple[Any, ...] | None = None  # what the worker said to that last
+        self.error: WorkerError | None = None  # why it was lost
+        # Whether its loss was handed out: before, no other worker is started in its place, since what that one was
+        # asked for would count as lost, too.
         self.is_told = False
         self.stillness = Stillness()
-        self.held: list[bytes] | None = None
-        self.start_at = 0.0
+        self.held: list[bytes] | None = None  # what the worker that takes its place, once it ended, is to be told
+        self.start_at = 0.0  # when that is, by the monotonic clock
 
     @property
     def is_busy(self) -> bool:
@@ -110,11 +97,9 @@ class EnvPool(LinkedWorkers[EnvLinkT]):
 
     @abstractmethod
     def sleep(self, timeout: float | None, awaited: EnvLinkT | None = None) -> Any:
-        """Sleep until a worker says something, dies or is given up; return what `read` takes. May be interrupted.
+        """Sleep until a worker says something, dies or is given up; return what `read` takes.
 
-        Args:
-            timeout: For so many seconds at most; None for any time.
-            awaited: The worker without whose answer nothing goes on: others need not end the sleep.
+        May be interrupted. Without the answer of `awaited` nothing goes on: other workers need not end the sleep.
         """
 
     @abstractmethod
@@ -146,18 +131,9 @@ class EnvPool(LinkedWorkers[EnvLinkT]):
         self._killed.pop(link.number, None)
 
 
-class NewPool(Protocol):
-    """Starts worker processes with environments."""
-
-    def __call__(self, given: Payload, n_workers: int, threads: int | None, close_timeout: float) -> EnvPool[Any]:
-        """Start them.
-
-        Args:
-            given: What makes the environments of all workers, and what runs them; see `worker_main.new_worker`.
-            n_workers: How many there are.
-            threads: How many threads libraries compute on; None for no limit.
-            close_timeout: Seconds that all workers together may take to close their environments.
-        """
+NewPool = Callable[[Payload, int, int | None, float], EnvPool[Any]]
+"""Starts worker processes with environments, given what `worker_main.new_worker` loads, how many there are, how many
+threads libraries compute on, and the seconds that all of them together may take to close."""
 
 
 def setup_of(given: Payload, threads: int | None, *, is_forked: bool = False) -> tuple[ProcessSetup, Levels]:

@@ -6,7 +6,6 @@ import abc
 import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, Self, TypeAlias
 
 import numpy as np
@@ -14,6 +13,8 @@ from numpy.typing import NDArray
 
 from streamsampler.core.errors import UsageError, positive
 from streamsampler.core.seeding import SeedUse, TrajectorySeeds, check_seed, derived_seed
+from streamsampler.core.times import Times
+from streamsampler.core.timing import ScriptTimes
 from streamsampler.data.trees import object_array
 from streamsampler.environments.parameters import SetParameters
 from streamsampler.stepping.call_errors import (
@@ -32,13 +33,12 @@ from streamsampler.stepping.options import (
     Updates,
     chosen_envs,
     copied_options,
-    named,
     timeout_seconds,
     values_for,
 )
 from streamsampler.stepping.parameter_sets import ParameterSets
 from streamsampler.stepping.receiver import Receiver
-from streamsampler.stepping.rows import Kind, Rows
+from streamsampler.stepping.rows import Kind
 from streamsampler.stepping.several import SeveralAgents, by_agent, several_agents
 from streamsampler.stepping.steps import Steps
 from streamsampler.stepping.transport import Transport
@@ -48,23 +48,14 @@ EnvIds: TypeAlias = Sequence[int] | NDArray[np.int64]
 
 
 class BaseEnvManager(abc.ABC):
-    """Steps environments from the caller's process; see `EnvManager`.
-
-    Args:
-        updates: What makes each environment.
-        options: The arguments that all managers take.
-        seed: From which the seeds of episodes are derived.
-        n_workers: How many processes there are.
-
-    Attributes:
-        n_envs: How many environments there are.
-        seed: The seed.
-    """
+    """Steps environments from the caller's process; see `EnvManager`."""
 
     def __init__(self, updates: Updates, options: ManagerOptions, seed: int | None, n_workers: int = 1) -> None:
         self.n_envs = options.n_envs
         self.seed = check_seed(seed)
-        self._accounts = ManagerStats.for_workers(n_workers)
+        self._accounts = ManagerStats(
+            workers=[Times()] * n_workers, worker_timesteps=[0] * n_workers, script=ScriptTimes()
+        )
         self._updates = updates
         self._options = options
         self._scheduler = EnvScheduler(self.n_envs)
@@ -89,13 +80,15 @@ class BaseEnvManager(abc.ABC):
         """
         if self._transport is not None:
             raise UsageError("the environments are there already: call close() before launch()")
-        transport = self._new_transport()
+        transport, options = self._new_transport(), self._options
         try:
             transport.start()
-            scheduler = self._new_scheduler(transport)
-            episodes = Episodes(transport.rows, self._options, self.seed, self._parameters, scheduler)
-            now = partial(_now, episodes, scheduler, transport.rows)
-            several = several_agents(transport.spaces, self._options.policy_of, self.seed, now)
+            scheduler = EnvScheduler(
+                self.n_envs, options.on_failure, options.autoreset, options.max_episodes, renew=options.renew,
+                restart_wait=options.restart_wait, losses=transport.losses,
+            )  # fmt: skip
+            episodes = Episodes(transport.rows, options, self.seed, self._parameters, scheduler)
+            several = several_agents(transport.spaces, options.policy_of, self.seed, episodes.now)
             self._send_parameters(transport, list(self._parameters.latest))
         except BaseException:
             transport.close()
@@ -106,13 +99,6 @@ class BaseEnvManager(abc.ABC):
         self._own_spaces = _seeded(transport.spaces.action, self.seed)
         self._episodes, self._several = episodes, several
         self._receiver = Receiver(transport, scheduler, episodes, self._options, self._accounts)
-
-    def _new_scheduler(self, transport: Transport) -> EnvScheduler:
-        options = self._options
-        return EnvScheduler(
-            self.n_envs, options.on_failure, options.autoreset, options.max_episodes, renew=options.renew,
-            restart_wait=options.restart_wait, losses=transport.losses,
-        )  # fmt: skip
 
     def _send_parameters(self, transport: Transport, env_ids: list[int]) -> None:
         latest = [self._parameters.latest[env_id] for env_id in env_ids]
@@ -266,7 +252,7 @@ class BaseEnvManager(abc.ABC):
             UsageError: A step or a reset of one of them is open.
         """
         transport = self._launched()
-        chosen = self._chosen(env_ids)
+        chosen = chosen_envs(env_ids, self.n_envs)
         busy = [env_id for env_id in chosen if env_id in self._scheduler.waiting or env_id in self._scheduler.arrived]
         if busy:
             raise UsageError(f"environment {busy[0]} has a step or a reset that is open: call recv() first")
@@ -276,7 +262,7 @@ class BaseEnvManager(abc.ABC):
 
     def _request_resets(self, env_ids: Any, seed: Any, options: Any, every_episode: bool) -> list[int]:
         transport = self._there()
-        chosen = self._chosen(env_ids)
+        chosen = chosen_envs(env_ids, self.n_envs)
         copied = copied_options(options)
         if every_episode and seed is None:
             raise UsageError("every_episode=True begins each episode with the same seed: give one, reset(seed=…)")
@@ -289,9 +275,6 @@ class BaseEnvManager(abc.ABC):
         self._receiver.reset({env_id: (seeds.get(env_id), copied) for env_id in chosen})
         transport.in_hand = False
         return chosen
-
-    def _chosen(self, env_ids: Any) -> list[int]:
-        return chosen_envs(env_ids, self.n_envs)
 
     def send(self, actions: Any, env_ids: EnvIds | None = None) -> None:
         """Send actions to environments; `recv` returns the results.
@@ -318,11 +301,11 @@ class BaseEnvManager(abc.ABC):
             if not actions:
                 return []
             env_ids, actions = list(actions), list(actions.values())
-        chosen = self._everyone if env_ids is None else self._chosen(env_ids)
+        chosen = self._everyone if env_ids is None else chosen_envs(env_ids, self.n_envs)
         refuse_busy(self._scheduler.states, chosen)
         if several is not None:
             actions = several.joint_actions(chosen, actions)
-        transport.rows.put_actions(chosen, actions)
+        transport.rows.action_values.put_some(0, chosen, actions)
         transport.in_hand = True
         self._receiver.carry_out(self._scheduler.send(chosen, together=together))
         transport.in_hand = False
@@ -372,10 +355,7 @@ class BaseEnvManager(abc.ABC):
         return True
 
     def _end_round(self) -> RoundResults | None:
-        """Return the results that `_begin_round` has requested; None where they are for `recv_from`, or there are none.
-
-        May be interrupted, and called again.
-        """
+        """Return the results of `_begin_round`; None where they are for `recv_from`. May be called again."""
         if self._transport is None or self._transport.in_hand:
             return None
         return self._receiver.end_round(self._everyone)
@@ -393,7 +373,7 @@ class BaseEnvManager(abc.ABC):
             WorkerError: An environment failed: see `on_failure`. Results that arrived are kept.
         """
         self._launched()
-        chosen = self._chosen(env_ids)
+        chosen = chosen_envs(env_ids, self.n_envs)
         for env_id in chosen:
             if env_id not in self._scheduler.waiting and env_id not in self._scheduler.arrived:
                 raise NoCallPendingError(
@@ -432,7 +412,7 @@ class BaseEnvManager(abc.ABC):
         busy = [*self._scheduler.in_states(EnvState.VOID), *self._scheduler.waiting]
         if busy:
             raise UsageError(f"environment {min(busy)} has no observation yet: call reset() or recv() first")
-        observations = rows.taken_observations(rows.slots, np.arange(self.n_envs))
+        observations = rows.observation_values.taken(rows.slots, np.arange(self.n_envs))
         return observations if self._several is None else object_array(list(map(by_agent, observations)))
 
     @property
@@ -468,11 +448,11 @@ class BaseEnvManager(abc.ABC):
         Raises:
             UsageError: An environment is unknown; or, of several agents, awaits no action.
         """
-        transport, chosen = self._launched(), self._chosen(env_ids)
+        transport, chosen = self._launched(), chosen_envs(env_ids, self.n_envs)
         if self._several is not None:
             refuse_busy(self._scheduler.states, chosen)
             return self._several.random_actions(chosen)
-        return transport.rows.stacked_actions(chosen, [self._own_spaces[env_id].sample() for env_id in chosen])
+        return transport.rows.action_values.stacked(chosen, [self._own_spaces[env_id].sample() for env_id in chosen])
 
     def call(self, name: str, /, *args: Any, env_ids: EnvIds | None = None, **kwargs: Any) -> list[Any]:
         """Call a method of environments, and return the results; or their attributes, if that is no method.
@@ -524,7 +504,7 @@ class BaseEnvManager(abc.ABC):
         update = parameters if isinstance(parameters, SetParameters) else SetParameters(parameters)
         if update.has_environment:
             raise UsageError("set_parameters is for the environments that there are: pass SetParameters without one")
-        chosen = self._chosen(env_ids)
+        chosen = chosen_envs(env_ids, self.n_envs)
         self._ask(chosen, "check", "set_parameters", lambda n: [update] * n)
         self._parameters.set(chosen, update, self._episodes.parameters_in_use())
         transport = self._launched()
@@ -538,8 +518,9 @@ class BaseEnvManager(abc.ABC):
 
     def _ask(self, env_ids: Any, kind: str, name: str, arguments_for: Any) -> list[Any]:
         self._launched()
-        chosen = self._chosen(env_ids)
-        named(name)
+        chosen = chosen_envs(env_ids, self.n_envs)
+        if not isinstance(name, str):
+            raise UsageError(f"the name of a method or attribute is a string, got {name!r}")
         self._receiver.receive(0)
         busy = sorted(self._scheduler.waiting.intersection(chosen))
         if busy:
@@ -553,11 +534,6 @@ def _are_by_env(actions: Mapping[Any, Any], rows: Any) -> bool:
     """Whether a dict has actions by environment; where the action space has no parts, no keys are the action itself."""
     is_action = not actions and isinstance(rows, dict) and not rows
     return not is_action and all(isinstance(key, int | np.integer) for key in actions)
-
-
-def _now(episodes: Episodes, scheduler: EnvScheduler, rows: Rows, env_id: int) -> tuple[int, Any]:
-    """Return the number of the episode that an environment is in, and its observation; None where none goes on."""
-    return episodes.number_of(env_id), rows.observation(env_id) if scheduler.goes_on(env_id) else None
 
 
 def _seeded(spaces: Sequence[Any], seed: int) -> list[Any]:

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamsampler.core.times import Times
-from streamsampler.core.timing import ScriptTimes
 from streamsampler.data.statistics import Aggregation, Stats
 from streamsampler.stepping.env_times import WorkerReport
 
@@ -37,11 +35,6 @@ class ManagerStats(Stats):
     not_restored: int = 0
     _launched_at: float | None = None
 
-    @classmethod
-    def for_workers(cls, n_workers: int) -> ManagerStats:
-        """Return empty accounts."""
-        return cls(workers=[Times()] * n_workers, worker_timesteps=[0] * n_workers, script=ScriptTimes())
-
     def tick(self, *, running: bool) -> None:
         """Add the time since the last call, and begin to count, or stop."""
         now = time.monotonic()
@@ -58,13 +51,7 @@ class ManagerStats(Stats):
             self.take_measured(report.worker, report.timed)
 
     def take_results(self, timesteps: NDArray[np.int64], ended: NDArray[np.bool_], failed: NDArray[np.bool_]) -> None:
-        """Add results that are handed out.
-
-        Args:
-            timesteps: (K,) the number of each in its episode; 0 for a reset.
-            ended: (K,) whether the episode ended.
-            failed: (K,) whether it ended because its environment failed.
-        """
+        """Add results that are handed out: numbers of timesteps, 0 for a reset; (K,) each, as in `Steps`."""
         n_failed = int(np.count_nonzero(failed))
         self.kept_timesteps += int(np.count_nonzero(timesteps)) - n_failed
         self.kept_trajectories += int(np.count_nonzero(ended)) - n_failed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -46,7 +47,7 @@ from streamsampler.stepping.recorder import RowsRecorder, StepsRecorder
 from streamsampler.stepping.restores import RestoreOrder
 from streamsampler.stepping.rows import EnvSpaces, Rows
 from streamsampler.stepping.server import Answers
-from streamsampler.stepping.transport import Transport, warn_of_draws, warn_of_unclosed
+from streamsampler.stepping.transport import Transport, warn_of_unclosed
 from streamsampler.stepping.vector_env import ManagedVectorEnv, ObservationMode
 from streamsampler.workers.explain import summary_of
 from streamsampler.workers.factory import usable_cores
@@ -152,15 +153,6 @@ class _Fresh:
         return loads(update) if isinstance(update, Payload) else update
 
 
-class _Row:
-    """Where a server in this process shows what it does: nobody else looks."""
-
-    timesteps_word, trajectory_word, phase_word = range(3)
-
-    def __init__(self) -> None:
-        self.words = [0, 0, 0]
-
-
 class _InThisProcess(Transport, Answers):
     failures = (Exception, SystemExit)
     are_awaited = False
@@ -170,12 +162,11 @@ class _InThisProcess(Transport, Answers):
     ) -> None:
         self.losses = Losses(policy)
         self._errors = EnvErrors(policy, [list(updates)])
-        row: Any = _Row()
+        # Where the server shows what it does: nobody else looks.
+        row: Any = SimpleNamespace(words=[0, 0, 0], timesteps_word=0, trajectory_word=1, phase_word=2)
         self._server = EpisodeServer(updates, 0, row, autoreset, own_generators=own_generators, is_shared=True)
-        self._server.on_draws = self._note_draws
-        self._has_warned = False
+        self._server.on_draws = self._warn_of_draws
         self._server.fresh = fresh
-        self._n_envs = len(updates)
         self._events: list[EnvReport] = []
         self._infos: dict[int, dict[str, Any]] = {}
         self._at_work: Sequence[int] = ()
@@ -232,19 +223,13 @@ class _InThisProcess(Transport, Answers):
     def forget_options(self, env_ids: Sequence[int]) -> dict[int, dict[str, Any] | None]:
         return {env_id: self._server.forget_options(env_id) for env_id in env_ids}
 
-    def _note_draws(self, env_id: int, name: str, seconds: float) -> None:
-        if not self._has_warned:
-            warn_of_draws(env_id, name, seconds)
-        self._has_warned = True
-
     def restore(self, orders: Sequence[RestoreOrder]) -> None:
         self._server.generators.look_away()
         for order in orders:
             try:
                 why_not = self._server.restore(order)
             except (Exception, SystemExit) as error:
-                raised = self._errors.raised(order.env_id, 0, "reset", summary_of(error), error, error)
-                self._events.append(Broken.alone(order.env_id, raised))
+                self.fail(order.env_id, "reset", error)
                 continue
             n_timesteps = None if order.seed is None else order.n_timesteps
             self._events.append(Restored(order.env_id, n_timesteps, why_not))
@@ -290,8 +275,7 @@ class _InThisProcess(Transport, Answers):
         return [self._server.times.take()]
 
     def close(self) -> None:
-        for env_id, error in self._server.close_all().items():
-            warn_of_unclosed(env_id, summary_of(error))
+        warn_of_unclosed({env_id: summary_of(error) for env_id, error in self._server.close_all().items()})
 
 
 @suggesting()
@@ -349,28 +333,15 @@ class SerialEnvManager(AnyEnvManager):
     """
 
     def __init__(
-        self,
-        envs: Any,
-        *,
-        n_envs: int | None = None,
-        env_kwargs: Mapping[str, Any] | None = None,
-        policy_of: PolicyOf | None = None,
-        max_episodes: int | None = None,
-        autoreset: Autoreset | AutoresetMode = "next_step",
-        min_envs: int = 1,
-        recv_timeout: float | None = None,
-        seed: int | None = None,
-        own_generators: bool = False,
-        abnormal: Callable[[Mapping[str, Any]], bool] = is_abnormal,
-        copy: bool = True,
-        on_failure: OnEnvFailure = "restore",
-        max_restarts: Quota = Policy.max_restarts,
-        restart_wait: float = 0.0,
-        renew: bool = True,
-        restore_limit: int = RESTORE_LIMIT,
-        verify: Verify = "last",
+        self, envs: Any, *, n_envs: int | None = None, env_kwargs: Mapping[str, Any] | None = None,
+        policy_of: PolicyOf | None = None, max_episodes: int | None = None,
+        autoreset: Autoreset | AutoresetMode = "next_step", min_envs: int = 1, recv_timeout: float | None = None,
+        seed: int | None = None, own_generators: bool = False,
+        abnormal: Callable[[Mapping[str, Any]], bool] = is_abnormal, copy: bool = True,
+        on_failure: OnEnvFailure = "restore", max_restarts: Quota = Policy.max_restarts, restart_wait: float = 0.0,
+        renew: bool = True, restore_limit: int = RESTORE_LIMIT, verify: Verify = "last",
         limits: Limits = DEFAULT_LIMITS,
-    ) -> None:
+    ) -> None:  # fmt: skip
         n_envs = n_envs_of(envs, n_envs)
         options = ManagerOptions(
             n_envs, autoreset=mode_of(autoreset), max_episodes=max_episodes, min_envs=min_envs,
@@ -440,34 +411,16 @@ class EnvManager(AnyEnvManager):
     """
 
     def __init__(
-        self,
-        envs: Any,
-        *,
-        n_envs: int | None = None,
-        env_kwargs: Mapping[str, Any] | None = None,
-        policy_of: PolicyOf | None = None,
-        max_episodes: int | None = None,
-        autoreset: Autoreset | AutoresetMode = "next_step",
-        n_workers: int | None = None,
-        worker_threads: int | None = 1,
-        engine: EngineName | None = None,
-        start_method: StartMethod | None = None,
-        min_envs: int = 1,
-        recv_timeout: float | None = None,
-        seed: int | None = None,
-        own_generators: bool = False,
-        abnormal: Callable[[Mapping[str, Any]], bool] = is_abnormal,
-        copy: bool = True,
-        on_failure: OnEnvFailure = "restore",
-        step_timeout: float | None = None,
-        reset_timeout: float | None = None,
-        max_restarts: Quota = Policy.max_restarts,
-        restart_wait: float = 0.0,
-        renew: bool = True,
-        restore_limit: int = RESTORE_LIMIT,
-        verify: Verify = "last",
-        limits: Limits = DEFAULT_LIMITS,
-    ) -> None:
+        self, envs: Any, *, n_envs: int | None = None, env_kwargs: Mapping[str, Any] | None = None,
+        policy_of: PolicyOf | None = None, max_episodes: int | None = None,
+        autoreset: Autoreset | AutoresetMode = "next_step", n_workers: int | None = None,
+        worker_threads: int | None = 1, engine: EngineName | None = None, start_method: StartMethod | None = None,
+        min_envs: int = 1, recv_timeout: float | None = None, seed: int | None = None, own_generators: bool = False,
+        abnormal: Callable[[Mapping[str, Any]], bool] = is_abnormal, copy: bool = True,
+        on_failure: OnEnvFailure = "restore", step_timeout: float | None = None, reset_timeout: float | None = None,
+        max_restarts: Quota = Policy.max_restarts, restart_wait: float = 0.0, renew: bool = True,
+        restore_limit: int = RESTORE_LIMIT, verify: Verify = "last", limits: Limits = DEFAULT_LIMITS,
+    ) -> None:  # fmt: skip
         n_envs = n_envs_of(envs, n_envs)
         options = ManagerOptions(
             n_envs, autoreset=mode_of(autoreset), max_episodes=max_episodes, min_envs=min_envs,

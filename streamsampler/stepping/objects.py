@@ -24,27 +24,22 @@ _ACTIONS = "the action of an environment"
 def step_frame(rows: Rows, env_ids: Sequence[int], *, together: bool) -> bytes:
     """Return a message that requests steps with the actions in rows; see `Transport.step`."""
     if not rows.actions_are_carried:
-        return ids_frame(env_ids, TOGETHER if together else IDS)
-    carried = rows.carried_actions(env_ids), rows.carried_seeds(env_ids)
+        return ids_frame(tuple(env_ids), TOGETHER if together else IDS)
+    carried = [rows.action_values.carried(0, env_id) for env_id in env_ids], rows.carried_seeds(env_ids)
     return pickle_frame(("step", list(env_ids), dumps(carried, _ACTIONS).owned(), together))
 
 
 def put_actions(rows: Rows, env_ids: Sequence[int], carried: Payload) -> None:
     """Write what `step_frame` was given in the other process."""
     actions, seeds = loads(carried)
-    rows.put_carried_actions(env_ids, actions)
+    for env_id, parts in zip(env_ids, actions, strict=True):
+        rows.action_values.put_carried(0, env_id, parts)
     rows.put_carried_seeds(env_ids, seeds)  # a step of an environment whose episode is over begins one
 
 
 def given_frame(rows: Rows, actions: Mapping[int, Any]) -> bytes:
     """Return a message with whole actions, which are of another dtype than the rows'."""
     return pickle_frame(("actions", dumps(actions, _ACTIONS).owned() if rows.actions_are_carried else actions))
-
-
-def given_actions(actions: Any) -> Mapping[int, Any]:
-    """Return the actions of a `given_frame`."""
-    found: Mapping[int, Any] = loads(actions) if isinstance(actions, Payload) else actions
-    return found
 
 
 # From a worker.

@@ -19,16 +19,12 @@ from streamsampler.protocol.messages import Phase
 from streamsampler.protocol.restarts import LEAST_CONSTRUCTION_SECONDS, Policy
 from streamsampler.samplers.per_worker import items_by_worker
 from streamsampler.stepping.env_states import Autoreset, OnEnvFailure
-from streamsampler.stepping.histories import Histories
-from streamsampler.stepping.parameter_sets import ParameterSets
-from streamsampler.stepping.rows import Rows
 
 Verify = Literal["last", "steps"]
 Updates = Mapping[int, EnvUpdate]
 
 RESTORE_LIMIT: Final = 100_000
 """How many timesteps of an episode are kept at most, unless a manager is told another number."""
-
 
 _GYMNASIUMS = frozenset(mode.value for mode in AutoresetMode)
 
@@ -98,14 +94,7 @@ class ManagerOptions:
 
     def policy(self, **fields: Any) -> Policy:
         """Return the quotas: where failures end no call, exceptions count as deaths and hangs do."""
-        counted = () if self.on_failure == "raise" else (BaseException,)
-        return Policy(restart_on=counted, **fields)
-
-    def histories(self, rows: Rows, parameters: ParameterSets) -> Histories | None:
-        """Return what keeps the episodes, so that environments can be restored; None where they are not."""
-        if self.on_failure != "restore":
-            return None
-        return Histories(rows, self.n_envs, self.restore_limit, self.verify == "steps", parameters)
+        return Policy(restart_on=() if self.on_failure == "raise" else (BaseException,), **fields)
 
 
 def watch_of(
@@ -113,14 +102,8 @@ def watch_of(
 ) -> Watch | None:
     """Return what finds workers that hang, by their phase; None where there is no time limit.
 
-    Args:
-        step_timeout: Seconds without progress in a step, and in what is neither of the others; None for any.
-        reset_timeout: The same in a reset; None for `step_timeout`.
-        construction_timeout: From a worker's start until its environments are made; None for 60, or the longer one of
-            the others, where there is one.
-
-    Raises:
-        UsageError: One of them is no number of seconds above 0.
+    Timeouts are seconds without progress. For a reset, None is the `step_timeout`; for the construction, which counts
+    from a worker's start, it is 60, or the longer one of the others.
     """
     given = {"step_timeout": step_timeout, "reset_timeout": reset_timeout, "construction_timeout": construction_timeout}
     for name, seconds in given.items():
@@ -136,11 +119,7 @@ def watch_of(
 
 
 def n_envs_of(envs: Any, n_envs: int | None) -> int:
-    """Return how many environments there are: so many as a list has, where it is not said.
-
-    Raises:
-        UsageError: It is not said, and there is no list.
-    """
+    """Return how many environments there are: so many as a list has, where it is not said."""
     if n_envs is not None:
         return n_envs
     items = items_by_worker(envs)
@@ -150,16 +129,7 @@ def n_envs_of(envs: Any, n_envs: int | None) -> int:
 
 
 def updates_of(envs: Any, n_envs: int, env_kwargs: Mapping[str, Any] | None) -> Updates:
-    """Return what makes each environment.
-
-    Args:
-        envs: What a sampler takes, or a list or `PerWorker` with one for each environment.
-        n_envs: How many environments there are.
-        env_kwargs: Arguments for making them.
-
-    Raises:
-        UsageError: There are more or fewer items than environments.
-    """
+    """Return what makes each environment, of what a sampler takes, or a list or `PerWorker` with one for each."""
     items = items_by_worker(envs)
     if items is None:
         update = as_env_update(envs, env_kwargs=env_kwargs)
@@ -178,11 +148,7 @@ def updates_of(envs: Any, n_envs: int, env_kwargs: Mapping[str, Any] | None) -> 
 
 
 def chosen_envs(env_ids: Any, n_envs: int) -> list[int]:
-    """Return numbers of environments; None are all of them.
-
-    Raises:
-        UsageError: They are no numbers of environments, or one is there twice.
-    """
+    """Return numbers of environments, each once; None are all of them."""
     if env_ids is None:
         return list(range(n_envs))
     if isinstance(env_ids, str | bytes | Mapping) or not isinstance(env_ids, Iterable):
@@ -213,12 +179,7 @@ def _hint(env_ids: Any) -> str:
 
 
 def copied_options(options: Any) -> dict[str, Any] | None:
-    """Return a copy of the options of a reset; None for none.
-
-    Raises:
-        UsageError: They are no dict with strings as keys.
-        SerializationError: They cannot be pickled for the workers.
-    """
+    """Return a copy of the options of a reset, for the workers; None for none."""
     if options is None:
         return None
     if not isinstance(options, Mapping):
@@ -230,11 +191,7 @@ def copied_options(options: Any) -> dict[str, Any] | None:
 
 
 def timeout_seconds(timeout: Any) -> float | None:
-    """Return a time limit in seconds; None for none.
-
-    Raises:
-        UsageError: It is no finite number, or negative.
-    """
+    """Return a time limit in seconds, finite and not negative; None for none."""
     if timeout is None:
         return None
     try:
@@ -246,23 +203,8 @@ def timeout_seconds(timeout: Any) -> float | None:
     return seconds
 
 
-def named(name: Any) -> str:
-    """Return the name of a method or attribute.
-
-    Raises:
-        UsageError: It is no string.
-    """
-    if not isinstance(name, str):
-        raise UsageError(f"the name of a method or attribute is a string, got {name!r}")
-    return name
-
-
 def values_for(values: Any, n: int) -> list[Any]:
-    """Return a value for each of n environments: the items of a list, or n times anything else.
-
-    Raises:
-        UsageError: The list has more or fewer items.
-    """
+    """Return a value for each of n environments: the items of a list, or n times anything else."""
     if not isinstance(values, list):
         return [values] * n
     if len(values) != n:

@@ -11,26 +11,17 @@ from streamsampler.environments.parameters import Parameters, SetParameters
 
 @dataclass(frozen=True)
 class NumberedParameters:
-    """What resets of an environment set.
-
-    Attributes:
-        number: From 1 on, in the order in which they were given; rows of environments have 0 for none.
-        payload: The `SetParameters`, pickled.
-    """
+    """What resets of an environment set: numbered from 1 on as they were given, with the `SetParameters`, pickled."""
 
     number: int
     payload: Payload
 
 
 class ParameterSets:
-    """What was given to the environments of a manager.
-
-    Attributes:
-        latest: What their resets set from now on, by environment.
-    """
+    """What was given to the environments of a manager."""
 
     def __init__(self) -> None:
-        self.latest: dict[int, NumberedParameters] = {}
+        self.latest: dict[int, NumberedParameters] = {}  # what resets set from now on, by environment
         self._values: dict[int, Parameters] = {}
         self._known: dict[int, NumberedParameters] = {}
         self._n_given = 0
@@ -38,13 +29,7 @@ class ParameterSets:
     def set(self, env_ids: Iterable[int], update: SetParameters, in_use: Iterable[int]) -> None:
         """Let environments have other parameters, besides those of other names that they have.
 
-        Args:
-            env_ids: The environments.
-            update: The parameters.
-            in_use: The numbers of all episodes that go on.
-
-        Raises:
-            SerializationError: They cannot be pickled.
+        `in_use` are the numbers of all episodes that go on. Raises SerializationError where they cannot be pickled.
         """
         given: dict[int, NumberedParameters] = {}  # by the number of those before
         for env_id in env_ids:

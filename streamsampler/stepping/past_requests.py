@@ -22,25 +22,15 @@ TOO_MANY = (
 
 
 class PastRequest(NamedTuple):
-    """A call of a method, or the setting of an attribute.
+    """A call of a method, or the setting of an attribute."""
 
-    Attributes:
-        timestep: How many timesteps the episode had by then; `BEFORE` for none, and no reset.
-        kind: "call" or "set".
-        name: Of the method or attribute.
-        arguments: What it was called with, or set to.
-        raised: Whether it raised; what it did before that is repeated, too.
-        digest: Of its result; None where it has none that is compared.
-        is_moved: Whether it was requested in an earlier episode, so that it is repeated before the reset.
-    """
-
-    timestep: int
-    kind: str
+    timestep: int  # how many the episode had by then; `BEFORE` for none, and no reset
+    kind: str  # "call" or "set"
     name: str
     arguments: Any
-    raised: bool = False
-    digest: bytes | None = None
-    is_moved: bool = False
+    raised: bool = False  # what it did before that is repeated, too
+    digest: bytes | None = None  # of its result; None where it has none that is compared
+    is_moved: bool = False  # whether it was requested in an earlier episode, and is repeated before the reset
 
 
 def digest_of_result(value: Any) -> bytes | None:
@@ -58,11 +48,7 @@ def digest_of_result(value: Any) -> bytes | None:
 
 
 class PastRequests:
-    """The requests that may have changed each environment.
-
-    Args:
-        n_envs: How many environments there are.
-    """
+    """The requests that may have changed each environment."""
 
     def __init__(self, n_envs: int) -> None:
         self._of: list[list[tuple[int, PastRequest]]] = [[] for _ in range(n_envs)]  # with the episode's number
@@ -78,14 +64,9 @@ class PastRequests:
         return False
 
     def to_repeat(self, env_id: int, episode: int | None) -> Sequence[PastRequest]:
-        """Return the requests to an environment, in their order, as they are to be repeated.
+        """Return requests in order, as they are to be repeated with the episode that goes on, None for none.
 
-        Args:
-            env_id: The environment.
-            episode: The number of the episode that is to go on; None for none.
-
-        Raises:
-            NotRestoredError: There were too many.
+        Raises NotRestoredError where there were too many.
         """
         kept = self._of[env_id]
         if len(kept) > _MOST:

@@ -12,14 +12,7 @@ from typing import Any
 
 from streamsampler.core.serialization import Payload
 from streamsampler.engines.launch.child import make_room
-from streamsampler.engines.processes.engine import (
-    CAME_BACK,
-    HAS_ROOM,
-    PipeLink,
-    ProcessPool,
-    SharedFiles,
-    WorkerStart,
-)
+from streamsampler.engines.processes.engine import CAME_BACK, HAS_ROOM, PipeLink, ProcessPool, SharedFiles, WorkerStart
 from streamsampler.engines.processes.shared_memory import anonymous_file
 from streamsampler.engines.processes.wire import GarbageError
 from streamsampler.stepping.frames import COPY, FrameReader
@@ -32,11 +25,7 @@ _SELECTABLE = 1024
 
 
 class EnvFiles(SharedFiles):
-    """What the workers of a pool share: the rows of all environments, too.
-
-    Attributes:
-        rows_fd: The file of the rows; empty at first.
-    """
+    """What the workers of a pool share: the rows of all environments, too, in a file that is empty at first."""
 
     def _open(self) -> None:
         self.rows_fd = self.own(anonymous_file("streamsampler-rows"))
@@ -49,7 +38,7 @@ class PipeEnvLink(PipeLink, EnvLink):
     def __init__(self, start: WorkerStart, number: int) -> None:
         super().__init__(start, number)
         self._reader = FrameReader(self.answers_fd)
-        self._unsent = bytearray()
+        self.unsent = bytearray()  # what the pipe had no room for
         self._n_sent = 0
         self._poll = select.poll()
 
@@ -68,12 +57,12 @@ class PipeEnvLink(PipeLink, EnvLink):
         return [Said(self.number, *message) for message in messages]
 
     def _send(self, data: bytes) -> None:
-        if self._unsent:
-            self._unsent += data
+        if self.unsent:
+            self.unsent += data
             return
         sent = self._write(data)
         if sent < len(data):
-            self._unsent += memoryview(data)[sent:]
+            self.unsent += memoryview(data)[sent:]
             self._start.selector.register(self.commands_fd, selectors.EVENT_WRITE, (self, HAS_ROOM))
 
     def _register(self) -> None:
@@ -85,16 +74,11 @@ class PipeEnvLink(PipeLink, EnvLink):
         """Sleep until this worker says something, or ends."""
         self._poll.poll(None if timeout is None else math.ceil(1000 * timeout))
 
-    @property
-    def has_unsent(self) -> bool:
-        """Whether there is something that the pipe had no room for."""
-        return bool(self._unsent)
-
     def flush(self) -> None:
         """Send what the pipe had no room for, as far as there is room now."""
-        while self._unsent and (sent := self._write(self._unsent)):
-            del self._unsent[:sent]
-        if not self._unsent and self.commands_fd in self._start.selector.get_map():
+        while self.unsent and (sent := self._write(self.unsent)):
+            del self.unsent[:sent]
+        if not self.unsent and self.commands_fd in self._start.selector.get_map():
             self._start.selector.unregister(self.commands_fd)
 
     def _write(self, data: bytes | bytearray) -> int:
@@ -109,7 +93,7 @@ class PipeEnvLink(PipeLink, EnvLink):
 
     def unregister(self) -> None:
         """Let the selector report nothing more of this worker."""
-        self._unsent.clear()
+        self.unsent.clear()
         self.flush()
         super().unregister()
 
@@ -143,7 +127,7 @@ class PipeEnvPool(ProcessPool[PipeEnvLink], EnvPool[PipeEnvLink]):
 
         Where each of them ended the sleep, this process would take the core from those that are at work.
         """
-        has_other_work = self._unstarted or self._killed or any(link.has_unsent for link in self._links)
+        has_other_work = self._unstarted or self._killed or any(link.unsent for link in self._links)
         if awaited is None or awaited.ended or has_other_work:
             return self._selector.select(self._within(timeout))
         awaited.sleep(timeout)

@@ -14,12 +14,7 @@ from streamsampler.stepping.worker_main import EnvChannel, new_worker
 
 
 def main(number: int, fds: Sequence[int]) -> None:
-    """Run a worker until it is to exit.
-
-    Args:
-        number: The worker number.
-        fds: See `begin`; the other one is that of the rows.
-    """
+    """Run a worker until it is to exit; see `begin`, where the other descriptor is that of the rows."""
     begun = begin(number, fds)
     worker = new_worker(begun, PipeEnvChannel(begun))
     worker.run()
@@ -29,11 +24,7 @@ def main(number: int, fds: Sequence[int]) -> None:
 
 
 class PipeEnvChannel(EnvChannel):
-    """A worker's ends of its pipes, and the rows.
-
-    Args:
-        begun: Its process.
-    """
+    """A worker's ends of its pipes, and the rows."""
 
     def __init__(self, begun: PipeBegun) -> None:
         self._reader = FrameReader(begun.commands_fd)

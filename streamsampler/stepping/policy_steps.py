@@ -15,59 +15,35 @@ from streamsampler.core.errors import ActionError, ObservationError
 from streamsampler.data.infos import Infos
 from streamsampler.data.spaces import row_spec, same_spaces
 from streamsampler.data.trees import Tree
-from streamsampler.stepping.joint_env import Ends, Turn
+from streamsampler.stepping.joint_env import NO_ENDS, Ends, Turn
 from streamsampler.stepping.row_infos import joined_infos
 from streamsampler.workers.several.policies import differing_spaces
 from streamsampler.workers.vec.columns import Columns, leaves_of, nested
 from streamsampler.workers.vec.rows import singles_of
 
-_NO: Ends = (False, False)
-
 
 class AgentStep(NamedTuple):
-    """What one agent is shown.
-
-    Attributes:
-        agent_id: The agent.
-        policy: The policy that plays it.
-        observation: What it acts on next, or its last observation.
-        reward: What its last action brought; 0 before the first one.
-        ends: Whether it was terminated, and truncated.
-        info: What the environment says of it.
-    """
+    """What one agent is shown."""
 
     agent_id: str
     policy: PolicySpaces
-    observation: Any
-    reward: float = 0.0
-    ends: Ends = _NO
+    observation: Any  # what it acts on next, or its last one
+    reward: float = 0.0  # what its last action brought; 0 before the first one
+    ends: Ends = NO_ENDS
     info: Any = None
 
 
 class EnvStep(NamedTuple):
-    """What the agents of one environment are shown.
+    """What the agents of one environment are shown."""
 
-    Attributes:
-        acting: Those that act next, in their order.
-        ended: Those that have ended since the last result.
-        turn: What the last action led to, or the reset.
-        begun: What the reset showed that followed in the same step; None for none.
-    """
-
-    acting: Sequence[AgentStep]
-    ended: Sequence[AgentStep]
-    turn: Turn
-    begun: Turn | None = None
+    acting: Sequence[AgentStep]  # those that act next, in their order
+    ended: Sequence[AgentStep]  # those that have ended since the last result
+    turn: Turn  # what the last action led to, or the reset
+    begun: Turn | None = None  # what the reset showed that followed in the same step
 
 
 class PolicySteps:
     """What the agents that one policy plays are shown in the results of environments: K of them, which act next.
-
-    Args:
-        policy: The policy.
-        steps: What each agent is shown, and the row of its environment among the results.
-        env_ids: The environments of the results.
-        ended: The same of agents that have ended.
 
     Attributes:
         rows: (K,) int64: which row of the `Steps` each agent's environment has.
@@ -115,16 +91,7 @@ class PolicySteps:
 
 
 class JointSteps:
-    """What the agents of K environments are shown.
-
-    Args:
-        envs: What those of each are.
-        known: The policies, by name.
-
-    Attributes:
-        envs: The same.
-        policies: The names of the policies of which an agent acts or has ended.
-    """
+    """What the agents of K environments are shown."""
 
     def __init__(self, envs: Sequence[EnvStep], known: Mapping[str, PolicySpaces]) -> None:
         self.envs, self._known = envs, known
@@ -136,35 +103,17 @@ class JointSteps:
         return JointSteps([self.envs[row] for row in np.arange(len(self.envs))[index].tolist()], self._known)
 
     def of_policy(self, name: str, env_ids: NDArray[np.int64]) -> PolicySteps:
-        """Return what the agents of a policy are shown, given the environment of each row.
-
-        Raises:
-            KeyError: There is no such policy.
-        """
+        """Return what agents of a policy are shown, by the environment of each row; raise KeyError if there is none."""
         if name not in self._known:
             raise KeyError(f"there is no policy {name!r} here; the policies are {listed(self._known)}")
         policy, rows = self._known[name], list(enumerate(self.envs))
-        acting, ended = (
-            [(row, it) for row, env in rows for it in group(env) if it.policy is policy] for group in _GROUPS
-        )
+        acting = [(row, it) for row, env in rows for it in env.acting if it.policy is policy]
+        ended = [(row, it) for row, env in rows for it in env.ended if it.policy is policy]
         return PolicySteps(policy, acting, env_ids, PolicySteps(policy, ended, env_ids, None))
 
 
-_GROUPS: tuple[Callable[[EnvStep], Sequence[AgentStep]], ...] = (lambda env: env.acting, lambda env: env.ended)
-
-
 class PolicySpaces:
-    """A policy of the caller: the spaces of the agents that it plays.
-
-    Args:
-        name: Its name.
-        agent_id: An agent that it plays.
-        spaces: The observation and the action space of that one.
-        warn: See `MaskFinder`.
-
-    Attributes:
-        name: Its name.
-    """
+    """A policy of the caller: the spaces of the agents that it plays."""
 
     def __init__(self, name: str, agent_id: str, spaces: tuple[Any, Any], warn: Callable[[str, str], Any]) -> None:
         self.name, self._first, self._spaces = name, agent_id, spaces
@@ -173,11 +122,7 @@ class PolicySpaces:
         self._find_mask = MaskFinder(None, spaces[1], warn)
 
     def join(self, agent_id: str, spaces: tuple[Any, Any]) -> None:
-        """Play an agent, too.
-
-        Raises:
-            UsageError: Its spaces are others.
-        """
+        """Play an agent, too; raise UsageError if its spaces are others."""
         if not same_spaces(self._spaces, spaces):
             raise differing_spaces(self.name, {self._first: self._spaces, agent_id: spaces})
 
@@ -190,11 +135,7 @@ class PolicySpaces:
         return _stacked(self._actions, self._spaces[1], actions)
 
     def actions(self, batch: Any, n: int) -> list[Any]:
-        """Return the single actions of a batch.
-
-        Raises:
-            ActionError: It has not n actions of the space.
-        """
+        """Return the single actions of a batch; raise ActionError if it has not n actions of the space."""
         if n == 0 and _is_empty(batch):
             return []
         return singles_of(self._spaces[1], nested(self._spaces[1], iter(self._actions.checked(batch, n))))

@@ -11,15 +11,9 @@ from streamsampler.stepping.links import NewPool
 
 
 def new_pool_of(engine: EngineName, start_method: StartMethod) -> NewPool:
-    """Return what starts the processes of environments.
+    """Return what starts the processes of environments: `start_method` is how `multiprocessing` does it.
 
-    Args:
-        engine: The engine that connects them as it does workers.
-        start_method: How `multiprocessing` starts them, where that does it.
-
-    Raises:
-        UsageError: It connects workers alone.
-        SamplerError: It cannot start processes here.
+    Raises UsageError where an engine connects workers alone, SamplerError where it cannot start processes here.
     """
     if engine not in STEPPING_ENGINES:
         known = " and ".join(f'engine="{name}"' for name in STEPPING_ENGINES)

@@ -18,7 +18,6 @@ what lies in rows travels in the messages.
 from __future__ import annotations
 
 import logging
-import math
 import pickle
 import time
 import weakref
@@ -52,7 +51,7 @@ from streamsampler.stepping.parameter_sets import NumberedParameters
 from streamsampler.stepping.restores import RestoreOrder
 from streamsampler.stepping.rows import EnvSpaces
 from streamsampler.stepping.server import EnvServer
-from streamsampler.stepping.transport import Transport, UnansweredError, warn_of_draws, warn_of_unclosed
+from streamsampler.stepping.transport import Transport, UnansweredError, warn_of_unclosed
 from streamsampler.workers.board import WorkerRow
 from streamsampler.workers.explain import summary_of
 from streamsampler.workers.logs import handle_records, levels_here
@@ -75,16 +74,8 @@ _WATCHED = (Phase.RESET, Phase.ENV_CONSTRUCTION)
 class ProcessTransport(Transport):
     """Carries requests to worker processes, which are started again where they are lost and needed.
 
-    Args:
-        updates: What makes each environment.
-        n_workers: How many processes there are; environment e lives in process e * n_workers // n_envs.
-        new_server: Makes what runs the environments of a process.
-        policy: Quotas, and which exceptions count.
-        watch: Finds the workers that hang, by their phase; None where there is no time limit.
-        threads: How many threads libraries compute on in a worker.
-        restart_wait: Seconds until a worker is started again.
-        new_pool: Starts the workers.
-
+    Environment e lives in process e * n_workers // n_envs. `watch` finds the workers that hang, by their phase; None
+    where there is no time limit. Libraries compute on so many `threads` in a worker.
     """
 
     _pool: EnvPool[Any]
@@ -110,12 +101,10 @@ class ProcessTransport(Transport):
         self._reports: list[WorkerReport] = []
         self._pending: list[EnvReport] = []
         self._hangs: dict[int, Hang] = {}
-        self._has_warned = False  # of draws from global generators
 
     def start(self) -> None:
         """Start the workers, all at once, and let each make its environments."""
-        given = self._given(self._updates)
-        self._pool = self._new_pool(given, len(self._envs_of), self._threads, self._close_timeout)
+        self._pool = self._new_pool(self._given(self._updates), len(self._envs_of), self._threads, self._close_timeout)
         self._close = weakref.finalize(self, _end, self._pool)
         self._settings = ProcessSettings.of_this_process(), levels_here()
         while True:
@@ -131,16 +120,7 @@ class ProcessTransport(Transport):
             self._begin(link)
 
     def _start_lost(self, broken: Sequence[Broken]) -> None:
-        """Start workers again that were lost while they started.
-
-        Args:
-            broken: What was lost.
-
-        Raises:
-            WorkerError: An environment cannot be made, or takes too long; or a quota is spent.
-        """
         for event in broken:
-            assert isinstance(event.error, WorkerError)
             is_spent = count_loss(event.error, self.losses)
             if is_spent or event.is_final or isinstance(event.error, WorkerHungError):
                 raise event.error
@@ -182,9 +162,10 @@ class ProcessTransport(Transport):
     def _seconds_to_start(self, limit: float | None) -> float | None:
         """Return for how many seconds to wait at most: until a worker is to be started that is needed."""
         times = [link.start_at for link in self._pool if link.held is not None]
-        return (
-            limit if not times else min(max(0.0, min(times) - time.monotonic()), math.inf if limit is None else limit)
-        )
+        if times:
+            seconds = max(0.0, min(times) - time.monotonic())
+            limit = seconds if limit is None else min(seconds, limit)
+        return limit
 
     def _start_due(self) -> None:
         now = time.monotonic()
@@ -256,16 +237,12 @@ class ProcessTransport(Transport):
         of_one = dict(zip(env_ids, arguments, strict=True))
         if kind == "parameters":
             self._parameters.update(of_one)  # for workers that are started later
-        frames = [
-            (number, ids, request_frame(ids, kind, name, [of_one[env_id] for env_id in ids]))
-            for number, ids in self._by_worker(env_ids)
-        ]
-        for number, ids, frame in frames:
+        by_worker = self._by_worker(env_ids)
+        frames = [request_frame(ids, kind, name, [of_one[env_id] for env_id in ids]) for _, ids in by_worker]
+        for (number, ids), frame in zip(by_worker, frames, strict=True):
             self._ask(number, ids, frame)
-        numbers = [number for number, *_ in frames]
-        self._await(lambda: not any(self._pool[number].asked for number in numbers))
-        links = [self._pool[number] for number in numbers]
-        values, lost = self._answered(links, [ids for _, ids, _ in frames], name)
+        self._await(lambda: not any(self._pool[number].asked for number, _ in by_worker))
+        values, lost = self._answered(by_worker, name)
         if lost is not None and kind != "parameters":  # a new worker has the parameters from its start
             raise UnansweredError(lost, values)
         return [values.get(env_id) for env_id in env_ids]
@@ -278,18 +255,19 @@ class ProcessTransport(Transport):
             link.asked = []  # it has ended
 
     def _answered(
-        self, asked: Sequence[EnvLink], ids: Sequence[list[int]], name: str
+        self, by_worker: Sequence[tuple[int, list[int]]], name: str
     ) -> tuple[dict[int, Any], WorkerError | None]:
         values: dict[int, Any] = {}
         self.tried = tried = dict[int, bool]()
         raised: Exception | None = None
         lost: WorkerError | None = None
-        for link, env_ids in zip(asked, ids, strict=True):
+        for number, env_ids in by_worker:
+            link = self._pool[number]
             if link.answer is None:
                 lost = lost or link.error
                 continue
             try:
-                values.update(zip(env_ids, self._values(link.number, link.answer, env_ids, name, tried), strict=True))
+                values.update(zip(env_ids, self._values(number, link.answer, env_ids, name, tried), strict=True))
             except Exception as error:  # the others answered, too
                 raised = raised or error
         if raised is not None:
@@ -363,13 +341,11 @@ class ProcessTransport(Transport):
 
     def _turn(
         self, timeout: float | None, *, collects: bool = False, awaited: EnvLink | None = None
-    ) -> list[EnvReport]:  # fmt: skip
+    ) -> list[EnvReport]:
         """Sleep until a worker says something or dies, for at most `timeout` seconds; kill those that hang.
 
-        Args:
-            timeout: As above; None for any time.
-            collects: Whether nothing is left half done if this is interrupted while it sleeps.
-            awaited: See `EnvPool.sleep`.
+        With `collects` nothing is left half done if this is interrupted while it sleeps. See `EnvPool.sleep` for
+        `awaited`.
         """
         watch = self._watch
         limit = timeout if watch is None else min(watch.interval, watch.interval if timeout is None else timeout)
@@ -407,7 +383,7 @@ class ProcessTransport(Transport):
         link = self._pool[number]
         link.stillness.reset()
         if kind == IDS:
-            return self._done(link, ids_in(data), {})
+            return self._done(link, list(ids_in(data)), {})
         if kind == LOG:
             handle_records(number, data)
             return []
@@ -425,11 +401,9 @@ class ProcessTransport(Transport):
             case ("report", report):
                 self._reports.append(WorkerReport(*report))
             case ("unclosed", raised):
-                _warn_of(raised)
+                warn_of_unclosed(raised)
             case ("draws", *about):
-                if not self._has_warned:
-                    warn_of_draws(*about)
-                self._has_warned = True
+                self._warn_of_draws(*about)
             case _:
                 return False
         return True
@@ -453,10 +427,7 @@ class ProcessTransport(Transport):
     def _done(self, link: EnvLink, env_ids: list[int], infos: Mapping[int, tuple[str, bytes]]) -> list[EnvReport]:
         """Return the results of environments; those have failed that cannot be unpickled.
 
-        Args:
-            link: Their worker.
-            env_ids: The environments.
-            infos: Where a result is more than what lies in the rows: what the environment did, and the rest, pickled.
+        `infos` are where a result is more than what lies in the rows: what the environment did, and the rest, pickled.
         """
         link.waiting.difference_update(env_ids)
         readable: dict[int, Any] = {}
@@ -520,12 +491,10 @@ class ProcessTransport(Transport):
         return self._end(link, error, culprit, is_final=death.hopeless)
 
     def _end(self, link: EnvLink, error: WorkerError, culprit: int | None = None, *, is_final: bool) -> list[EnvReport]:
-        """Return that the environments of a worker that has ended are lost."""
         link.error = error
         link.start_at = time.monotonic() + self._restart_wait if self._restart_wait else 0.0
         link.forget()
-        ids = self._envs_of[link.number]
-        return [Broken(ids, error, link.number, culprit, is_new=True, is_final=is_final)]
+        return [Broken(self._envs_of[link.number], error, link.number, culprit, is_new=True, is_final=is_final)]
 
     def _raised(
         self, number: int, env_id: int, phase: str, summary: str, text: str, pickled: bytes | None
@@ -557,9 +526,4 @@ def _end(pool: EnvPool[Any], *, read_answers: bool = True) -> None:
         if said.kind == LOG:
             handle_records(said.worker, said.data)
         elif said.kind == PICKLE and (message := pickle.loads(said.data))[0] == "unclosed":
-            _warn_of(message[1])
-
-
-def _warn_of(raised: Mapping[int, str]) -> None:
-    for env_id, summary in raised.items():
-        warn_of_unclosed(env_id, summary)
+            warn_of_unclosed(message[1])

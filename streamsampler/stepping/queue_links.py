@@ -14,7 +14,7 @@ import numpy as np
 
 from streamsampler.core.serialization import Payload
 from streamsampler.engines.launch.start_methods import StartMethod
-from streamsampler.engines.queue_process import QueuedWorkers, QueueProcess, QueueStart
+from streamsampler.engines.queue_process import QueuedWorkers, QueueProcess
 from streamsampler.stepping.frames import split
 from streamsampler.stepping.links import EnvLink, EnvPool, Said, setup_of
 from streamsampler.stepping.queue_worker import main
@@ -24,34 +24,14 @@ from streamsampler.stepping.rows import EnvSpaces, Rows
 class QueueEnvLink(QueueProcess, EnvLink):
     """A worker process with environments, and a pair of queues."""
 
-    def __init__(self, start: QueueStart, number: int) -> None:
-        super().__init__(start, number)
-        self._n_read = 0
-
-    @property
-    def n_moved(self) -> int:
-        """How many bytes have come from it."""
-        return self._n_read
+    n_moved = 0  # how many bytes have come from it
 
     def _send(self, data: bytes) -> None:
         self._put(data)
 
-    def split(self, frame: bytes) -> Said:
-        """Return a message, and count it."""
-        self._n_read += len(frame)
-        return Said(self.number, *split(frame))
-
 
 class QueueEnvPool(QueuedWorkers[QueueEnvLink], EnvPool[QueueEnvLink]):
-    """Worker processes with environments, and queues; see `NewPool`.
-
-    Args:
-        given: As there.
-        n_workers: As there.
-        threads: As there.
-        close_timeout: As there.
-        start_method: How processes are started.
-    """
+    """Worker processes with environments, and queues; see `NewPool`."""
 
     def __init__(
         self, given: Payload, n_workers: int, threads: int | None, close_timeout: float, *, start_method: StartMethod
@@ -86,6 +66,7 @@ class QueueEnvPool(QueuedWorkers[QueueEnvLink], EnvPool[QueueEnvLink]):
 
     def _heard(self, link: QueueEnvLink, item: Any) -> list[Any]:
         try:
-            return [link.split(item)]
+            link.n_moved += len(item)
+            return [Said(link.number, *split(item))]
         except Exception as error:
             return self._untrusted(link, error)

@@ -27,11 +27,7 @@ def _work(begun: QueueBegun) -> EnvWorker:
 
 
 class QueueEnvChannel(EnvChannel):
-    """A worker's ends of its queues.
-
-    Args:
-        ends: They.
-    """
+    """A worker's ends of its queues."""
 
     def __init__(self, ends: WorkerEnds) -> None:
         self._commands, self._answers = ends.commands, ends.answers

@@ -60,19 +60,11 @@ class StepsRecorder(ABC, Generic[StartT, EpisodeT]):
 
     @abstractmethod
     def _check_infos(self, steps: Steps, agent_infos: Any) -> None:
-        """Raise if what the agent said is no infos of these steps.
-
-        Raises:
-            DataError: It is not.
-        """
+        """Raise DataError if what the agent said is no infos of these steps."""
 
     @abstractmethod
     def _starts_of(self, steps: Steps) -> tuple[Mapping[int, StartT], Mapping[int, StartT], Any]:
-        """Return what resets showed, by row: in rows of their own, and in those of ends; and what `_record` needs.
-
-        Raises:
-            DataError: An info is no dict with strings as keys.
-        """
+        """Return what resets showed, by row: in rows of their own, and in those of ends; and what `_record` needs."""
 
     @abstractmethod
     def _new_episode(self, env_id: int, index: int, start: StartT | None) -> EpisodeT:
@@ -80,22 +72,11 @@ class StepsRecorder(ABC, Generic[StartT, EpisodeT]):
 
     @abstractmethod
     def _record(self, steps: Steps, rows: list[int], prepared: Any, agent_infos: Any) -> None:
-        """Record timesteps of episodes that go on.
-
-        Args:
-            steps: The steps.
-            rows: Which of them.
-            prepared: What `_starts_of` returned.
-            agent_infos: What the agent said.
-        """
+        """Record timesteps of episodes that go on: of some rows, with what `_starts_of` has prepared."""
 
     @abstractmethod
     def _end_record(self, steps: Steps, row: int, episode: EpisodeT) -> None:
-        """End the record of an episode, given its last timestep.
-
-        Raises:
-            DataError: Something is wrong with it, such as an action that is outside its space.
-        """
+        """End the record of an episode, given its last timestep; raise DataError where something is wrong with it."""
 
     @abstractmethod
     def _forget(self, env_id: int) -> None:
@@ -152,11 +133,6 @@ class StepsRecorder(ABC, Generic[StartT, EpisodeT]):
         self._refuse_too_many()
 
     def _refuse_others(self, steps: Steps) -> None:
-        """Refuse results that are not the next ones of their environments.
-
-        Raises:
-            UsageError: There is one.
-        """
         expected = self._n_results[steps.env_ids]
         if len(wrong := np.flatnonzero(steps.result_numbers != expected)):
             row = wrong[0]
@@ -271,12 +247,12 @@ class StepsRecorder(ABC, Generic[StartT, EpisodeT]):
         return batch
 
     def _assembled(
-        self, make: Callable[..., TrajectoryBatch[Any, Any]], delivery: Delivery | None, indices: list[int],
-        spaces: tuple[Any, Any],
+        self, make: Callable[..., TrajectoryBatch[Any, Any]], gather: Callable[..., Any], indices: list[int],
+        episodes: list[EpisodeT], spaces: tuple[Any, Any],
     ) -> TrajectoryBatch[Any, Any]:  # fmt: skip
-        """Return a batch of the trajectories of a delivery; of none where that is None."""
         segments = []
-        if delivery is not None:
+        if episodes:
+            delivery = Delivery(0, gather(episodes, np.empty), spaces=spaces)
             numbers = np.array(indices)
             bounds = [0, *(np.flatnonzero(np.diff(numbers) != 1) + 1).tolist(), len(indices)]  # of those without a gap
             for first, stop in pairwise(bounds):
@@ -297,10 +273,20 @@ class RowsRecorder(StepsRecorder[dict[str, Any], RowTrajectory]):
         self._timesteps = StepRecorder(*spaces, manager.n_envs, in_order=False)
 
     def _check_infos(self, steps: Steps, agent_infos: Any) -> None:
-        _check_infos(agent_infos, len(steps))
+        if not isinstance(agent_infos, Mapping):
+            raise DataError(
+                f"agent_infos must be a dict of arrays with one row for each step, got {short(agent_infos)}"
+            )
+        BatchInfos("agent_infos").record(np.arange(len(steps)), agent_infos)
 
     def _starts_of(self, steps: Steps) -> tuple[Mapping[int, dict[str, Any]], Mapping[int, dict[str, Any]], Any]:
-        infos, begins = _infos_of(steps, self._manager.autoreset)
+        infos, begins = {row: snapshot(info) for row, info in steps.info_by_row.items()}, dict[int, dict[str, Any]]()
+        for row in np.flatnonzero(steps.ended).tolist() if self._manager.autoreset == "same_step" else ():
+            info = infos.pop(row, {})
+            begins[row] = {key: value for key, value in info.items() if key != "final_info"}
+            infos[row] = info.get("final_info", {})
+        for info in (*infos.values(), *begins.values()):
+            InfoRecorder("infos").record(0, info)
         return infos, begins, infos
 
     def _new_episode(self, env_id: int, index: int, start: dict[str, Any] | None) -> RowTrajectory:
@@ -346,38 +332,4 @@ class RowsRecorder(StepsRecorder[dict[str, Any], RowTrajectory]):
         self._timesteps.keep(episodes)
 
     def _batch_of(self, indices: list[int], episodes: list[RowTrajectory]) -> TrajectoryBatch[Any, Any]:
-        delivery = None
-        if episodes:
-            delivery = Delivery(0, self._timesteps.gather(episodes, np.empty), spaces=self._spaces)
-        return self._assembled(assemble, delivery, indices, self._spaces)
-
-
-def _infos_of(steps: Steps, autoreset: str) -> tuple[dict[int, dict[str, Any]], dict[int, dict[str, Any]]]:
-    """Return the infos of timesteps, or of resets, by row; and of resets in the step that ended an episode.
-
-    Raises:
-        DataError: One is no dict with strings as keys.
-    """
-    infos, begins = {row: snapshot(info) for row, info in steps.info_by_row.items()}, {}
-    for row in np.flatnonzero(steps.ended).tolist() if autoreset == "same_step" else ():
-        info = infos.pop(row, {})
-        begins[row] = {key: value for key, value in info.items() if key != "final_info"}
-        infos[row] = info.get("final_info", {})
-    for info in (*infos.values(), *begins.values()):
-        InfoRecorder("infos").record(0, info)
-    return infos, begins
-
-
-def _check_infos(infos: Any, n_rows: int) -> None:
-    """Raise if what an agent said is no dict of so many rows.
-
-    Raises:
-        DataError: It is not.
-    """
-    if not isinstance(infos, Mapping):
-        raise DataError(f"agent_infos must be a dict of arrays with one row for each step, got {short(infos)}")
-    BatchInfos("agent_infos").record(np.arange(n_rows), infos)
-
-
-def nothing() -> None:
-    """Release no memory: that of an episode is its own."""
+        return self._assembled(assemble, self._timesteps.gather, indices, episodes, self._spaces)

@@ -11,21 +11,12 @@ _OPEN = (EnvState.RESETTING, EnvState.STEPPING)
 
 
 class OpenRequests:
-    """The state of each environment, and the results that have arrived and are not handed out yet.
-
-    Args:
-        n_envs: How many environments there are.
-
-    Attributes:
-        states: The state of each environment.
-        arrived: Environments whose results may be handed out, in the order in which they arrived.
-        waiting: Environments whose open request has no answer yet.
-    """
+    """The state of each environment, and the results that have arrived and are not handed out yet."""
 
     def __init__(self, n_envs: int) -> None:
         self.states = [EnvState.VOID] * n_envs
-        self.arrived: dict[int, None] = {}  # an ordered set
-        self.waiting: set[int] = set()
+        self.arrived: dict[int, None] = {}  # whose results may be handed out, in the order in which they arrived
+        self.waiting: set[int] = set()  # whose open request has no answer yet
 
     def in_states(self, *states: EnvState) -> list[int]:
         """Return the environments in any of some states."""
@@ -37,11 +28,7 @@ class OpenRequests:
         return len(self.waiting) + len(self.arrived)
 
     def request(self, env_ids: Sequence[int], event: EnvEvent) -> None:
-        """Open a request for each of the environments: `EnvEvent.SENT` or `EnvEvent.RESET`.
-
-        Raises:
-            ProtocolError: One of them has an open request, or is closed; nothing is changed then.
-        """
+        """Open requests, `SENT` or `RESET`; raise ProtocolError, and change nothing, if one is open or closed."""
         self._change(env_ids, event)
         self.waiting.update(env_ids)
 
@@ -62,11 +49,7 @@ class OpenRequests:
             states[env_id] = after_of[states[env_id]]
 
     def answer(self, env_ids: Sequence[int]) -> None:
-        """Record that the results of open requests have arrived.
-
-        Raises:
-            ProtocolError: One of the environments has no request without an answer.
-        """
+        """Record that the results of open requests have arrived; raise ProtocolError if there is no such request."""
         if not self.waiting.issuperset(env_ids):
             unknown = sorted(set(env_ids) - self.waiting)
             raise ProtocolError(f"environments {unknown} answered, and have no request without an answer")
@@ -74,14 +57,10 @@ class OpenRequests:
         self.arrived.update(dict.fromkeys(env_ids))
 
     def close_requests(self, env_ids: Sequence[int], event: EnvEvent) -> None:
-        """Close the requests of environments whose results the caller receives, or that are discarded.
+        """Close requests whose results the caller receives, or that are discarded.
 
-        Args:
-            env_ids: The environments.
-            event: `EnvEvent.BEGAN`, `STEPPED`, `ENDED`, `REACHED_LIMIT`, `BROKE` or `DISCARDED`.
-
-        Raises:
-            ProtocolError: A result has not arrived, or the event is not that of its request; nothing is changed then.
+        Raise ProtocolError, and change nothing, where a result has not arrived, or the event is not that of its
+        request.
         """
         arrived = self.arrived
         if missing := [env_id for env_id in env_ids if env_id not in arrived]:

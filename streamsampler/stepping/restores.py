@@ -21,36 +21,22 @@ from streamsampler.workers.restoring import NotRestoredError, own_copy
 
 @dataclass(frozen=True)
 class RestoreOrder:
-    """Make an environment what it was: n timesteps after the reset of its episode.
-
-    Attributes:
-        env_id: The environment.
-        remake: Whether it is there, and to be made anew.
-        seed: The seed of the episode's reset; None if there is no episode, and the environment is made anew only.
-        actions: The n actions: leaves of (n, ...), or a list.
-        n_timesteps: The same n.
-        rewards: What the last ones of these actions led to, float64: as many as are known.
-        slot: Where the last observation lies in the environment's rows.
-        digests: (n + 1,) of the observations, or of all but the last one; None where no digests are kept.
-        requests: What is to be repeated that was requested before and between these actions.
-        options: Those of the reset, where they are forgotten since; None where they are those that are remembered. For
-            a sampler its `ResetOrder`.
-        parameters: Those that the reset set; None where it set none.
-        carried: What of the last observation does not lie in memory that is shared.
-    """
+    """Make an environment what it was: n timesteps after the reset of its episode."""
 
     env_id: int
-    remake: bool = False
-    seed: int | None = None
-    actions: Any = None
+    remake: bool = False  # whether it is there, and to be made anew
+    seed: int | None = None  # None if there is no episode, and the environment is made anew only
+    actions: Any = None  # the n actions: leaves of (n, ...), or a list
     n_timesteps: int = 0
-    rewards: Sequence[float] | NDArray[np.float64] = ()
-    slot: int = 0
-    digests: NDArray[np.uint32] | None = None
+    rewards: Sequence[float] | NDArray[np.float64] = ()  # float64, of the last actions: as many as are known
+    slot: int = 0  # where the last observation lies in the rows
+    digests: NDArray[np.uint32] | None = None  # (n + 1,) of observations, or of all but the last one; None: not kept
+    # Those of the reset, where they are forgotten since; None where they are those that are remembered. For a sampler
+    # its `ResetOrder`.
     options: Any = None
-    parameters: NumberedParameters | None = None
-    requests: Sequence[PastRequest] = ()
-    carried: Sequence[Any] = ()
+    parameters: NumberedParameters | None = None  # that the reset set
+    requests: Sequence[PastRequest] = ()  # to be repeated before and between these actions
+    carried: Sequence[Any] = ()  # what of the last observation does not lie in memory that is shared
 
 
 def replay(
@@ -59,25 +45,14 @@ def replay(
 ) -> Iterator[None]:  # fmt: skip
     """Reset an environment, apply actions, and compare what it returns bit by bit.
 
-    Args:
-        reset: Resets the environment: `reset(seed=seed)`.
-        step: Steps it.
-        actions: The actions.
-        order: What it is to become; it has an episode.
-        rows: Where the last observation lies.
-        repeat: Repeats a request.
-
-    Yields:
-        After the reset, and after each timestep.
-
-    Raises:
-        NotRestoredError: It does not return what it returned before.
+    Yields after the reset, and after each timestep; raises NotRestoredError where it does not return what it did
+    before.
     """
     assert order.seed is not None
     requests: dict[int, list[PastRequest]] = defaultdict(list)
     for request in order.requests:
         requests[request.timestep].append(request)
-    recorded: Any = _Comparison(order, rows.new_value(order.env_id))
+    recorded: Any = _ReplayComparison(order, rows.new_value(order.env_id))
     script = trajectory(reset, Binding(step, recorded), order.seed)
     try:
         next(script)
@@ -97,16 +72,10 @@ def replay(
         repeat(request)
 
 
-class _Comparison:
-    """Stands where a script's recorder stands, and compares what the environment returns with what it returned before.
+class _ReplayComparison:
+    """Stands where a script's recorder stands, and compares what the environment returns now and returned before.
 
-    Args:
-        order: What the environment is to become.
-        seen: Holds one observation.
-
-    Attributes:
-        seen: The same, with the last observation.
-        float_rewards: Those so far; for all else see `RolloutRecorder`.
+    `seen` holds one observation, the last one.
     """
 
     # No observation has this shape, and no reward this class: all come to the methods.
@@ -123,11 +92,7 @@ class _Comparison:
         """Infos are not compared."""
 
     def record_observation(self, observation: Any) -> None:
-        """Keep the last observation; compare it where the digests of all are known.
-
-        Raises:
-            NotRestoredError: It is another one.
-        """
+        """Keep the last observation; raise NotRestoredError where a digest tells that it is another one."""
         t = len(self.float_rewards)
         if self._digests is not None or t == self._n:
             self.seen.put(0, 0, observation)
@@ -135,11 +100,7 @@ class _Comparison:
             raise _differs(f"its observation of timestep {t} is another one than before")
 
     def record_reward(self, reward: Any) -> None:
-        """Compare a reward, if it is known.
-
-        Raises:
-            NotRestoredError: It is another one.
-        """
+        """Raise NotRestoredError where the reward is known, and another one."""
         known = len(self.float_rewards) - (self._n - len(self._rewards))
         self.float_rewards.append(reward)
         if known < 0:
@@ -154,13 +115,9 @@ class _Comparison:
 
 
 def _compare_last(order: RestoreOrder, seen: Sequence[tuple[str, Any]], rows: Rows) -> None:
-    """Compare the last observation with what lies in the rows.
-
-    Raises:
-        NotRestoredError: They differ.
-    """
-    rows.put_carried_observation(order.slot, order.env_id, order.carried)
-    before = rows.parts_of_observation(order.slot, order.env_id)
+    """Raise NotRestoredError where the last observation is not what lies in the rows."""
+    rows.observation_values.put_carried(order.slot, order.env_id, order.carried)
+    before = rows.observation_values.parts(order.slot, order.env_id)
     for (path, now), (_, then) in zip(seen, before, strict=True):
         if not same(now, then):
             raise _differs(f"its last observation{path}, of timestep {order.n_timesteps}, is another one than before")

@@ -37,15 +37,7 @@ _VECTOR = (
 
 
 class RolloutServer(EnvServer):
-    """Serves the environments of one process, each of them made and asked as in a worker of a sampler.
-
-    Args:
-        updates: What makes each environment, pickled, by its number.
-        worker_number: The number of the process.
-        row: The process's row of the board; shows the environment in hand, and its phase.
-        seed: The sampler's seed.
-        max_episode_length: After how many timesteps the sampler truncates trajectories; None for never.
-    """
+    """Serves the environments of one process, each of them made and asked as in a worker of a sampler."""
 
     _tells = True
 
@@ -54,7 +46,7 @@ class RolloutServer(EnvServer):
         max_episode_length: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__(updates, worker_number, row)
-        self.generators = EnvGenerators((), is_shared=False, found=_nothing)
+        self.generators = EnvGenerators((), is_shared=False, found=lambda *_: None)  # they are refused
         self._payloads = dict(updates)
         self._construction_seed = TrajectorySeeds(seed, 0)[0]
         self._orders: dict[int, ResetOrder] = {}
@@ -129,7 +121,7 @@ class RolloutServer(EnvServer):
 
     def _told(
         self, env_id: int, action: Any, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any
-    ) -> tuple[Any, Any, Any, Any, Any]:  # fmt: skip
+    ) -> tuple[Any, Any, Any, Any, Any]:
         length = self._lengths[env_id] = self._lengths[env_id] + 1
         over = length >= self._limit
         if self._games:
@@ -160,9 +152,7 @@ class RolloutServer(EnvServer):
                 env = self.envs[env_id]
                 return EnvFacts.of(env), GameFacts.of(env)
             case "close":
-                return self.close()
+                for error in self.close_all().values():
+                    raise error
+                return None
         return super().request(env_id, kind, name, arguments)
-
-
-def _nothing(*_: Any) -> None:
-    """Do nothing: draws are refused."""

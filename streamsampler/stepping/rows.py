@@ -29,15 +29,7 @@ KINDS: tuple[Kind, ...] = ("observation", "action")
 
 
 class EnvSpaces:
-    """The observation space and the action space of each environment.
-
-    Args:
-        pairs: (observation space, action space) of each environment.
-
-    Attributes:
-        observation: The observation space of each environment; the same object where spaces are equal to the first one.
-        action: The action spaces, likewise.
-    """
+    """The observation space and the action space of each environment: the same object where it equals the first one."""
 
     def __init__(self, pairs: Sequence[tuple[Any, Any]]) -> None:
         self.observation, self.action = (
@@ -46,27 +38,16 @@ class EnvSpaces:
         )
 
     def common(self, kind: Kind) -> Any:
-        """Return the space that all environments have.
-
-        Args:
-            kind: Which one.
-
-        Raises:
-            UsageError: Those of two environments differ; shows both.
-        """
+        """Return the space that all environments have; raise UsageError with both if two have others."""
         each = self.observation if kind == "observation" else self.action
         first = each[0]
         for env_id, space in enumerate(each):
             if space is not first:
                 raise DifferentSpacesError(
-                    f"{_differs(kind, env_id, space, first)}: here all environments must have the same {kind} space; "
-                    f"{kind}_spaces of a manager has those of each"
+                    f"the {kind} space of environment {env_id} is {space}, and that of environment 0 is {first}: here "
+                    f"all environments must have the same {kind} space; {kind}_spaces of a manager has those of each"
                 )
         return first
-
-
-def _differs(kind: Kind, env_id: int, space: Any, first: Any) -> str:
-    return f"the {kind} space of environment {env_id} is {space}, and that of environment 0 is {first}"
 
 
 _ALIGNMENT = 64
@@ -82,11 +63,6 @@ class Rows:
     Observations are double-buffered: a result is written to the slot that the one before does not lie in, so that both
     stay readable until the next action is sent.
 
-    Args:
-        spaces: The spaces of each environment.
-        allocate: Makes an array of zeros.
-        is_shared: Whether the worker and the parent have the same arrays, and not their own ones.
-
     Attributes:
         observations: Leaves of (2, n_envs, ...), by slot; written by the environment's worker.
         last_observations: Leaves of (n_envs, ...): the last observation of an episode where the environment was reset
@@ -97,8 +73,6 @@ class Rows:
         seeds: (n_envs,) the seed of each environment's next reset; written by the parent.
         parameters: (n_envs,) the number of the parameters that the last reset set, 0 for none; written by the worker.
         has_views: Whether the environments' observations lie in `observations`.
-        is_shared: As above.
-        observations_have_objects: Whether some parts of them are no arrays of one size.
         plain_dtype, plain_shape, plain_leaves: Where observations are one array, its dtype and shape, and by slot where
             they are written, (n_envs, ...): one of just these is written as it is, which is quicker.
         observations_are_carried, actions_are_carried: Whether some parts of them come in messages, because they are no
@@ -112,17 +86,17 @@ class Rows:
             EnvValues, spaces.observation, path="observation", error=ObservationError, allocate=allocate,
             is_shared=is_shared,
         )  # fmt: skip
-        self._observations, self._last = observations(n_slots=2), observations(n_slots=1)
-        self._actions = EnvValues(spaces.action, 1, "action", ActionError, allocate, is_shared=is_shared)
-        self.has_views = self._observations.is_stacked
-        self.is_shared = is_shared
-        self.observations_have_objects = self._observations.has_objects
-        self.observations_are_carried = self._observations.is_carried
-        self.actions_are_carried = self._actions.is_carried
+        self.observation_values, self.last_values = observations(n_slots=2), observations(n_slots=1)
+        self.action_values = EnvValues(spaces.action, 1, "action", ActionError, allocate, is_shared=is_shared)
+        self.has_views = self.observation_values.is_stacked
+        self.is_shared = is_shared  # whether the worker and the parent have the same arrays, and not their own ones
+        self.observations_have_objects = self.observation_values.has_objects
+        self.observations_are_carried = self.observation_values.is_carried
+        self.actions_are_carried = self.action_values.is_carried
         self._ended: set[int] = set()  # environments with a last observation that was not carried yet
-        self.observations = self._observations.arrays
+        self.observations = self.observation_values.arrays
         self.last_observations, self.actions = (
-            map_tree(operator.itemgetter(0), it.arrays) for it in (self._last, self._actions)
+            map_tree(operator.itemgetter(0), it.arrays) for it in (self.last_values, self.action_values)
         )
         self.rewards: NDArray[np.float64] = allocate((n_envs,), np.dtype(np.float64))
         self.seeds: NDArray[np.int64] = allocate((n_envs,), np.dtype(np.int64))
@@ -130,21 +104,18 @@ class Rows:
         self.truncated: NDArray[np.bool_] = allocate((n_envs,), np.dtype(np.bool_))
         self.slots: NDArray[np.uint8] = allocate((n_envs,), np.dtype(np.uint8))
         self.parameters: NDArray[np.int64] = allocate((n_envs,), np.dtype(np.int64))
+        self._of_workers = self.rewards, self.terminated, self.truncated, self.parameters
         only = self.observations if isinstance(self.observations, np.ndarray) else None
         self.plain_dtype = None if only is None or only.dtype.hasobject else only.dtype
         self.plain_shape = () if only is None else only.shape[2:]
         self.plain_leaves: Sequence[Any] = () if only is None else tuple(only)
 
     def put_observation(self, slot: int, env_id: int, value: Any) -> None:
-        """Write an observation of an environment to a slot.
-
-        Raises:
-            ObservationError: It is of another structure, shape or kind than the space, or would become another number.
-        """
+        """Write an observation of an environment to a slot; raise ObservationError where it does not fit its space."""
         if value.__class__ is np.ndarray and value.dtype is self.plain_dtype and value.shape == self.plain_shape:
             self.plain_leaves[slot][env_id] = value
         else:
-            self._observations.put(slot, env_id, value)
+            self.observation_values.put(slot, env_id, value)
 
     def free_slots(self, place: Any) -> list[int]:
         """Return, of each environment of a place, the slot that its last observation does not lie in."""
@@ -165,29 +136,13 @@ class Rows:
         if value.__class__ is np.ndarray and value.dtype is self.plain_dtype and value.shape == self.plain_shape:
             self.last_observations[env_id] = value
         else:
-            self._last.put(0, env_id, value)
+            self.last_values.put(0, env_id, value)
         if self.observations_are_carried:
             self._ended.add(env_id)
 
     def observation(self, env_id: int) -> Any:
         """Return a copy of the last observation of an environment."""
-        return self._observations.read(self.slots[env_id], env_id)
-
-    def taken_observations(self, slots: Any, ids: Any) -> Any:
-        """Return copies of observations of environments; see `EnvValues.taken`."""
-        return self._observations.taken(slots, ids)
-
-    def taken_last_observations(self, ids: Any) -> Any:
-        """Return copies of the last observations of environments."""
-        return self._last.taken(0, ids)
-
-    def taken_actions(self, ids: Any) -> Any:
-        """Return copies of the actions of environments."""
-        return self._actions.taken(0, ids)
-
-    def view(self, slot: int, env_id: int) -> Any:
-        """Return an observation of an environment, not to be kept."""
-        return self._observations.view(slot, env_id)
+        return self.observation_values.read(self.slots[env_id], env_id)
 
     def new_value(self, env_id: int) -> EnvValues:
         """Return what takes an observation of one environment, in slot 0, as environment 0; nested as in the rows."""
@@ -196,7 +151,7 @@ class Rows:
 
     def kept_action(self, env_id: int, kept: Any, index: int) -> Any:
         """Return a copy of one of the actions of an environment that were kept, as `action` does."""
-        if self._actions.is_stacked:
+        if self.action_values.is_stacked:
             return unstacked(kept, index)
         space = self._spaces.action[env_id]
         parts = values_of(space, kept[index], "action", ActionError)
@@ -205,7 +160,7 @@ class Rows:
 
     def action(self, env_id: int) -> Any:
         """Return a copy of the action of an environment, as `VecWorker` and Gymnasium's vector environments pass it."""
-        return self._actions.read_unstacked(0, env_id)
+        return self.action_values.read_unstacked(0, env_id)
 
     def actions_of(self, env_ids: Sequence[int], place: Any) -> Sequence[Any]:
         """Return the actions of environments, whose place is known; see `action`."""
@@ -214,76 +169,34 @@ class Rows:
             return [self.action(env_id) for env_id in env_ids]
         return list(actions[place] if actions.ndim == 1 else actions[place].copy())  # of one dimension: no views
 
-    def put_action_exactly(self, env_id: int, action: Any) -> bool:
-        """Write the action of an environment; see `EnvValues.put_exactly`."""
-        return self._actions.put_exactly(0, env_id, action)
-
-    def put_actions(self, env_ids: list[int], actions: Any) -> None:
-        """Write the actions of K environments; see `EnvValues.put_some`.
-
-        Raises:
-            ActionError: They are of another structure, shape or kind than the space, or of another number, or would
-                become another number; nothing is written then.
-        """
-        self._actions.put_some(0, env_ids, actions)
-
     def put_all_actions(self, actions: Any) -> None:
-        """Write the actions of all environments, in order; see `put_actions`."""
+        """Write the actions of all environments, in order; see `EnvValues.put_some`."""
         kept = self.actions
         is_plain = kept.__class__ is np.ndarray and not kept.dtype.hasobject and actions.__class__ is np.ndarray
         if is_plain and actions.dtype is kept.dtype and actions.shape == kept.shape:
             kept[...] = actions
         else:
-            self.put_actions(list(range(len(self.rewards))), actions)
-
-    def stacked_actions(self, env_ids: list[int], actions: list[Any]) -> Any:
-        """Return actions as `put_actions` writes them."""
-        return self._actions.stacked(env_ids, actions)
-
-    def parts_of_observation(self, slot: int, env_id: int) -> list[tuple[str, Any]]:
-        """Return what each leaf has of an observation of an environment; see `EnvValues.parts`."""
-        return self._observations.parts(slot, env_id)
-
-    def carried_observation(self, slot: int, env_id: int) -> list[Any]:
-        """Return what the other process does not see of an observation of an environment; see `EnvValues.carried`."""
-        return self._observations.carried(slot, env_id)
-
-    def put_carried_observation(self, slot: int, env_id: int, parts: Sequence[Any]) -> None:
-        """Write what `carried_observation` returned."""
-        self._observations.put_carried(slot, env_id, parts)
+            self.action_values.put_some(0, list(range(len(self.rewards))), actions)
 
     def carried_result(self, env_id: int) -> CarriedResult:
         """Return what the parent does not see of an environment's result."""
         slot, has_ended = int(self.slots[env_id]), env_id in self._ended
         self._ended.discard(env_id)
-        observation = self._observations.carried(slot, env_id)
-        last = self._last.carried(0, env_id) if has_ended else None
-        numbers = None if self.is_shared else [column[env_id].item() for column in self._columns_of_workers]
+        observation = self.observation_values.carried(slot, env_id)
+        last = self.last_values.carried(0, env_id) if has_ended else None
+        numbers = None if self.is_shared else [column[env_id].item() for column in self._of_workers]
         return slot, observation, last, numbers
 
     def put_carried_result(self, env_id: int, result: CarriedResult) -> None:
         """Write what `carried_result` returned."""
         slot, observation, last, numbers = result
-        self._observations.put_carried(slot, env_id, observation)
+        self.observation_values.put_carried(slot, env_id, observation)
         if last is not None:
-            self._last.put_carried(0, env_id, last)
+            self.last_values.put_carried(0, env_id, last)
         if numbers is not None:
             self.slots[env_id] = slot
-            for column, number in zip(self._columns_of_workers, numbers, strict=True):
+            for column, number in zip(self._of_workers, numbers, strict=True):
                 column[env_id] = number
-
-    @property
-    def _columns_of_workers(self) -> Sequence[NDArray[Any]]:
-        return self.rewards, self.terminated, self.truncated, self.parameters
-
-    def carried_actions(self, env_ids: Sequence[int]) -> list[list[Any]]:
-        """Return what the worker does not see of the action of each of some environments."""
-        return [self._actions.carried(0, env_id) for env_id in env_ids]
-
-    def put_carried_actions(self, env_ids: Sequence[int], parts: Sequence[Sequence[Any]]) -> None:
-        """Write what `carried_actions` returned."""
-        for env_id, of_one in zip(env_ids, parts, strict=True):
-            self._actions.put_carried(0, env_id, of_one)
 
     def carried_seeds(self, env_ids: Sequence[int]) -> list[int] | None:
         """Return the seeds of the next resets of environments, where the worker does not see them; None otherwise."""

@@ -37,9 +37,6 @@ class ManagedVecEnv(VecEnv):  # type: ignore[misc]
     Args:
         manager: The manager, which `close` closes; its environments are reset in the step that ends an episode.
 
-    Attributes:
-        manager: As above.
-
     Raises:
         UsageError: The manager has another autoreset mode.
     """

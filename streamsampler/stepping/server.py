@@ -45,17 +45,11 @@ _TOGETHER_SECONDS = 5e-4
 
 
 class Answers(ABC):
-    """Takes the answers of environments.
+    """Takes the answers of environments."""
 
-    Attributes:
-        failures: What an environment may raise; all else ends the call.
-        are_awaited: Whether somebody sleeps until answers come: then they are given as soon as others would be late.
-        bring_all: Whether results bring what lies in rows, too.
-    """
-
-    failures: tuple[type[BaseException], ...]
-    are_awaited: bool
-    bring_all: bool = False
+    failures: tuple[type[BaseException], ...]  # what an environment may raise; all else ends the call
+    are_awaited: bool  # whether somebody sleeps until answers come: they are given as soon as others would be late
+    bring_all: bool = False  # whether results bring what lies in rows, too
 
     @abstractmethod
     def keep(self, env_id: int, phase: str, info: dict[str, Any]) -> None:
@@ -71,27 +65,12 @@ class Answers(ABC):
 
 
 class EnvServer(ABC):
-    """Serves the environments of one process.
+    """Serves the environments of one process. Its row of the board shows the one in hand as a trajectory."""
 
-    Args:
-        env_ids: Their numbers.
-        row: The worker's row of the board; shows the environment in hand as a trajectory, and its phase.
-        worker_number: The number of the worker that these environments are in.
-
-    Attributes:
-        envs: The environments.
-        rows: The rows; set before the first reset.
-        fresh: Returns what makes an environment, as it was before anything was made of it; set before the first reset.
-        making: The environment that is made, or was made last.
-        times: Where the time goes.
-        generators: The global generators.
-        on_draws: Takes the number and the name of an environment that is found to draw from them, and what its states
-            take, in seconds for each of its calls; set before the first reset.
-        not_restored: Environments that could not be restored: they take no steps until they are given up, or reset.
-    """
-
-    rows: Rows
-    fresh: Callable[[int], EnvUpdate]
+    rows: Rows  # set before the first reset, as `fresh` and `on_draws`
+    fresh: Callable[[int], EnvUpdate]  # returns what makes an environment, as it was before anything was made of it
+    # Takes the number and the name of an environment that is found to draw from the global generators, and what its
+    # states take, in seconds for each of its calls.
     on_draws: Callable[[int, str, float], None]
     generators: EnvGenerators
     _tells = False  # whether `_told` changes what steps return
@@ -101,8 +80,8 @@ class EnvServer(ABC):
         self._is_over = dict.fromkeys(env_ids, True)  # the next step begins an episode
         self._ended = set(env_ids)  # whose rows may say that the episode has ended, those of an earlier process too
         self.envs: dict[int, gymnasium.Env[Any, Any]] = {}
-        self.making = min(env_ids)
-        self.not_restored: set[int] = set()
+        self.making = min(env_ids)  # the environment that is made, or was made last
+        self.not_restored: set[int] = set()  # they take no steps until they are given up, or reset
         self.times = EnvTimes(worker_number)
         self._row = row
         self._n_stepped = 0
@@ -144,11 +123,7 @@ class EnvServer(ABC):
         """Take steps, one after the other, with the actions in rows; an episode that is over begins anew instead.
 
         All steps of environments are taken in this loop: so everything that it touches is in local variables, and what
-        comes of many is written to rows at once.
-
-        Args:
-            env_ids: The environments; those are left out that could not be restored.
-            answers: Takes what comes of it.
+        comes of many is written to rows at once. Environments are left out that could not be restored.
         """
         rows, envs, is_over, ended = self.rows, self.envs, self._is_over, self._ended
         failures, awaited, bring_all = answers.failures, answers.are_awaited, answers.bring_all
@@ -164,7 +139,7 @@ class EnvServer(ABC):
         try:
             for env_id, action, slot in zip(
                 env_ids, self._actions_of(env_ids, place), rows.free_slots(place), strict=True
-            ):  # fmt: skip
+            ):
                 if not_restored and env_id in not_restored:
                     continue  # the parent does not know yet
                 if awaited:
@@ -235,22 +210,17 @@ class EnvServer(ABC):
 
     def _told(
         self, env_id: int, action: Any, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any
-    ) -> tuple[Any, Any, Any, Any, Any]:  # fmt: skip
+    ) -> tuple[Any, Any, Any, Any, Any]:
         """Return what is told of a step, where that is something else than what it returned."""
         raise NotImplementedError
 
     @abstractmethod
     def _taken_info(self, info: Any) -> dict[str, Any]:
-        """Return an info that is not empty.
-
-        Raises:
-            DataError: It is none.
-        """
+        """Return an info that is not empty; raise DataError if it is none."""
 
     def _take_flags(
         self, env_id: int, slot: int, observation: Any, terminated: Any, truncated: Any, info: dict[str, Any]
     ) -> dict[str, Any]:
-        """Take what a step returned besides the reward; return the info of its result."""
         if terminated.__class__ not in FLAGS or truncated.__class__ not in FLAGS:
             terminated, truncated = flag_of("terminated", terminated), flag_of("truncated", truncated)
         over = self._is_over[env_id] = bool(terminated or truncated)
@@ -259,7 +229,6 @@ class EnvServer(ABC):
         return info
 
     def _end(self, env_id: int, slot: int, observation: Any, info: dict[str, Any]) -> dict[str, Any]:
-        """Take the last observation of an episode; return the info of its result."""
         return self._observe(env_id, slot, observation, info)
 
     def _observe(self, env_id: int, slot: int, observation: Any, info: dict[str, Any]) -> dict[str, Any]:
@@ -274,22 +243,17 @@ class EnvServer(ABC):
             self._ended.discard(env_id)
 
     def _fail(self, env_id: int, error: BaseException, answers: Answers) -> None:
-        phase = self.phase_at_failure
+        # A step that begins an episode is a reset.
+        phase = "reset" if self._row.words[self._row.phase_word] in (RESETTING, MAKING) else "step"
         self.end_episodes([env_id])
         answers.fail(env_id, phase, error)
 
     def _explained(self, error: BaseException, env_id: int, action: Any) -> BaseException:  # noqa: ARG002
-        """Return a better error for what a step raised, where one is known."""
         if isinstance(error, TypeError | ValueError) and raised_in(error, EnvServer.step):
             better = UsageError("step must return (observation, reward, terminated, truncated, info)")
             better.__cause__ = error
             return better
         return error
-
-    @property
-    def phase_at_failure(self) -> str:
-        """What the environment that raised was doing: a step that begins an episode is a reset."""
-        return "reset" if self._row.words[self._row.phase_word] in (RESETTING, MAKING) else "step"
 
     def end_episodes(self, env_ids: Sequence[int]) -> None:
         """Let the next step of environments be a reset, as that of an environment that raised."""
@@ -310,13 +274,9 @@ class EnvServer(ABC):
         words[self._row.phase_word] = _WAITING
 
     def restore(self, order: RestoreOrder) -> str:
-        """Bring an environment back to the timestep of an order.
+        """Bring an environment back to the timestep of an order; return the reason where it differs from the lost one.
 
-        Returns:
-            The reason where the environment differs from the lost one; empty where it does not.
-
-        Raises:
-            Exception: The environment's reset raised, which is tried again as any reset.
+        Raises what the environment's reset raised, which is tried again as any reset.
         """
         env_id, why_not = order.env_id, ""
         self._is_over[env_id] = True
@@ -359,18 +319,13 @@ class EnvServer(ABC):
         """Return what resets the environment of an order: `reset(seed=seed)`."""
 
     def _replaying(self, order: RestoreOrder) -> contextlib.AbstractContextManager[None]:  # noqa: ARG002 - likewise
-        """Replay an order in a block."""
         return contextlib.nullcontext()
 
     def _actions_to_replay(self, order: RestoreOrder) -> Iterable[Any]:
         return order.actions  # type: ignore[no-any-return]
 
     def _repeat(self, env_id: int, request: PastRequest) -> None:
-        """Repeat a request.
-
-        Raises:
-            NotRestoredError: Its result shows that the environment is another one.
-        """
+        """Repeat a request; raise NotRestoredError where its result shows that the environment is another one."""
         raise self._refused((env_id, request))
 
     def _told_step(self, env_id: int, action: Any) -> tuple[Any, Any, Any, Any, Any]:
@@ -394,11 +349,8 @@ class EnvServer(ABC):
     def request(self, env_id: int, kind: str, name: str, arguments: Any) -> Any:
         """Carry out what is no step; return its result.
 
-        Args:
-            env_id: The environment.
-            kind: "call", "get", "set", "render", "wrappers", or what a subclass adds.
-            name: The attribute or method.
-            arguments: What it gets.
+        The kind is "call", "get", "set", "render", "wrappers", or what a subclass adds; the name that of what is called
+        or got.
         """
         self.show(env_id, _CALLING)
         with self.generators.calling(env_id):
@@ -419,11 +371,6 @@ class EnvServer(ABC):
                 return _called(env, env_id, name, *arguments)
         raise self._refused(kind)
 
-    def close(self) -> None:
-        """Close the environments; the first exception is raised when all are closed."""
-        for error in self.close_all().values():
-            raise error
-
     def close_all(self) -> dict[int, BaseException]:
         """Close the environments, and return what they raised, by environment."""
         raised: dict[int, BaseException] = {}
@@ -436,31 +383,16 @@ class EnvServer(ABC):
                 raised[env_id] = error
         return raised
 
-    def _discard(self, env: Any) -> None:
-        with contextlib.suppress(Exception, SystemExit):
-            env.close()
-
 
 class _Finished:
-    """Results that are not given yet.
-
-    Args:
-        rows: Where they are written to, all at once.
-        answers: Takes them.
-        asked: All environments that are asked.
-        place: Their place.
-
-    Attributes:
-        env_ids: Whose they are; their observations and ends are written already.
-        rewards: Their rewards; none where these are written, too.
-    """
+    """Results that are not given yet: they are written to rows, and given to `answers`, all at once."""
 
     __slots__ = ("_answers", "_asked", "_place", "_rows", "env_ids", "rewards")
 
     def __init__(self, rows: Rows, answers: Answers, asked: Sequence[int], place: Any) -> None:
         self._rows, self._answers, self._asked, self._place = rows, answers, asked, place
-        self.env_ids: list[int] = []
-        self.rewards: list[Any] = []
+        self.env_ids: list[int] = []  # whose they are; their observations and ends are written already
+        self.rewards: list[Any] = []  # none where these are written, too
 
     def give(self) -> None:
         """Write what is left to write, and give them."""
@@ -502,11 +434,7 @@ def _called(env: Any, env_id: int, name: str, positional: Any, named: Any) -> An
 
 
 def member_of(env: Any, env_id: int, name: str) -> Any:
-    """Return an attribute of an environment or of one of its wrappers.
-
-    Raises:
-        AttributeError: There is none; the message names the environment.
-    """
+    """Return an attribute of an environment or of a wrapper; raise AttributeError with its name if there is none."""
     try:
         return env.get_wrapper_attr(name)
     except AttributeError:

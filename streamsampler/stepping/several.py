@@ -20,7 +20,7 @@ from streamsampler.core.errors import UsageError
 from streamsampler.core.seeding import SeedUse, TrajectorySeeds, derived_seed
 from streamsampler.data.trees import object_array
 from streamsampler.stepping.games import GameFacts, JointSpace, game_of
-from streamsampler.stepping.joint_env import Turn
+from streamsampler.stepping.joint_env import NO_ENDS, Ends, Turn
 from streamsampler.stepping.policy_steps import AgentStep, EnvStep, JointSteps, PolicySpaces, listed
 from streamsampler.stepping.rows import EnvSpaces, Kind
 from streamsampler.stepping.steps import Steps
@@ -32,24 +32,16 @@ _LOG = logging.getLogger("streamsampler")
 class SeveralAgents:
     """The agents of a manager's environments, and which policy plays whom.
 
-    Args:
-        facts: What is known of each environment.
-        policy_of: What says who plays whom.
-        seed: The manager's seed.
-        now: Returns the number of the episode that an environment is in, and what it showed last; None for what it
-            showed where its next result begins an episode.
-        warn: See `MaskFinder`.
-
-    Raises:
-        UsageError: A policy plays agents whose spaces differ.
+    `now` returns the number of the episode that an environment is in, and what it showed last; None for what it showed
+    where its next result begins an episode.
     """
 
     def __init__(
-        self, facts: Sequence[GameFacts], policy_of: Any, seed: int, now: Callable[[int], tuple[int, Turn | None]],
-        warn: Callable[[str, str], Any],
-    ) -> None:  # fmt: skip
+        self, facts: Sequence[GameFacts], policy_of: Any, seed: int, now: Callable[[int], tuple[int, Turn | None]]
+    ) -> None:
         self.facts, self.names = facts, PolicyNames(policy_of)
-        self._now, self._warn, self._n_envs = now, warn, len(facts)
+        self._now, self._n_envs = now, len(facts)
+        self._warned: set[str] = set()
         self._policies: dict[str, PolicySpaces] = {}
         self._fitting: set[tuple[int, str, str]] = set()  # to compare spaces takes long
         self._spaces = [dict(it.spaces) for it in facts]
@@ -74,6 +66,12 @@ class SeveralAgents:
                     self._fitting.add((env_id, agent, name))
             policies[agent] = self._policies[name]
         return policies[agent]
+
+    def _warn(self, where: str, text: str) -> None:
+        """Warn once of each place in which something has the name of a mask, and is none."""
+        if where not in self._warned:
+            self._warned.add(where)
+            _LOG.warning("%s", text)
 
     def _meet(self, env_id: int, turn: Turn) -> None:
         if self.facts[env_id].possible_agents is None:
@@ -104,56 +102,39 @@ class SeveralAgents:
         turn: Turn = steps.observations[row]
         is_reset = turn.result.rewards is None and autoreset == "same_step"
         begun = turn if is_reset and steps.timesteps[row] else None
-        if begun is None:
-            last = turn
-            ended_infos = infos
-        else:
-            ended_infos = infos.get("final_info", {})
+        last, ended_infos = (turn, infos) if begun is None else (last, infos.get("final_info", {}))
         self._meet(env_id, last)
         if steps.failed[row]:
             before = steps.previous_observations[row] if steps.timesteps[row] else None
             ended = [] if before is None else list(self._broken_off(env_id, number, before))
         else:
-            ended = [
-                AgentStep(
-                    agent, self._policy_of(env_id, number, agent), last.observation_of(agent),
-                    last.rewards.get(agent, 0.0), ends, last.info_of(agent, ended_infos),
-                )
-                for agent, ends in last.ended.items()
-            ]  # fmt: skip
+            ended = [self._agent_step(env_id, number, it, last, ended_infos, ends) for it, ends in last.ended.items()]
         if begun is not None:
             self._meet(env_id, begun)
-        acting = [
-            AgentStep(
-                agent, self._policy_of(env_id, now, agent), shown.observation_of(agent),
-                shown.rewards.get(agent, 0.0), info=shown.info_of(agent, infos),
-            )
-            for now, shown, agent in self._acting(env_id)
-        ]  # fmt: skip
+        acting = [self._agent_step(env_id, now, agent, shown, infos) for now, shown, agent in self._acting(env_id)]
         return EnvStep(acting, ended, last, begun)
 
+    def _agent_step(
+        self, env_id: int, number: int, agent: str, turn: Turn, infos: Mapping[str, Any], ends: Ends = NO_ENDS
+    ) -> AgentStep:
+        policy, reward = self._policy_of(env_id, number, agent), turn.rewards.get(agent, 0.0)
+        return AgentStep(agent, policy, turn.observation_of(agent), reward, ends, turn.info_of(agent, infos))
+
     def _broken_off(self, env_id: int, number: int, before: Turn) -> Iterator[AgentStep]:
-        """Yield the ends of those that were to act in an episode that ended because its environment failed."""
         for agent in before.acting:
             policy = self._policy_of(env_id, number, agent)
             yield AgentStep(agent, policy, before.observation_of(agent), ends=(False, True))
 
     def _acting(self, env_id: int) -> list[tuple[int, Turn, str]]:
-        """Return who is to act in an environment, with the number of the episode, and what the last result showed."""
+        """Return who is to act, with the number of the episode, and what the last result showed."""
         number, turn = self._now(env_id)
         return [] if turn is None else [(number, turn, agent) for agent in turn.acting]
 
     def joint_actions(self, env_ids: Sequence[int], actions: Any) -> list[dict[str, Any]]:
         """Return the actions of each environment, by agent.
 
-        Args:
-            env_ids: The environments.
-            actions: By policy, a batch with an action for each of its agents that is to act in them, by environment
-                and then in the order of agents.
-
-        Raises:
-            UsageError: They are not by policy, one is unknown, or lacks though it is to act.
-            ActionError: Actions of a policy are of another shape, kind or number.
+        By policy, there is a batch with an action for each of its agents that is to act, by environment and then in the
+        order of agents. Raise UsageError where a policy is unknown or lacks, ActionError where its batch does not fit.
         """
         if not isinstance(actions, Mapping) or not all(isinstance(name, str) for name in actions):
             raise UsageError(
@@ -194,7 +175,6 @@ class SeveralAgents:
         return {name: self._policies[name].stacked_actions(each) for name, each in drawn.items()}
 
     def _drawing_space(self, env_id: int, agent: str) -> Space[Any]:
-        """Return an agent's action space, which draws from the episode's seed."""
         playing = self._playing[env_id]
         if agent not in playing.spaces:
             space = playing.spaces[agent] = copy.deepcopy(self._spaces[env_id][agent][1])
@@ -205,33 +185,17 @@ class SeveralAgents:
 
 @dataclass
 class _Playing:
-    """What is known of one episode of an environment.
-
-    Attributes:
-        number: Its number.
-        policies: Which policy plays each agent.
-        spaces: The action spaces that draw random actions, by agent.
-    """
+    """What is known of one episode of an environment, by its number."""
 
     number: int
-    policies: dict[str, PolicySpaces] = field(default_factory=dict)
-    spaces: dict[str, Space[Any]] = field(default_factory=dict)
+    policies: dict[str, PolicySpaces] = field(default_factory=dict)  # that play, by agent
+    spaces: dict[str, Space[Any]] = field(default_factory=dict)  # which draw random actions, by agent
 
 
 def several_agents(
     spaces: EnvSpaces, policy_of: Any, seed: int, now: Callable[[int], tuple[int, Turn | None]]
 ) -> SeveralAgents | None:
-    """Return the agents of environments that have several; None where each has one.
-
-    Args:
-        spaces: The spaces of the environments.
-        policy_of: See `SeveralAgents`, as the others.
-        seed: As above.
-        now: As above.
-
-    Raises:
-        UsageError: Only some have several, or `policy_of` is given though all have one, or does not suit their agents.
-    """
+    """Return the agents of environments that have several; None where each has one. See `SeveralAgents`."""
     facts = [it.facts for it in spaces.observation if isinstance(it, JointSpace) and it.facts is not None]
     if not facts:
         if policy_of is not None:
@@ -241,19 +205,7 @@ def several_agents(
         return None
     if len(facts) < len(spaces.observation):
         raise UsageError("some of these environments have one agent, and some have several: make a manager for each")
-    return SeveralAgents(facts, policy_of, seed, now, _Warned())
-
-
-class _Warned:
-    """Warns once of each place in which something has the name of a mask, and is none."""
-
-    def __init__(self) -> None:
-        self._places: set[str] = set()
-
-    def __call__(self, where: str, text: str) -> None:
-        if where not in self._places:
-            self._places.add(where)
-            _LOG.warning("%s", text)
+    return SeveralAgents(facts, policy_of, seed, now)
 
 
 def by_agent(turn: Turn) -> dict[str, Any]:

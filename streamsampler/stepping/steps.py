@@ -121,13 +121,9 @@ class Steps:
         arrays: dict[str, Any] = {it.name: getattr(self, it.name) for it in fields(self) if it.name not in _NO_ARRAYS}
         joint = None if self.joint is None else self.joint.select(index)
         selected = {name: take(it, index) for name, it in arrays.items()}
-        return Steps(info_by_row=self._selected_infos(index), joint=joint, **selected)
-
-    def _selected_infos(self, index: Any) -> dict[int, dict[str, Any]]:
-        if not self.info_by_row:
-            return {}
-        rows = np.arange(len(self))[index].tolist()
-        return {new: self.info_by_row[old] for new, old in enumerate(rows) if old in self.info_by_row}
+        rows = np.arange(len(self))[index].tolist() if self.info_by_row else ()
+        infos = {new: self.info_by_row[old] for new, old in enumerate(rows) if old in self.info_by_row}
+        return Steps(info_by_row=infos, joint=joint, **selected)
 
     def by_env(self) -> dict[int, Steps]:
         """Return the rows by environment: `Steps` of one row each."""

@@ -19,12 +19,7 @@ _LOG = logging.getLogger("streamsampler")
 
 
 class UnansweredError(Exception):
-    """Workers were lost while their environments carried out what is no step.
-
-    Attributes:
-        error: What happened to the first one.
-        values: What the other environments returned.
-    """
+    """Workers were lost while their environments carried out what is no step: the first error, and others' values."""
 
     def __init__(self, error: WorkerError, values: dict[int, Any]) -> None:
         super().__init__(str(error))
@@ -36,8 +31,6 @@ class Transport(abc.ABC):
     """Carries requests to environments, and their results back.
 
     Attributes:
-        rows: The rows of all environments, after `start`.
-        spaces: The spaces of each environment, after `start`.
         losses: The quotas, against which losses before the end of `start` are counted here.
         in_hand: Whether a call is at something that must not be left half done: what was read is not recorded yet, or
             what is recorded is not sent. It stays True where an unexpected exception, such as Ctrl-C, ends the
@@ -49,6 +42,7 @@ class Transport(abc.ABC):
     spaces: EnvSpaces
     losses: Losses
     in_hand: bool = False
+    _has_warned = False  # of draws from global generators
     tried: Mapping[int, bool] = MappingProxyType({})
 
     @abc.abstractmethod
@@ -60,22 +54,15 @@ class Transport(abc.ABC):
 
     @abc.abstractmethod
     def step(self, env_ids: Sequence[int], *, together: bool = False) -> None:
-        """Request a step of each of some environments; their actions lie in their rows.
+        """Request steps of environments, whose actions lie in their rows.
 
-        Args:
-            env_ids: The environments.
-            together: Whether nothing goes on before all results are there: then each worker gives all of its own at
-                once. Otherwise it gives results that are there before others would be late.
+        With `together` nothing goes on before all results are there: then each worker gives all of its own at once.
+        Otherwise it gives results that are there before others would be late.
         """
 
     @abc.abstractmethod
     def reset(self, env_ids: Sequence[int], options: Mapping[int, dict[str, Any] | None]) -> None:
-        """Request resets; the seeds lie in the rows.
-
-        Args:
-            env_ids: The environments.
-            options: Options to remember, by environment; an environment that is not there keeps those that it has.
-        """
+        """Request resets; the seeds lie in the rows. Environments that have no options here keep theirs."""
 
     @abc.abstractmethod
     def restore(self, orders: Sequence[RestoreOrder]) -> None:
@@ -91,44 +78,47 @@ class Transport(abc.ABC):
 
     @abc.abstractmethod
     def interrupted(self, waiting: Collection[int]) -> Sequence[Broken]:
-        """Give up whatever may be half done; return which environments are lost by it.
-
-        Args:
-            waiting: Environments whose requests have no answer yet.
-        """
+        """Give up whatever may be half done, given the requests without answers; return the environments lost."""
 
     @abc.abstractmethod
     def collect(self, timeout: float | None, awaited: Sequence[int] = ()) -> Sequence[EnvReport]:
         """Return what has happened since the last call; wait for it if it is nothing yet.
 
         `in_hand` is False while it waits, and True when it returns: the caller sets it to False when all is recorded.
-
-        Args:
-            timeout: Seconds to wait at most; None for any time.
-            awaited: Environments without whose results nothing goes on, in their order: others need not end the wait.
+        Without the results of the `awaited`, in their order, nothing goes on: others need not end the wait.
         """
 
     @abc.abstractmethod
     def take_round(self, n: int) -> Mapping[int, dict[str, Any]] | None:
-        """Wait for the results of a step of all n environments, which was requested at once; return their infos.
+        """Wait for the results of a step of all n environments, requested at once; return their infos.
 
-        `in_hand` is as in `collect`.
-
-        Returns:
-            None where something else has happened before all are there: `collect` returns all of it then.
+        `in_hand` is as in `collect`. None where something else has happened before all are there, which `collect`
+        returns then.
         """
 
     @abc.abstractmethod
     def request(self, env_ids: Sequence[int], kind: str, name: str, arguments: Sequence[Any]) -> list[Any]:
         """Carry out what is no step, see `EnvServer.request`, while no request of these environments is open.
 
-        Raises:
-            UnansweredError: Workers were lost meanwhile.
+        Raises UnansweredError where workers were lost meanwhile.
         """
 
     @abc.abstractmethod
     def reports(self) -> Sequence[WorkerReport]:
         """Return what workers have said of their time since the last call; ask those that have nothing to do."""
+
+    def _warn_of_draws(self, env_id: int, name: str, seconds: float) -> None:
+        """Log, once, that an environment draws from a global generator, which others in its process may draw from."""
+        if self._has_warned:
+            return
+        self._has_warned = True
+        _LOG.warning(
+            "environment %d (%s) draws from a global generator (random, numpy.random or torch), which the environments "
+            "of a process share: its earlier episodes may have depended on the others. From now on it has states of "
+            "its own, which takes %.2f ms for each of its calls; others that draw are treated alike. Let it draw from "
+            "self.np_random, or pass own_generators=True, which does so from the start",
+            env_id, name, 1000 * seconds,
+        )  # fmt: skip
 
     @property
     def is_ours(self) -> bool:
@@ -140,17 +130,7 @@ class Transport(abc.ABC):
         """Close the environments; may be repeated."""
 
 
-def warn_of_draws(env_id: int, name: str, seconds: float) -> None:
-    """Log that an environment draws from a global generator, which others in its process may draw from, too."""
-    _LOG.warning(
-        "environment %d (%s) draws from a global generator (random, numpy.random or torch), which the environments of "
-        "a process share: its earlier episodes may have depended on the others. From now on it has states of its own, "
-        "which takes %.2f ms for each of its calls; others that draw are treated alike. Let it draw from "
-        "self.np_random, or pass own_generators=True, which does so from the start",
-        env_id, name, 1000 * seconds,
-    )  # fmt: skip
-
-
-def warn_of_unclosed(env_id: int, summary: str) -> None:
-    """Log that an environment raised while it was closed, when no call is left that could raise it."""
-    _LOG.warning("environment %d raised while it was closed: %s", env_id, summary)
+def warn_of_unclosed(raised: Mapping[int, str]) -> None:
+    """Log what environments raised while they were closed, when no call is left that could raise it."""
+    for env_id, summary in raised.items():
+        _LOG.warning("environment %d raised while it was closed: %s", env_id, summary)

@@ -20,20 +20,9 @@ Allocate = Callable[[tuple[int, ...], "np.dtype[Any]"], Array]
 class EnvValues:
     """Values of each environment, which are held to its space as what samplers record is: the same code does it.
 
-    Args:
-        spaces: The space of each environment.
-        n_slots: How many values each environment has.
-        path: What a value is called in errors.
-        error: What is raised for a value that does not fit.
-        allocate: Makes an array of zeros, for leaves that are no objects.
-        is_shared: Whether these arrays are those of the other process, too.
-
-    Attributes:
-        arrays: Leaves of (n_slots, n_envs, ...); where the layouts of spaces differ, each environment has arrays of its
-            own, and these are (n_slots, n_envs) objects that are all None.
-        is_stacked: Whether the spaces have one layout.
-        has_objects: Whether values of an environment have parts that are no arrays of one size.
-        is_shared: As above.
+    Each has `n_slots` of them, in `arrays` that may be shared with the other process: leaves of (n_slots, n_envs, ...).
+    Where the layouts of spaces differ, it has arrays of its own, and these are (n_slots, n_envs) objects, all None. An
+    `error` is raised for a value that does not fit, which is called by its `path` then.
     """
 
     def __init__(
@@ -41,7 +30,9 @@ class EnvValues:
         is_shared: bool = True,
     ) -> None:  # fmt: skip
         self._path, self._error, self.is_shared = path, error, is_shared
+        # Whether values of an environment have parts that are no arrays of one size.
         self.has_objects = any(row_spec(leaf)[1].hasobject for space in spaces for _, leaf in leaves_of(space, path))
+        self.is_carried = self.has_objects or not is_shared  # whether the other process does not see some parts
         self.is_stacked = len({id(space) for space in spaces}) == 1 or all(
             _layout_of(space) == _layout_of(spaces[0]) for space in spaces
         )
@@ -57,24 +48,14 @@ class EnvValues:
         self._of = [(columns[group], row, spaces[e], own[group]) for e, (group, row) in enumerate(places)]
 
     def put(self, slot: int, env_id: int, value: Any) -> None:
-        """Write a value of an environment.
-
-        Raises:
-            DataError: It is of another structure, shape or kind than the space, or would become another number.
-        """
+        """Write a value; raise DataError where it does not fit the space, or would become another number."""
         columns, row, _, _ = self._of[env_id]
         columns.put(slot, row, value)
 
     def put_some(self, slot: int, env_ids: list[int], values: Any) -> None:
-        """Write values of K environments.
+        """Write values of K environments, or none where one does not fit, and raise DataError.
 
-        Args:
-            slot: Where to.
-            env_ids: The environments.
-            values: One stacked value, leaves of (K, ...), if the spaces have one layout; or a sequence of K.
-
-        Raises:
-            DataError: As `put`, or there is another number of them; nothing is written then.
+        They are one stacked value, leaves of (K, ...), if the spaces have one layout; or a sequence of K.
         """
         if self.is_stacked:
             columns = self._of[0][0]
@@ -112,9 +93,7 @@ class EnvValues:
     def taken(self, slots: Any, env_ids: Any) -> Any:
         """Return copies of the values of K environments: leaves of (K, ...), or K objects.
 
-        Args:
-            slots: Where they lie: one number, or an array of (K,).
-            env_ids: The environments; their `place_of` will do, which is quicker.
+        They lie in one slot, or in an array of (K,); instead of `env_ids` their `place_of` will do, which is quicker.
         """
         if self.is_stacked:
             if self.has_objects:
@@ -170,11 +149,6 @@ class EnvValues:
             leaf[slot, row] = part
         return fits
 
-    @property
-    def is_carried(self) -> bool:
-        """Whether a value has parts that the other process does not see."""
-        return self.has_objects or not self.is_shared
-
     def carried(self, slot: int, env_id: int) -> list[Any]:
         """Return the parts of a value of an environment that the other process does not see: not to be kept."""
         _, row, _, arrays = self._of[env_id]
@@ -200,23 +174,13 @@ def _layout_of(space: Any) -> Any:
 
 
 def _arrays(space: AnySpace, shape: tuple[int, ...], allocate: Allocate) -> Any:
-    if isinstance(space, gym_spaces.Dict):
-        return {key: _arrays(child, shape, allocate) for key, child in space.spaces.items()}
-    if isinstance(space, gym_spaces.Tuple):
-        return tuple(_arrays(child, shape, allocate) for child in space.spaces)
-    row_shape, dtype = row_spec(space)
-    return np.full(shape, None) if dtype.hasobject else allocate((*shape, *row_shape), dtype)
+    specs = (row_spec(leaf) for _, leaf in leaves_of(space, ""))
+    each = (np.full(shape, None) if it.hasobject else allocate((*shape, *of_row), it) for of_row, it in specs)
+    return nested(space, each)
 
 
 def _fits_exactly(space: AnySpace, arrays: Any, value: Any, found: list[tuple[Array, Any]]) -> bool:
-    """Whether a value is nested as its space, and has the dtype and shape of each leaf.
-
-    Args:
-        space: The space.
-        arrays: Where values are written.
-        value: The value.
-        found: Gets each leaf's array, and what is to be written there.
-    """
+    """Whether a value is nested as its space, and fits each leaf; `found` gets each array, and what goes there."""
     if isinstance(space, gym_spaces.Dict):
         return (
             isinstance(value, dict)
@@ -256,13 +220,8 @@ def _row_at(space: AnySpace, arrays: Any, index: Any) -> Any:
 
 
 def unstacked(arrays: Any, index: Any) -> Any:
-    """Return a copy of one of several stacked values."""
-    return map_tree(lambda leaf: _copied(leaf, index), arrays)
-
-
-def _copied(leaf: Array, index: Any) -> Any:
-    """Return a copy of what lies in a leaf: a scalar where it has no dimensions."""
-    return snapshot(leaf[index]) if leaf.dtype.hasobject else leaf[index].copy()
+    """Return a copy of one of several stacked values: a scalar where a leaf has no dimensions."""
+    return map_tree(lambda leaf: snapshot(leaf[index]) if leaf.dtype.hasobject else leaf[index].copy(), arrays)
 
 
 def place_of(env_ids: Sequence[int]) -> Any:

@@ -27,18 +27,12 @@ from streamsampler.workers.vec.rows import row_of
 if TYPE_CHECKING:
     from streamsampler.stepping.episodes import RoundResults
     from streamsampler.stepping.manager import BaseEnvManager
-    from streamsampler.stepping.steps import Steps
 
 _LOG = logging.getLogger("streamsampler")
 
 
 def send_on(manager: BaseEnvManager, actions: Any) -> None:
-    """Send one action to each environment; reset those instead that have failed, unless the caller resets.
-
-    Args:
-        manager: The manager.
-        actions: Actions of all environments, stacked.
-    """
+    """Send stacked actions of all environments; reset those instead that have failed, unless the caller resets."""
     if manager._begin_round(actions):
         return
     failed = _failed(manager) if manager.autoreset != "disabled" else []
@@ -53,10 +47,8 @@ def send_on(manager: BaseEnvManager, actions: Any) -> None:
 def receive_on(manager: BaseEnvManager, timeout: float | None = None) -> Steps:
     """Return the results of all environments; see `recv_from` for the timeout.
 
-    With autoreset "same_step" those that have failed by it are reset, as if they had been in the same step.
-
-    Raises:
-        WorkerError: An environment failed. The results of the others are discarded: the caller can step all of them.
+    With autoreset "same_step" those that have failed by it are reset, as if they had been in the same step. Where an
+    environment failed otherwise, the results of the others are discarded: the caller can step all of them.
     """
     try:
         return _begun_again(manager, manager.recv_from(timeout=timeout))
@@ -111,7 +103,6 @@ def _rows(space: Any, actions: Any, rows: list[int], n: int) -> Any:
 
 
 def _as_gymnasium_has_it(leaf: Any) -> Any:
-    """Return a leaf of stacked observations: values that are no arrays of one size are a tuple there."""
     return tuple(leaf) if leaf.dtype.hasobject else leaf
 
 
@@ -139,9 +130,6 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
     Args:
         manager: The manager, which `close` closes.
         observation_mode: See `EnvManager.vector_env`.
-
-    Attributes:
-        manager: As above.
     """
 
     def __init__(self, manager: BaseEnvManager, observation_mode: ObservationMode = "same") -> None:
@@ -210,7 +198,7 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
         steps = self._awaited("reset", lambda: self.manager.recv_from(env_ids, timeout))
         if self._has_options:
             self.manager.forget_options(env_ids)  # Gymnasium's environments reset themselves without options
-        infos = self._infos({env_ids[row]: info for row, info in steps.info_by_row.items()})
+        infos = joined_infos({env_ids[row]: it for row, it in steps.info_by_row.items()}, self.num_envs)
         observations = steps.observations if len(env_ids) == self.num_envs else self.manager.observations()
         return self._batched(observations), infos
 
@@ -253,7 +241,7 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
         return steps
 
     def _stepped(self, steps: Steps) -> _Stepped:
-        infos = self._infos(steps.info_by_row)
+        infos = joined_infos(steps.info_by_row, self.num_envs)
         if np.count_nonzero(steps.failed):
             infos |= {"env_failed": steps.failed.copy(), "_env_failed": steps.failed}
         if self._is_same_step and (ended := np.flatnonzero(steps.ended).tolist()):
@@ -265,7 +253,7 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
         observations, rewards, terminated, truncated, by_env, ended, last_observations = results
         # In the same step each episode that ended brings the last info, even if it is empty: `_final` says so.
         is_empty = len(by_env) == len(ended) and all(info == _EMPTY for info in by_env.values())
-        infos = {} if is_empty else self._infos(by_env)
+        infos = {} if is_empty else joined_infos(by_env, self.num_envs)
         if ended and self._is_same_step:
             last = [row_of(last_observations, row) for row in range(len(ended))]
             infos |= _final(self.num_envs, ended, last, infos)
@@ -273,9 +261,6 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
 
     def _batched(self, observations: Any) -> Any:
         return map_tree(_as_gymnasium_has_it, observations) if self._has_objects else observations
-
-    def _infos(self, by_env: Mapping[int, dict[str, Any]]) -> Infos:
-        return joined_infos(by_env, self.num_envs)
 
     def call(self, name: str, /, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of each environment, and return the results; or its attributes of that name."""
@@ -314,11 +299,6 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
 
 
 def _observation_spaces(manager: BaseEnvManager, mode: Any) -> tuple[Any, Any]:
-    """Return the batched observation space, and that of one environment.
-
-    Raises:
-        UsageError: The environments have other ones, or the mode is none.
-    """
     if isinstance(mode, str) and mode == "same":
         single = manager.observation_space
         return batch_space(single, manager.n_envs), single
@@ -365,6 +345,5 @@ def _final(n_envs: int, ended: list[int], last_observations: list[Any], infos: I
         all_last[env_id] = last
     mask = np.zeros(n_envs, np.bool_)
     mask[ended] = True
-    final_info = infos.get("final_info", {})
-    of_infos = {"final_info": final_info, "_final_info": mask.copy()}
+    of_infos = {"final_info": infos.get("final_info", {}), "_final_info": mask.copy()}
     return {"final_obs": object_array(all_last), "_final_obs": mask, **of_infos}

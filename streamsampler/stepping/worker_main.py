@@ -17,9 +17,7 @@ from streamsampler.core.serialization import Payload, dumps, loads
 from streamsampler.engines.worker_side import Begun
 from streamsampler.stepping import episode_server, rollout_server  # noqa: F401 - before workers are forked
 from streamsampler.stepping.frames import IDS, TOGETHER, ids_frame, ids_in, log_frame, pickle_frame
-from streamsampler.stepping.objects import given_actions, packed_result, put_actions
-from streamsampler.stepping.parameter_sets import NumberedParameters
-from streamsampler.stepping.restores import RestoreOrder
+from streamsampler.stepping.objects import packed_result, put_actions
 from streamsampler.stepping.rows import EnvSpaces, Rows
 from streamsampler.stepping.server import Answers, EnvServer
 from streamsampler.workers.explain import summary_of, traceback_of
@@ -50,13 +48,7 @@ class EnvChannel(ABC):
 
 
 def new_worker(begun: Begun, channel: EnvChannel) -> EnvWorker:
-    """Return a worker.
-
-    Args:
-        begun: Its process, which was given what makes the environments of each worker and what runs them, pickled, and
-            levels of loggers.
-        channel: What connects it to its parent.
-    """
+    """Return a worker; its process was given what makes and runs all environments, pickled, and levels of loggers."""
     setup, levels = begun.setup
     number = begun.number
     begun.keeper.set_levels(levels)
@@ -71,13 +63,7 @@ def new_worker(begun: Begun, channel: EnvChannel) -> EnvWorker:
 
 
 class EnvWorker(Answers):
-    """A worker: carries out messages, and answers.
-
-    Args:
-        server: Serves its environments.
-        channel: What connects it to its parent.
-        begun: Its process.
-    """
+    """A worker: carries out messages, and answers."""
 
     failures = (BaseException,)  # whatever user code raises, SystemExit included
     are_awaited = True
@@ -137,7 +123,7 @@ class EnvWorker(Answers):
     def carry_out(self, kind: int, data: bytes) -> bool:
         """Carry out a message; return False if there is to be no other one."""
         if kind in (IDS, TOGETHER):
-            self._steps(ids_in(data), together=kind == TOGETHER)
+            self._steps(list(ids_in(data)), together=kind == TOGETHER)
             return True
         what, *arguments = pickle.loads(data)
         if what == "exit":
@@ -146,8 +132,6 @@ class EnvWorker(Answers):
         return True
 
     def _open_rows(self, payload: Payload) -> None:
-        options: dict[int, Any]
-        parameters: dict[int, NumberedParameters]
         spaces, slots, options, parameters, settings = loads(payload)
         self._set_settings(settings)
         rows = self._server.rows = self._channel.open_rows(spaces)
@@ -174,7 +158,7 @@ class EnvWorker(Answers):
         self._server.rest()
 
     def _take_actions(self, actions: Any) -> None:
-        self._server.take_actions(given_actions(actions))
+        self._server.take_actions(loads(actions) if isinstance(actions, Payload) else actions)
 
     def _steps_with(self, env_ids: list[int], carried: Payload, together: bool) -> None:
         put_actions(self._server.rows, env_ids, carried)
@@ -187,12 +171,11 @@ class EnvWorker(Answers):
         self._server.rest()
 
     def _restore(self, orders: Payload) -> None:
-        order: RestoreOrder
         for order in loads(orders):
             try:
                 why_not = self._server.restore(order)
             except BaseException as error:  # see above
-                self._write(pickle_frame(("failed", order.env_id, "reset", *_about(error))))
+                self.fail(order.env_id, "reset", error)
                 continue
             n_timesteps = None if order.seed is None else order.n_timesteps
             self._write(pickle_frame(("restored", order.env_id, n_timesteps, why_not)))
@@ -210,7 +193,7 @@ class EnvWorker(Answers):
 
     def give(self, env_ids: list[int]) -> None:
         """Send that results lie in rows."""
-        frame = pickle_frame(("done", env_ids, self._infos)) if self._infos else ids_frame(env_ids)
+        frame = pickle_frame(("done", env_ids, self._infos)) if self._infos else ids_frame(tuple(env_ids))
         self._infos = {}
         self._write(frame)
 

@@ -41,7 +41,7 @@ def generators(found: list[int]) -> EnvGenerators:
 def seeded(env_id: int = 0) -> tuple[float, float]:
     """Return what an environment draws in its reset that has states of its own."""
     alone = EnvGenerators((0, 1, 2), is_shared=True, found=lambda *_: None)
-    alone.give_own([env_id])
+    alone.drawing.add(env_id)
     return alone.reset(env_id, SEED, draw)
 
 

@@ -85,7 +85,7 @@ def lose(script: Script, environments: Environments) -> None:
 
 def test_a_result_that_arrives_with_the_loss_is_handed_out_when_its_environment_is_what_it_was(script, environments):
     lose(script, environments)
-    assert environments.restoring == {0, 1}
+    assert environments.scheduler.restoring == {0, 1}
     assert script.asked[-2:] == [("restore", [0, 1]), ("step", [1])]
     orders = {env_id: (it.seed, it.actions, it.n_timesteps, it.rewards) for env_id, it in script.orders.items()}
     assert orders == {0: (7, [0.5], 1, [2.0]), 1: (8, [], 0, ())}
@@ -99,7 +99,7 @@ def test_an_environment_that_does_something_else_is_told_of_when_all_is_taken_in
     script.events.append([Restored(0, 1, "its reward of timestep 1 is another one"), Restored(1, 0, ""), Done([1])])
     with pytest.raises(NotReproducibleError, match="environment 0 was lost with its process, and did something else"):
         environments.take_arrived(0.0)
-    assert environments.restoring == set()
+    assert environments.scheduler.restoring == set()
     assert ("give_up", [0]) not in script.asked, "it was asked for nothing that it ignores"
     assert environments.take_arrived(0.0) == [0, 1]
 
@@ -129,7 +129,7 @@ def test_an_order_has_the_last_result_that_was_handed_out_while_a_step_is_open(s
     environments.take_arrived(0.0)
     order = script.orders[0]
     assert (order.actions, order.rewards, order.n_timesteps) == ([0.5], [2.0], 1)
-    assert script.rows.parts_of_observation(order.slot, 0)[0][1] == [5.0]
+    assert script.rows.observation_values.parts(order.slot, 0)[0][1] == [5.0]
     assert script.rows.slots[0] == order.slot
     assert script.asked[-2:] == [("step", [0]), ("step", [1])]
 
@@ -139,7 +139,7 @@ def test_an_episode_that_has_ended_is_not_restored(script, environments):
     script.rows.terminated[0] = True
     script.events.append([Done([0]), LOST])
     assert environments.take_arrived(0.0) == [0]
-    assert (script.asked[-2:], environments.restoring) == ([("restore", [1]), ("step", [1])], {1})
+    assert (script.asked[-2:], environments.scheduler.restoring) == ([("restore", [1]), ("step", [1])], {1})
 
 
 @pytest.mark.parametrize(
@@ -191,10 +191,10 @@ def test_what_is_not_kept_any_more_is_no_error_before_other_processes_are_replac
 def test_what_is_not_wanted_any_more_may_raise(script, environments, events):
     """An error would come in the middle of that: it must not take the place of what the caller is told."""
     lose(script, environments)
-    environments.forget()
+    environments.scheduler.forget()
     script.events += [list(events), [Done([1])]]
     environments.settle([0, 1])
-    assert environments.restoring == set()
+    assert environments.scheduler.restoring == set()
     assert environments.n_open_steps == 0
 
 
@@ -207,4 +207,4 @@ def test_what_raises_when_it_is_restored_is_told_of_if_it_is_wanted(script, envi
             environments.take_arrived(0.0)
     else:
         environments.settle([0, 1])  # without its being forgotten before
-    assert environments.restoring == set()
+    assert environments.scheduler.restoring == set()

@@ -121,14 +121,14 @@ def killing_while(env_id: int, then: Any, monkeypatch: pytest.MonkeyPatch) -> No
 
     def step(self: Environments, env_ids: Any, actions: Any) -> None:
         original(self, env_ids, actions)
-        if list(env_ids) == [env_id] and not self.restoring:
+        if list(env_ids) == [env_id] and not self.scheduler.restoring:
             n_steps[0] += 1
             if n_steps[0] == 3:
                 n_losses = len(self.losses)
                 then()
                 while len(self.losses) == n_losses:
                     self.take_in(None)
-                while self.restoring:
+                while self.scheduler.restoring:
                     self.take_in(None)
 
     monkeypatch.setattr(Environments, "step", step)

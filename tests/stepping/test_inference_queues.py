@@ -143,7 +143,7 @@ def test_messages_bring_all_that_lies_in_rows(space, differ):
     def equal(one: Any, other: Any) -> bool:
         return repr(one) == repr(other)
 
-    assert parent.put_action_exactly(0, action)
+    assert parent.action_values.put_exactly(0, 0, action)
     parent.seeds[0] = 2**40
     what, env_ids, carried, _ = pickle.loads(split(step_frame(parent, [0], together=True))[1])
     put_actions(worker, env_ids, carried)
@@ -155,7 +155,7 @@ def test_messages_bring_all_that_lies_in_rows(space, differ):
     worker.slots[0], worker.rewards[0], worker.truncated[0], worker.parameters[0] = 1, 0.1, True, 4
     assert unpacked_result(parent, 0, packed_result(worker, 0, {"lap": 3})) == {"lap": 3}
     assert equal(parent.observation(0), worker.observation(0))
-    assert equal(parent.taken_last_observations([0]), worker.taken_last_observations([0]))
+    assert equal(parent.last_values.taken(0, [0]), worker.last_values.taken(0, [0]))
     numbers = parent.slots[0], parent.rewards[0], parent.terminated[0], parent.truncated[0], parent.parameters[0]
     assert numbers == (1, 0.1, False, True, 4)
 

@@ -20,22 +20,7 @@ from streamsampler.core.errors import NotReproducibleError, WorkerError
 from streamsampler.core.serialization import Payload
 from streamsampler.data.trees import Array, Tree, leaves, snapshot
 from streamsampler.engines.linked import STUCK_SECONDS
-from streamsampler.stepping.env_messages import (
-    Broken,
-    CountLoss,
-    CountRestored,
-    CountUnrestored,
-    Done,
-    EnvInstruction,
-    KeepError,
-    MakeOrders,
-    OrdersMade,
-    RaiseFailure,
-    ReleaseEnvs,
-    RequestResets,
-    RequestSteps,
-    RestoreEnvs,
-)  # fmt: skip
+from streamsampler.stepping import env_messages
 from streamsampler.stepping.env_states import EnvEvent
 from streamsampler.stepping.failures import reword
 from streamsampler.stepping.games import GameElsewhere, GameFacts, game_of
@@ -53,23 +38,11 @@ from streamsampler.workers.explain import is_interrupt
 from streamsampler.workers.known_wrappers import EnvElsewhere, EnvFacts
 from streamsampler.workers.resets import ResetOrder, Resets, order_of
 
+_LOG = logging.getLogger("streamsampler")
+
 
 class EnvProxy(EnvElsewhere):
-    """Stands for an environment in another process.
-
-    A step that was requested for many environments together is only waited for. One that was not is requested.
-
-    Args:
-        environments: All environments.
-        env_id: The number of this one.
-        observation_space: Its observation space.
-        action_space: Its action space.
-        facts: What is known of it.
-        game: What is known of it besides, if it has several agents.
-
-    Attributes:
-        game: What stands for it where it has several agents; else None.
-    """
+    """Stands for an environment in another process."""
 
     def __init__(
         self, environments: Environments, env_id: int, observation_space: Any, action_space: Any, facts: EnvFacts,
@@ -77,13 +50,12 @@ class EnvProxy(EnvElsewhere):
     ) -> None:  # fmt: skip
         self.observation_space, self.action_space = observation_space, action_space
         self.facts = facts
-        self.game: GameElsewhere | None = None
+        self.game: GameElsewhere | None = None  # what stands for it where it has several agents
         if game is not None:
             self.game = game_of(game)
             self.observation_space, self.action_space = self.game.observation_space, self.game.action_space
         self.spec = SimpleNamespace(id=facts.name)  # type: ignore[assignment]
         self._environments, self._env_id = environments, env_id
-        self.is_requested = False
 
     @property
     def unwrapped(self) -> gymnasium.Env[Any, Any]:
@@ -93,63 +65,36 @@ class EnvProxy(EnvElsewhere):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin a trajectory that is none of a call's."""
         assert seed is not None
-        self.is_requested = False  # of a step that nothing was heard of
         self._environments.reset(self._env_id, 0, seed, None if options is None else Resets(options=options))
-        return self.begun()
-
-    def begun(self) -> tuple[Any, dict[str, Any]]:
-        """Return what the reset returned that was requested."""
         observation, _, _, _, info = self._environments.result(self._env_id)
         return observation, info
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Return what the step returned."""
-        if self.is_requested:
-            self.is_requested = False
-        else:
-            self._environments.step([self._env_id], [action])
+        """Request a step that is none of a call's, and return what it returned."""
+        self._environments.step([self._env_id], [action])
         return self._environments.result(self._env_id)
 
 
 class History(NamedTuple):
-    """What is kept elsewhere of what an environment did.
+    """What is kept elsewhere of what an environment did."""
 
-    Attributes:
-        actions: Its first actions, as many at least as `Episode.actions` lacks.
-        rewards: The rewards of consecutive steps, as far as they are known; none where `Episode.reward` is right.
-        first: The timestep of the first of these.
-    """
-
-    actions: list[Any]
-    rewards: Array | tuple[()] = ()
-    first: int = 0
+    actions: list[Any]  # its first ones, as many at least as `Episode.actions` lacks
+    rewards: Array | tuple[()] = ()  # of consecutive steps, as known; none where `Episode.reward` is right
+    first: int = 0  # the timestep of the first of these
 
 
 @dataclass(slots=True)
 class Episode:
-    """What an environment was asked since its trajectory began.
+    """What an environment was asked since its trajectory began."""
 
-    Attributes:
-        order: How it began; None if nothing was asked yet.
-        n_asked: How many steps it was asked for.
-        actions: Its actions, by timestep; not all, where others are kept elsewhere.
-        slot: Where the last result that arrived lies.
-        reward: The reward of the last one that was received.
-    """
-
-    order: ResetOrder | None = None
-    n_asked: int = 0
-    actions: dict[int, Any] = field(default_factory=dict)
-    slot: int = 0
-    reward: float = 0.0
+    order: ResetOrder | None = None  # how it began; None if nothing was asked yet
+    n_asked: int = 0  # how many steps it was asked for
+    actions: dict[int, Any] = field(default_factory=dict)  # by timestep; but those that are kept elsewhere
+    slot: int = 0  # where the last result that arrived lies
+    reward: float = 0.0  # of the last result that was received
 
     def complete(self, history: History | None, n_known: int) -> bool:
-        """Add what is kept elsewhere; return whether it is known.
-
-        Args:
-            history: It; None where it is not kept any more.
-            n_known: How many timesteps have results.
-        """
+        """Add what is kept elsewhere, None where it is not any more, of n_known results; return whether it is known."""
         if history is None:
             return False
         for timestep, action in enumerate(history.actions):
@@ -160,42 +105,25 @@ class Episode:
         return True
 
 
-_LOG = logging.getLogger("streamsampler")
-
-
 class Environments:
-    """The environments, by their numbers.
-
-    Args:
-        n_envs: How many there are.
-        launch: Returns the processes that they live in.
-        close_timeout: Seconds that all of them together may take to close.
-
-    Attributes:
-        proxies: What stands for them in this process.
-        history_of: Takes an environment and a number, and returns so many actions since its trajectory began; see
-            `Episode.complete`. None where all are kept here.
-        infos: The infos of last results that were not taken yet, by environment.
-        losses: The errors of processes that were lost, and are made again.
-        n_repeated: How many timesteps were run again for that, or in vain.
-        games: What stands for environments of several agents, one for each; empty where they have one.
-        copies: Whether observations of results are copies. Else they are views of rows, which are written again.
-    """
+    """The environments, by their numbers."""
 
     def __init__(self, n_envs: int, launch: Launch, close_timeout: float) -> None:
         self.n_envs = n_envs
-        self.losses: list[BaseException] = []
-        self.n_repeated = 0
-        self.copies = False
+        self.losses: list[BaseException] = []  # the errors of processes that were lost, and are made again
+        self.n_repeated = 0  # how many timesteps were run again for that, or in vain
+        self.copies = False  # whether observations of results are copies, and no views of rows, which are written again
         self._processes = EnvProcesses(n_envs, launch, close_timeout, self._count_loss)
-        self._scheduler = RolloutScheduler(n_envs)
+        self.scheduler = RolloutScheduler(n_envs)
         self._episodes = [Episode() for _ in range(n_envs)]
-        self.infos: dict[int, dict[str, Any]] = {}
-        self._raised: dict[int, BaseException] = {}
+        self.infos: dict[int, dict[str, Any]] = {}  # of last results that were not taken yet
+        self.raised: dict[int, BaseException] = {}  # what environments raised instead of giving last results
         self._orders: dict[int, RestoreOrder] = {}  # that are not carried out yet
         self._errors: list[BaseException] = []  # that are raised when all events are handled
-        self.proxies: list[EnvProxy] = []
-        self.games: list[GameElsewhere] = []
+        self.proxies: list[EnvProxy] = []  # what stands for them in this process
+        self.games: list[GameElsewhere] = []  # the same, of each that has several agents
+        # Takes an environment and a number, and returns so many actions since its trajectory began; see
+        # `Episode.complete`. None where all are kept here.
         self.history_of: Callable[[int, int], History | None] | None = None
 
     def update(self, payload: Payload) -> None:
@@ -211,11 +139,10 @@ class Environments:
         self.games = [proxy.game for proxy in self.proxies if proxy.game is not None]
 
     def _begin_anew(self) -> None:
-        """Forget what environments were asked: there are others, or none."""
         self._episodes = [Episode() for _ in range(self.n_envs)]
-        self._scheduler = RolloutScheduler(self.n_envs, self._processes.losses)
+        self.scheduler = RolloutScheduler(self.n_envs, self._processes.losses)
         self.infos.clear()
-        self._raised.clear()
+        self.raised.clear()
 
     def close_all(self) -> None:
         """Close the environments, and let their processes wait for others; see `EnvProcesses.close_environments`."""
@@ -238,11 +165,6 @@ class Environments:
         if self._processes.running:
             self.transport.send_settings()
 
-    @property
-    def restoring(self) -> set[int]:
-        """Environments that are being restored: what was known of them may turn out wrong yet."""
-        return self._scheduler.restoring
-
     def pids(self) -> list[int]:
         """Return the ids of the processes that there are."""
         return self._processes.pids()
@@ -253,10 +175,10 @@ class Environments:
 
     def reset(self, env_id: int, index: int, seed: int, resets: Resets | None) -> None:
         """Request that an environment begins a trajectory."""
-        if not self._scheduler.is_idle(env_id):
+        if not self.scheduler.is_idle(env_id):
             self.settle([env_id])
         self._episodes[env_id] = Episode(order_of(index, seed, resets))
-        self._scheduler.begin(env_id)
+        self.scheduler.begin(env_id)
         self._ask(env_id)
 
     def step(self, env_ids: Sequence[int], actions: Sequence[Any]) -> None:
@@ -267,25 +189,23 @@ class Environments:
             episode = self._episodes[env_id]
             episode.actions[episode.n_asked] = action
             episode.n_asked += 1
-            if not rows.put_action_exactly(env_id, action):
+            if not rows.action_values.put_exactly(0, env_id, action):
                 given[env_id] = action
         if given:
             self.transport.give(given)
-        self._scheduler.request(env_ids, EnvEvent.SENT)
+        self.scheduler.request(env_ids, EnvEvent.SENT)
         self.transport.step(env_ids)
 
     def step_with(self, env_ids: Sequence[int], actions: Tree) -> None:
-        """Request a step of each of some environments, with actions that `history_of` knows from now on.
+        """Request a step of some environments that are not being restored, with actions that `history_of` knows now.
 
-        Args:
-            env_ids: The environments, which have no open request, and are not being restored.
-            actions: Their actions, leaves of (k, …) of the dtypes of the action space.
+        They are leaves of (k, …) of the dtypes of the action space.
         """
         for env_id in env_ids:
             self._episodes[env_id].n_asked += 1
         for (_, rows), (_, given) in zip(leaves(self.transport.rows.actions), leaves(actions), strict=True):
             rows[env_ids] = given
-        self._scheduler.request(env_ids, EnvEvent.SENT)
+        self.scheduler.request(env_ids, EnvEvent.SENT)
         self.transport.step(env_ids)
 
     def _ask(self, env_id: int) -> None:
@@ -294,53 +214,35 @@ class Environments:
             self.transport.reset([env_id], {env_id: episode.order})  # type: ignore[dict-item]
             return
         action = episode.actions[episode.n_asked - 1]
-        if not self.transport.rows.put_action_exactly(env_id, action):
+        if not self.transport.rows.action_values.put_exactly(0, env_id, action):
             self.transport.give({env_id: action})
         self.transport.step([env_id])
 
     def result(self, env_id: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Wait for the result of an environment's open request, and return it.
 
-        Returns:
-            The observation, which lies where the next but one is going to be written unless `copies` says otherwise;
-            the reward, how it ended, and the info.
-
-        Raises:
-            WorkerError: Too many processes were lost.
-            NotReproducibleError: The environment cannot be restored.
-            Exception: What the environment raised.
+        The observation lies where the next but one is going to be written unless `copies` says otherwise. Raises what
+        the environment raised, besides the errors of `take_in`.
         """
         episode = self._episodes[env_id]
-        while self._scheduler.is_open(env_id):
+        while self.scheduler.is_open(env_id):
             self.take_in(None)
-        self._scheduler.receive([env_id])
+        self.scheduler.receive([env_id])
         self.check(env_id)
         observation = snapshot(self.observation(env_id)) if self.copies else self.observation(env_id)
-        info = self.take_info(env_id)
+        info = self.infos.pop(env_id, {})
         reward, terminated, truncated = self._results(env_id)
         episode.reward = reward
         if terminated or truncated:
-            self._scheduler.end(env_id)
+            self.scheduler.end(env_id)
         if self.games:
             return self.games[env_id].take(observation, info)  # type: ignore[return-value]
         return observation, reward, terminated, truncated, info
 
     def check(self, env_id: int) -> None:
         """Raise what an environment raised instead of giving its last result."""
-        if self._raised and (error := self._raised.pop(env_id, None)) is not None:
+        if self.raised and (error := self.raised.pop(env_id, None)) is not None:
             raise error
-
-    def has_raised(self, env_id: int) -> bool:
-        """Whether an environment raised instead of giving its last result."""
-        return env_id in self._raised
-
-    def take_info(self, env_id: int) -> dict[str, Any]:
-        """Return the info of an environment's last result, and forget it."""
-        return self.infos.pop(env_id, {})
-
-    def end(self, env_id: int) -> None:
-        """End an environment's trajectory: nothing goes on in it."""
-        self._scheduler.end(env_id)
 
     def last_action(self, env_id: int) -> Any:
         """Return the last action that an environment was asked to take."""
@@ -350,23 +252,23 @@ class Environments:
     def observation(self, env_id: int) -> Any:
         """Return a view of an environment's last observation."""
         rows = self.transport.rows
-        return rows.view(int(rows.slots[env_id]), env_id)
+        return rows.observation_values.view(int(rows.slots[env_id]), env_id)
 
     def forget_actions(self, env_id: int) -> None:
         """Forget an environment's actions so far, which `history_of` knows from now on, unless they are needed now."""
-        if env_id not in self.restoring:
+        if env_id not in self.scheduler.restoring:
             self._episodes[env_id].actions, self._episodes[env_id].reward = {}, self._results(env_id)[0]
 
     def give_up(self) -> None:
         """Forget what environments were asked; steps under way are waited for, so that they are counted."""
-        self._scheduler.forget()
+        self.scheduler.forget()
         if not (isinstance(error := sys.exception(), WorkerError) or is_interrupt(error)):
             self.settle(range(self.n_envs), STUCK_SECONDS)
 
     def settle(self, env_ids: Iterable[int], seconds: float | None = None) -> bool:
         """Wait for the results of open requests, at most so long, and throw them away; return whether all came."""
         until = None if seconds is None else perf_counter() + seconds
-        scheduler = self._scheduler
+        scheduler = self.scheduler
         env_ids = list(env_ids)
         scheduler.discard(env_ids)
         for env_id in env_ids:
@@ -376,7 +278,7 @@ class Environments:
                     return False
                 self.take_in(None if until is None else max(0.0, until - perf_counter()))
             self.n_repeated += is_under_way
-            self._raised.pop(env_id, None)
+            self.raised.pop(env_id, None)
             self.infos.pop(env_id, None)
             scheduler.receive([env_id])
         return True
@@ -387,79 +289,69 @@ class Environments:
         return sum(map(self._is_under_way, range(self.n_envs)))
 
     def _is_under_way(self, env_id: int) -> bool:
-        has_news = self._scheduler.has_news(env_id) and env_id not in self._raised
+        has_news = self.scheduler.has_news(env_id) and env_id not in self.raised
         return has_news and self._episodes[env_id].n_asked > 0
 
-    def forget(self) -> None:
-        """Forget what environments were asked: nothing goes on in them but open requests."""
-        self._scheduler.forget()
-
     def take_arrived(self, timeout: float | None) -> list[int]:
-        """Return the environments whose open requests have got results since the last time.
-
-        Args:
-            timeout: Seconds to wait at most until something happens, if there are none; None for any time.
-        """
-        if timeout == 0.0 or self._scheduler.arrived.keys() <= self._scheduler.restoring:
+        """Return the environments with results since the last time; `take_in` something if there are none."""
+        if timeout == 0.0 or self.scheduler.arrived.keys() <= self.scheduler.restoring:
             self.take_in(timeout)
-        return self._scheduler.receive()
+        return self.scheduler.receive()
 
     def take_in(self, timeout: float | None) -> None:
         """Take in what happened; wait for something at most so many seconds, None for any time.
 
-        Raises:
-            WorkerError: Too many processes were lost.
-            NotReproducibleError: An environment cannot be restored.
+        Raises WorkerError where too many processes were lost, NotReproducibleError where one cannot be restored.
         """
         events = self.transport.collect(timeout)
         slots, episodes = self.transport.rows.slots, self._episodes
         for event in events:
-            if isinstance(event, Done):
+            if isinstance(event, env_messages.Done):
                 self.infos.update(event.infos)
                 for env_id in event.env_ids:
                     episodes[env_id].slot = int(slots[env_id])
-            elif isinstance(event, Broken) and event.is_new:
+            elif isinstance(event, env_messages.Broken) and event.is_new:
                 self._name_trajectory(event)
         self._errors = []
-        self._carry_out(self._scheduler.handle(events))
+        self._carry_out(self.scheduler.handle(events))
         if errors := self._errors:
             raise next((error for error in errors if not isinstance(error, NotReproducibleError)), errors[-1])
 
-    def _carry_out(self, instructions: Sequence[EnvInstruction]) -> None:
+    def _carry_out(self, instructions: Sequence[env_messages.EnvInstruction]) -> None:
         for it in instructions:
             match it:
-                case RequestResets() | RequestSteps():
+                case env_messages.RequestResets() | env_messages.RequestSteps():
                     for env_id in it.env_ids:
                         self._ask(env_id)
-                case MakeOrders():
-                    self._carry_out(self._scheduler.handle([self._make_orders(it)]))
-                case RestoreEnvs():
+                case env_messages.MakeOrders():
+                    self._carry_out(self.scheduler.handle([self._make_orders(it)]))
+                case env_messages.RestoreEnvs():
                     orders = [self._orders.pop(env_id) for env_id in it.env_ids if env_id in self._orders]
                     self.transport.restore(orders)
-                case ReleaseEnvs():
+                case env_messages.ReleaseEnvs():
                     self.transport.give_up(it.env_ids)
                 case _:
                     self._count(it)
 
-    def _count(self, it: EnvInstruction) -> None:
+    def _count(self, it: env_messages.EnvInstruction) -> None:
         match it:
-            case KeepError():
-                self._raised[it.env_id] = own(it.error)
-            case CountLoss():
+            case env_messages.KeepError():
+                self.raised[it.env_id] = own(it.error)
+            case env_messages.CountLoss():
                 assert isinstance(it.error, WorkerError)
                 self._count_loss(it.error)
-            case CountRestored():
+            case env_messages.CountRestored():
                 self.n_repeated += it.restored.n_timesteps or 0
-            case CountUnrestored():
+            case env_messages.CountUnrestored():
                 order = self._episodes[it.env_id].order
                 self._errors.append(not_restored(it.env_id, None if order is None else order.index, it.why))
-            case RaiseFailure():
+            case env_messages.RaiseFailure():
                 reword(it.error, it.quota, it.history)
                 self._errors.append(it.error)
 
-    def _name_trajectory(self, event: Broken) -> None:
+    def _name_trajectory(self, event: env_messages.Broken) -> None:
         culprit = event.culprit
-        order = None if culprit is None or culprit in self._scheduler.over else self._episodes[culprit].order
+        order = None if culprit is None or culprit in self.scheduler.over else self._episodes[culprit].order
         error = event.error
         if order is None or not isinstance(error, WorkerError) or error.trajectory is not None:
             return
@@ -467,17 +359,17 @@ class Environments:
         error.what = f"{error.what}; environment {culprit} ran trajectory {order.index}"
         error.args = (error.worded(error.quota, error.outlook),)
 
-    def _make_orders(self, wanted: MakeOrders) -> OrdersMade:
+    def _make_orders(self, wanted: env_messages.MakeOrders) -> env_messages.OrdersMade:
         unkept = {}
         for env_id in wanted.going_on:
-            episode, is_waiting = self._episodes[env_id], env_id in self._scheduler.waiting
+            episode, is_waiting = self._episodes[env_id], env_id in self.scheduler.waiting
             self._orders.pop(env_id, None)
             n_known = episode.n_asked - is_waiting  # -1 for none, and no reset
             if self.history_of and not episode.complete(self.history_of(env_id, episode.n_asked), n_known):
                 unkept[env_id] = TOO_LONG
             elif n_known >= 0 and (is_waiting or not self._has_ended(env_id)):
                 self._orders[env_id] = self._order(env_id, n_known, is_waiting=is_waiting)
-        return OrdersMade(wanted.number, unkept, restored=self._orders.keys() & set(wanted.going_on))
+        return env_messages.OrdersMade(wanted.number, unkept, restored=self._orders.keys() & set(wanted.going_on))
 
     def _has_ended(self, env_id: int) -> bool:
         return any(self._results(env_id)[1:])
@@ -492,7 +384,7 @@ class Environments:
         return RestoreOrder(
             env_id, seed=episode.order.seed, options=episode.order, slot=episode.slot, n_timesteps=n,
             actions=[episode.actions[t] for t in range(n)], rewards=[episode.reward] if n else (),
-            carried=rows.carried_observation(episode.slot, env_id),
+            carried=rows.observation_values.carried(episode.slot, env_id),
         )  # fmt: skip
 
     def _results(self, env_id: int) -> tuple[float, bool, bool]:

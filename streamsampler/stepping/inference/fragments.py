@@ -33,18 +33,13 @@ _LENT = "whole trajectories were run with its agent since, and "
 
 
 class RemoteGroup(RemoteRows, Group):
-    """Environments of fragments in other processes, with the worker's own agent.
+    """Environments of fragments in other processes, with the worker's own agent, which `asked` returns.
 
     Each is at its own pace within a fragment where the agent can wait and its rows do not depend on each other. Others
     are asked for all rows together.
-
-    Args:
-        args: Those of `Group`.
-        asked: Returns the worker's agent.
-        more: Further ones of `RemoteRows`.
     """
 
-    def __init__(self, *args: Any, asked: Callable[[], Any], **more: Any) -> None:
+    def __init__(self, *args: Any, asked: Callable[[], BatchedAgent], **more: Any) -> None:
         super().__init__(*args, **more)
         self._agent_of_worker = asked
         self._its_agent: Any = None  # the payload of the agent that it has
@@ -63,14 +58,12 @@ class RemoteGroup(RemoteRows, Group):
             self._begin_new_agent()
 
     def _made_agent(self) -> BatchedAgent:
-        agent: BatchedAgent = self._agent_of_worker()
-        return agent
+        return self._agent_of_worker()
 
     def take_back_agent(self, packed: bytes | None) -> None:
         """Let the agent remember again what it did of these episodes: whole trajectories were run with it since.
 
-        Args:
-            packed: The same; None where it could not say it.
+        What it `packed` is None where it could not say it.
         """
         if self._worker.in_force["agent"] is not self._its_agent:
             return  # it was replaced, and begins anew
@@ -172,7 +165,7 @@ class RemoteGroup(RemoteRows, Group):
     def _restore(self, row: FragmentRow, standing: Standing, version: int, agent_is_known: bool) -> int:
         ran = super()._restore(row, standing, version, agent_is_known)
         if not row.length:
-            self._environments.end(row.number)  # its episode was given up: the next loss is not to restore it
+            self._environments.scheduler.end(row.number)  # its episode was given up: the next loss is not to restore it
         return ran
 
     def _explain(self, error: BaseException) -> None:
@@ -223,16 +216,6 @@ class RemoteGroups(RunningGroups):
     An environment whose process is lost is restored to the very timestep, while the others wait for it. Where that
     cannot be, the whole fragment is run again: all episodes are taken back to where they stood before it, and in the
     one that cannot be restored a new one begins, as with a worker that is lost.
-
-    Args:
-        worker: The worker.
-        base_version: The agent version in which the episodes began.
-        environments: The environments.
-        group: Makes a group.
-
-    Attributes:
-        environments: The same.
-        agent_is_lent: Whether whole trajectories were run since the last fragment, with the one agent that there is.
     """
 
     def __init__(
@@ -240,12 +223,12 @@ class RemoteGroups(RunningGroups):
     ) -> None:
         super().__init__(worker, base_version, environments.n_envs, group)
         self.environments = environments
-        self.agent_is_lent = False
+        self.agent_is_lent = False  # whether whole trajectories were run since the last fragment, with its agent
         self._standings = Standings(agents_stay=True)
         self._agent: Any = None  # the one in force in the last fragment
         environments.copies = True  # what a row goes on from in the next call, whatever is restored meanwhile
         # What others did is over, also of environments that are no rows of this fragment.
-        environments.forget()
+        environments.scheduler.forget()
         environments.settle(range(environments.n_envs))
 
     def close(self) -> None:
@@ -300,7 +283,7 @@ class RemoteGroups(RunningGroups):
                 self._worker.ran_timesteps += lost
                 return outcome
             # Each time round a process was lost, of which there is a quota.
-            self.environments.forget()
+            self.environments.scheduler.forget()
             self.environments.settle(range(order.n_envs))
             self.forget()
             self._known = replace(order, standings=self._standings.known(range(order.n_envs))), self._agent

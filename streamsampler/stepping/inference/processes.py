@@ -54,13 +54,7 @@ def own(error: Any) -> BaseException:
 
 
 def not_restored(env_id: int, index: int | None, why: str) -> NotReproducibleError:
-    """Return the error of an environment that cannot be restored.
-
-    Args:
-        env_id: The environment.
-        index: Its trajectory.
-        why: `TOO_LONG`, or why it is not what it was.
-    """
+    """Return the error of an environment that cannot be restored: it is `TOO_LONG`, or why it is another one."""
     if why is not TOO_LONG:
         why = _RAISED if why.startswith(IT_RAISED) else _HIDDEN
     return NotReproducibleError(why.format(env_id), worker_number=0, phase=Phase.STEP, trajectory=index)
@@ -77,18 +71,14 @@ class RolloutTransport(ProcessTransport):
 
     def _start_lost(self, broken: Sequence[Broken]) -> None:
         """Leave it to `EnvProcesses`, whose caller accounts for losses."""
-        are_final = [self._count(event) or event.is_final for event in broken]
+        are_final = [count_loss(event.error, self.losses) or event.is_final for event in broken]
         raise broken[are_final.index(True) if any(are_final) else 0].error
 
     def count_losses(self) -> None:
         """Count the losses that `collect` has not returned: all processes are started again."""
         for event in self._pending:
             if isinstance(event, Broken):
-                self._count(event)
-
-    def _count(self, event: Broken) -> bool:
-        assert isinstance(event.error, WorkerError)
-        return count_loss(event.error, self.losses)
+                count_loss(event.error, self.losses)
 
     def sleep(self, seconds: float) -> None:
         """Sleep until something can be collected, for at most so many seconds: also for less than a poll can."""
@@ -111,13 +101,7 @@ class RolloutTransport(ProcessTransport):
         """Let all workers close their environments, and go on; kill those that do not in time.
 
         Open requests are carried out before, and their results are thrown away. A worker that is still at one of them
-        after a second is killed, too.
-
-        Args:
-            close_timeout: Seconds that all of them together may take.
-
-        Returns:
-            What environments raised.
+        after a second is killed, too. Returns what environments raised.
         """
         running = [link for link in self._pool if not link.ended]
         for link in running:
@@ -151,24 +135,14 @@ Launch = Callable[[Mapping[int, Payload]], RolloutTransport]
 
 
 class EnvProcesses:
-    """The processes that environments live in.
-
-    Args:
-        n_envs: How many environments there are.
-        launch: Returns the processes.
-        close_timeout: Seconds that all environments together may take to close.
-        note_loss: Takes the error of a process that was lost, and is started again.
-
-    Attributes:
-        losses: Counts the losses of all processes that there were; None before.
-    """
+    """The processes of environments. `note_loss` takes the error of one that was lost, and is started again."""
 
     def __init__(
         self, n_envs: int, launch: Launch, close_timeout: float, note_loss: Callable[[WorkerError], None]
     ) -> None:
         self._n_envs, self._launch, self._close_timeout, self._note_loss = n_envs, launch, close_timeout, note_loss
         self._transport: RolloutTransport | None = None
-        self.losses: Losses | None = None
+        self.losses: Losses | None = None  # of all processes that there were
 
     @property
     def transport(self) -> RolloutTransport:
@@ -186,20 +160,10 @@ class EnvProcesses:
         return [] if self._transport is None else [pid for pid in self._transport.pids() if pid is not None]
 
     def update(self, payload: Payload) -> list[tuple[EnvFacts, GameFacts | None]]:
-        """Make the environments, or change those that are there, which have no open requests.
+        """Make the environments, or change those that are there, which have no open requests; return their facts.
 
-        Where a process is lost meanwhile, all of them are started again, as long as the quotas allow it.
-
-        Args:
-            payload: The pickled `EnvUpdate`.
-
-        Returns:
-            What is known of each, and what besides where it has several agents.
-
-        Raises:
-            UsageError: The environments cannot be run from here.
-            WorkerError: Too many processes were lost.
-            Exception: What one of them raises. Then there are none.
+        Where a process is lost meanwhile, all of them are started again, as long as the quotas allow it. Where this
+        raises, such as what an environment raises, there are none.
         """
         # What is known of it stays here: its classes would be imported in each process.
         updates = dict.fromkeys(range(self._n_envs), replace(payload, about=None))
@@ -239,11 +203,7 @@ class EnvProcesses:
         return all(same_spaces(pair, (rows.observation_space, rows.action_space)) for pair in spaces)
 
     def close_environments(self) -> None:
-        """Close the environments, and let the processes wait for others.
-
-        Raises:
-            Exception: What the first of them raised.
-        """
+        """Close the environments, and let the processes wait for others; raise what the first of them raised."""
         if self._transport is not None:
             for error in self._transport.close_environments(self._close_timeout):
                 raise own(error) from error.__cause__

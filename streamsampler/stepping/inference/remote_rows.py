@@ -26,10 +26,6 @@ class RowGroups:
     """Parts rows into groups, and says of which groups the agent is to be asked.
 
     Rows of one process lie next to each other: so every group has some rows of each process, as far as there are.
-
-    Args:
-        n_rows: How many rows there are.
-        n_groups: How many groups.
     """
 
     def __init__(self, n_rows: int, n_groups: int) -> None:
@@ -41,10 +37,7 @@ class RowGroups:
         """Return the rows of the group to ask for next, in turn, and whether all live rows of it are ready.
 
         Groups of which all rows are ready come first; then those of which half are. No rows if there is none of these.
-
-        Args:
-            live: The rows that run a trajectory.
-            ready: Those that wait for an action; not to be changed.
+        Rows that are `ready` wait for an action; neither they nor what is returned are to be changed.
         """
         if len(self._members) == 1:  # quicker, and by far the most frequent
             n_live, n_ready = np.count_nonzero(live), np.count_nonzero(ready)
@@ -92,14 +85,7 @@ class RemoteRows(RowsDriver):
     Those that are not ready have a copy of one that is, and what comes out for them is not used. An agent that cannot
     wait is asked for all rows together; then their results are taken together, too, in their order.
 
-    Args:
-        args: Those of the other base class.
-        environments: The environments; row i has number i.
-        n_groups: Into how many groups rows are parted: environments of one step while the agent is asked for another.
-        more: Further ones of the other base class.
-
-    Attributes:
-        together: Whether rows wait for each other.
+    With `n_groups`, environments of one group step while the agent is asked for another.
     """
 
     def __init__(self, *args: Any, environments: Environments, n_groups: int = 1, **more: Any) -> None:
@@ -107,7 +93,7 @@ class RemoteRows(RowsDriver):
         self._environments = environments
         n_rows = len(self._envs)
         self._groups = RowGroups(n_rows, n_groups)
-        self.together = True
+        self.together = True  # whether rows wait for each other
         self._runs, self._ready, self._asked = (np.zeros(n_rows, np.bool_) for _ in range(3))
         self._scripts: list[Script | None] = [None] * n_rows
         self._is_in_reset = np.zeros(n_rows, np.bool_)
@@ -160,15 +146,13 @@ class RemoteRows(RowsDriver):
         self._call_seconds += 0.1 * (elapsed - self._call_seconds) if self._call_seconds else elapsed
 
     def _ask(self, ready: NDArray[np.bool_]) -> None:
-        """Let the agent choose actions for rows that are ready, and request their steps."""
         agent, recorder, width = self._agent, self._recorder, self._n_rows
         assert agent is not None
         self._asked = ready.copy()
         self._groups.note(ready)
         rows = np.flatnonzero(ready).tolist()
-        everyone = len(rows) == width
         mask = None
-        if not everyone:
+        if len(rows) < width:
             mask = np.zeros(width, np.bool_)
             mask[rows] = True
         if agent.draws is not None:
@@ -221,19 +205,19 @@ class RemoteRows(RowsDriver):
                 return None
             arrived.update(environments.take_arrived(None))
             # What was restored meanwhile lies in its row again.
-            if arrived.issuperset(np.flatnonzero(self._runs & ~self._ready)) and arrived.isdisjoint(
-                environments.restoring
-            ):
+            missing = np.flatnonzero(self._runs & ~self._ready)
+            if arrived.issuperset(missing) and arrived.isdisjoint(environments.scheduler.restoring):
                 self._take(sorted(arrived))
                 arrived.clear()
         return self._ready if self._runs.any() else None
 
     def _usable(self) -> NDArray[np.bool_]:
         """Return which rows are ready, and not being restored; not to be changed."""
-        if not self._environments.restoring:
+        restoring = self._environments.scheduler.restoring
+        if not restoring:
             return self._ready
         usable = self._ready.copy()
-        usable[list(self._environments.restoring & set(range(len(usable))))] = False
+        usable[list(restoring & set(range(len(usable))))] = False
         return usable
 
     def _take(self, arrived: Sequence[int]) -> None:
@@ -244,8 +228,10 @@ class RemoteRows(RowsDriver):
             arrived, shared.rewards[arrived].tolist(), shared.terminated[arrived].tolist(),
             shared.truncated[arrived].tolist(), strict=True,
         )  # fmt: skip
-        stepped = [row for row in arrived if not (self._is_in_reset[row] or environments.has_raised(row))]
-        self._count(len(stepped))
+        stepped = [row for row in arrived if not (self._is_in_reset[row] or row in environments.raised)]
+        self.n_ran += len(stepped)
+        board_row = self._worker.row
+        board_row.words[board_row.timesteps_word] = self.n_ran
         for row, *result in list(results):
             self._row = row
             self._take_result(row, *result)
@@ -255,10 +241,10 @@ class RemoteRows(RowsDriver):
         """Send a script the result of its environment: the reward and the two ends, and what lies in its row."""
         environments, worker, script = self._environments, self._worker, self._scripts[row]
         assert script is not None
-        if environments.has_raised(row):
+        if row in environments.raised:
             self._raise(row, script)
         observation = environments.observation(row)
-        info = environments.take_info(row)
+        info = environments.infos.pop(row, {})
         if environments.games:
             observation, *result, info = environments.games[row].take(observation, info)  # type: ignore[assignment]
         if self._is_in_reset[row]:
@@ -299,7 +285,7 @@ class RemoteRows(RowsDriver):
                 self._stepped(row)
             return
         self._runs[row] = False
-        self._environments.end(row)
+        self._environments.scheduler.end(row)
         if isinstance(end, End):
             self._take_end(row, end)
         else:
@@ -327,18 +313,10 @@ class RemoteRows(RowsDriver):
     def _stepped(self, row: int) -> None:
         """Note that a row, whose episode goes on, has taken a timestep."""
 
-    def _count(self, n: int) -> None:
-        self.n_ran += n
-        row = self._worker.row
-        row.words[row.timesteps_word] = self.n_ran
-
     def history_of(self, row: int, n: int, earlier: int = 0) -> History:
-        """Return the first actions of the trajectory in a row that are kept here, and the rewards that are known.
+        """Return the first n actions of a row's trajectory that are kept here, and the rewards that are known.
 
-        Args:
-            row: The row.
-            n: How many actions at most, those before `earlier` included.
-            earlier: How many timesteps the trajectory had before these.
+        Before these it had `earlier` timesteps, which n includes.
         """
         recorder = self._recorder
         # A row that has taken its timesteps of a fragment does not run, and its episode goes on in the next one.

@@ -41,16 +41,13 @@ from streamsampler.workers.vec.steps import RowTrajectory
 from streamsampler.workers.vec.tickets import RunningTicket
 from streamsampler.workers.vec.worker import VecWorker, refuse_different
 
+_LOG = logging.getLogger("streamsampler")
+
 
 class RemoteLanes(RemoteRows, LaneRunner):
     """Runs trajectories in environments of other processes, in lanes each at its own pace where the agent can wait.
 
     In blocks, and where the agent remembers something from step to step, environments wait for each other.
-
-    Args:
-        environments: The environments.
-        worker: Shows phase and trajectory.
-        more: Further ones of `RemoteRows` and `LaneRunner`.
     """
 
     def __init__(self, environments: Environments, worker: Worker, **more: Any) -> None:
@@ -104,20 +101,12 @@ class RemoteLanes(RemoteRows, LaneRunner):
         return [each for each in running if self._asked[each.row]]
 
 
-_LOG = logging.getLogger("streamsampler")
-
-
 class ParentWorker(VecWorker):
-    """Runs trajectories as `VecWorker` does, in environments that are in other processes.
-
-    Attributes:
-        launch: Returns the processes of the environments. Its engine sets it.
-        close_timeout: Seconds that all environments together may take to close. Its engine sets it.
-    """
+    """Runs trajectories as `VecWorker` does, in environments that are in other processes; its engine says in which."""
 
     shares_agent = True
     launch: Launch
-    close_timeout: float
+    close_timeout: float  # seconds that all environments together may take
     _running: RemoteGroups | None
 
     def __init__(self, context: WorkerContext, *, groups: int = 1, **worker_args: Any) -> None:
@@ -144,11 +133,7 @@ class ParentWorker(VecWorker):
         return losses
 
     def update_env(self, env_update: EnvUpdate) -> None:
-        """Replace or change the environments, all at once.
-
-        Args:
-            env_update: The update, pickled: it is loaded where the environments are.
-        """
+        """Replace or change the environments, all at once, by an update that is loaded where they are."""
         assert isinstance(env_update, Payload)
         self.phase = Phase.ENV_CONSTRUCTION
         self._drop_runner()
@@ -301,7 +286,7 @@ def _modules_of(agent: Any) -> Iterator[Any]:
         agent = vars(agent).get("agent") if hasattr(agent, "__dict__") else None
 
 
-class _Channel(LocalChannel):
+class _ParentChannel(LocalChannel):
     """The worker's connection to its sampler: the agent is here already, and environments are made elsewhere."""
 
     def __init__(self, mode: EvaluationMode, worker: int, events: deque[Event], threads: ThreadLimit) -> None:
@@ -315,18 +300,9 @@ class _Channel(LocalChannel):
 
 
 class ParentEngine(LocalEngine):
-    """One worker in this process, whose environments are in others.
+    """One worker in this process, whose environments are in other ones, as many as there are workers.
 
-    Args:
-        setup: What the sampler says of its workers: as many processes as there are workers.
-        policy: Time limits and quotas of the processes.
-        engine: What connects the processes to this one.
-        start_method: How they are started, where `multiprocessing` does that.
-        n_groups: Into how many groups rows are parted; see `asking.RowGroups`.
-
-    Raises:
-        ResourceLimitError: The system does not allow this process the descriptors that the processes need.
-        SamplerError: The processes cannot be started here; see `queue_process.check_startable`.
+    The policy holds for these. For groups of rows see `RowGroups`.
     """
 
     def __init__(
@@ -360,7 +336,7 @@ class ParentEngine(LocalEngine):
         super().__init__(1, make, setup.seed, threads=setup.threads)
 
     def _channel(self, worker: int, events: deque[Event], threads: ThreadLimit) -> LocalChannel:
-        return _Channel(self._mode, worker, events, threads)
+        return _ParentChannel(self._mode, worker, events, threads)
 
     def send(self, worker: int, message: Message) -> None:
         """Leave a message for the worker; the environments' processes have this one's settings from then on."""
