@@ -112,7 +112,9 @@ class _Referee(GameTeller):
         self._acted.update(dict.fromkeys(actions))
         self._waiting += actions
         self._env.meet_listed()
-        shown, rewards = self._copied(observations), self._numbers(mapping_of(rewards, "rewards"))
+        shown, known = self._copied(observations), self._env.numbers
+        got = mapping_of(rewards, "rewards")
+        rewards = {agent: reward_of(it, agent) if agent in known else it for agent, it in got.items()}
         ends = dict(mapping_of(terminated, "terminated")), dict(mapping_of(truncated, "truncated"))
         brought, ended, total = self._answers(rewards, *ends)
         result = self._result(shown, rewards, *ends)
@@ -145,10 +147,6 @@ class _Referee(GameTeller):
         except ObservationError as error:
             raise named(error, agent) from None
         return values.read(0, 0)
-
-    def _numbers(self, rewards: Mapping[str, Any]) -> dict[str, Any]:
-        known = self._env.numbers
-        return {agent: reward_of(it, agent) if agent in known else it for agent, it in rewards.items()}
 
     def _answers(
         self, rewards: Mapping[str, float], terminated: Mapping[str, Any], truncated: Mapping[str, Any]

@@ -95,8 +95,7 @@ class JointSteps:
 
     def __init__(self, envs: Sequence[EnvStep], known: Mapping[str, PolicySpaces]) -> None:
         self.envs, self._known = envs, known
-        there = {it.policy.name for env in envs for it in (*env.acting, *env.ended)}
-        self.policies = tuple(sorted(there))
+        self.policies = tuple(sorted({it.policy.name for env in envs for it in (*env.acting, *env.ended)}))
 
     def select(self, index: Any) -> JointSteps:
         """Return the rows that an index selects."""

@@ -50,9 +50,8 @@ class EnvProxy(EnvElsewhere):
     ) -> None:  # fmt: skip
         self.observation_space, self.action_space = observation_space, action_space
         self.facts = facts
-        self.game: GameElsewhere | None = None  # what stands for it where it has several agents
-        if game is not None:
-            self.game = game_of(game)
+        self.game = None if game is None else game_of(game)  # what stands for it where it has several agents
+        if self.game is not None:
             self.observation_space, self.action_space = self.game.observation_space, self.game.action_space
         self.spec = SimpleNamespace(id=facts.name)  # type: ignore[assignment]
         self._environments, self._env_id = environments, env_id
