@@ -19,7 +19,7 @@ from streamsampler.protocol.progress import Progress
 from streamsampler.protocol.tickets import SHORTEST_TICKET_SECONDS
 from streamsampler.workers.board import StatusBoard
 
-__all__ = ["Answered", "Died", "Engine", "Event", "Logged", "Restored", "unreadable"]
+__all__ = ["Answered", "Died", "Engine", "EnvsRestored", "Event", "Logged", "unreadable"]
 
 
 def _nothing() -> None:
@@ -75,7 +75,7 @@ class Logged:
 
 
 @dataclass(frozen=True, slots=True)
-class Restored:
+class EnvsRestored:
     """A process that a worker needs was lost and made again; the worker goes on.
 
     Attributes:
@@ -87,7 +87,7 @@ class Restored:
     hung: bool = False
 
 
-Event = Answered | Died | Logged | Restored
+Event = Answered | Died | Logged | EnvsRestored
 
 
 class Engine(ABC):

@@ -17,7 +17,7 @@ from streamsampler.data.statistics import (
     MetricsSoFar,
     Stats,
 )
-from streamsampler.engines.base import Logged, Restored
+from streamsampler.engines.base import EnvsRestored, Logged
 from streamsampler.protocol.gathering import Gathering
 from streamsampler.protocol.instructions import Reason
 from streamsampler.protocol.messages import Report
@@ -54,7 +54,7 @@ class CallAccounts:
             self.stats.seconds += perf_counter() - self._begun
             self._begun = None
 
-    def record(self, event: Logged | Restored) -> None:
+    def record(self, event: Logged | EnvsRestored) -> None:
         """Record what a worker reports besides its answers."""
         if isinstance(event, Logged):
             handle_records(event.worker, event.records)

@@ -115,7 +115,7 @@ class Call:
                 return self._session.arrivals.receive(event)
             case base.Died():
                 return self._session.arrivals.died(event)
-            case base.Logged() | base.Restored():
+            case base.Logged() | base.EnvsRestored():
                 self.accounts.record(event)
                 return None
 

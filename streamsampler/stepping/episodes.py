@@ -103,7 +103,7 @@ _ROUNDS_TOGETHER = 64
 each round would double the time of a round."""
 
 
-class Episodes:
+class EnvEpisodes:
     """The episode of each environment: its number, its timesteps, and the seed of the next one."""
 
     def __init__(

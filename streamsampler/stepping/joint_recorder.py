@@ -14,7 +14,7 @@ from streamsampler.data.multi_agent import assembled
 from streamsampler.data.spaces import short
 from streamsampler.data.trees import snapshot
 from streamsampler.rollouts.script import End
-from streamsampler.stepping.episodes import Episodes
+from streamsampler.stepping.episodes import EnvEpisodes
 from streamsampler.stepping.games import INFOS, OUTSTANDING, SPACES, GameElsewhere, game_of
 from streamsampler.stepping.joint_env import Turn
 from streamsampler.stepping.recorder import StepsRecorder
@@ -41,7 +41,7 @@ class JointStepsRecorder(StepsRecorder[_FirstTurn, RowTrajectory]):
     the steps brought.
     """
 
-    def __init__(self, manager: BaseEnvManager, several: SeveralAgents, episodes: Episodes, max_held: int) -> None:
+    def __init__(self, manager: BaseEnvManager, several: SeveralAgents, episodes: EnvEpisodes, max_held: int) -> None:
         super().__init__(manager, episodes, max_held)
         self._games = [game_of(it) for it in several.facts]
         self._rows = JointRows(self._games)

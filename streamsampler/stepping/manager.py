@@ -26,7 +26,7 @@ from streamsampler.stepping.call_errors import (
 )
 from streamsampler.stepping.env_scheduler import EnvScheduler
 from streamsampler.stepping.env_states import Autoreset, EnvState
-from streamsampler.stepping.episodes import Episodes, RoundResults
+from streamsampler.stepping.episodes import EnvEpisodes, RoundResults
 from streamsampler.stepping.manager_stats import ManagerStats
 from streamsampler.stepping.options import (
     ManagerOptions,
@@ -87,7 +87,7 @@ class BaseEnvManager(abc.ABC):
                 self.n_envs, options.on_failure, options.autoreset, options.max_episodes, renew=options.renew,
                 restart_wait=options.restart_wait, losses=transport.losses,
             )  # fmt: skip
-            episodes = Episodes(transport.rows, options, self.seed, self._parameters, scheduler)
+            episodes = EnvEpisodes(transport.rows, options, self.seed, self._parameters, scheduler)
             several = several_agents(transport.spaces, options.policy_of, self.seed, episodes.now)
             self._send_parameters(transport, list(self._parameters.latest))
         except BaseException:

@@ -28,7 +28,7 @@ from streamsampler.stepping.env_messages import (
     is_of_action,
 )  # fmt: skip
 from streamsampler.stepping.env_scheduler import EnvScheduler
-from streamsampler.stepping.episodes import Episodes, RoundResults
+from streamsampler.stepping.episodes import EnvEpisodes, RoundResults
 from streamsampler.stepping.failures import count_loss, reword
 from streamsampler.stepping.manager_stats import ManagerStats
 from streamsampler.stepping.options import ManagerOptions
@@ -56,7 +56,7 @@ class Receiver:
     """
 
     def __init__(
-        self, transport: Transport, scheduler: EnvScheduler, episodes: Episodes, options: ManagerOptions,
+        self, transport: Transport, scheduler: EnvScheduler, episodes: EnvEpisodes, options: ManagerOptions,
         accounts: ManagerStats,
     ) -> None:  # fmt: skip
         self._transport = transport

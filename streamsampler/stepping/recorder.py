@@ -17,7 +17,7 @@ from streamsampler.data.infos import InfoRecorder
 from streamsampler.data.segments import Delivery, Segment
 from streamsampler.data.spaces import check_actions, short
 from streamsampler.data.trees import snapshot, take
-from streamsampler.stepping.episodes import Episodes
+from streamsampler.stepping.episodes import EnvEpisodes
 from streamsampler.stepping.steps import Steps
 from streamsampler.workers.vec.batch_infos import BatchInfos
 from streamsampler.workers.vec.rows import row_of
@@ -43,7 +43,7 @@ class StepsRecorder(ABC, Generic[StartT, EpisodeT]):
         n_left_out: How many episodes were left out.
     """
 
-    def __init__(self, manager: BaseEnvManager, episodes: Episodes, max_held: int) -> None:
+    def __init__(self, manager: BaseEnvManager, episodes: EnvEpisodes, max_held: int) -> None:
         self._manager, self._episodes = manager, episodes
         self._max_held = positive("max_held", max_held)
         n_envs, first = manager.n_envs, episodes.first_to_come
@@ -267,7 +267,7 @@ class StepsRecorder(ABC, Generic[StartT, EpisodeT]):
 class RowsRecorder(StepsRecorder[dict[str, Any], RowTrajectory]):
     """Records the steps of environments that have one agent."""
 
-    def __init__(self, manager: BaseEnvManager, spaces: tuple[Any, Any], episodes: Episodes, max_held: int) -> None:
+    def __init__(self, manager: BaseEnvManager, spaces: tuple[Any, Any], episodes: EnvEpisodes, max_held: int) -> None:
         super().__init__(manager, episodes, max_held)
         self._spaces = spaces
         self._timesteps = StepRecorder(*spaces, manager.n_envs, in_order=False)

@@ -26,7 +26,7 @@ _ANSWERED = {"begin", "handle", "stop", "end", "prefetch"}  # with instructions
 
 
 @dataclass
-class Replay:
+class TraceReplay:
     """The course of a replay.
 
     Attributes:
@@ -55,7 +55,7 @@ class Replay:
         return f"{text}\nthe same as in the trace, in {self.n_compared} answers"
 
 
-def replay(path: str | PathLike[str]) -> Replay:
+def replay(path: str | PathLike[str]) -> TraceReplay:
     """Run a trace through the scheduler again, up to the first difference.
 
     Instructions are compared where the trace has them: all those of `STREAMSAMPLER_TRACE`.
@@ -98,7 +98,7 @@ class _Replayer:
     """Takes the entries of a trace, in order; see `protocol.trace`."""
 
     def __init__(self, scheduler: Scheduler) -> None:
-        self.course = Replay()
+        self.course = TraceReplay()
         self._scheduler = scheduler
         self._call = ""
         self._said: list[Any] | str | None = None  # by the last call: instructions, or an error

@@ -14,7 +14,7 @@ from typing import Any
 from streamsampler.agents.policies import Policies
 from streamsampler.core.errors import NotReproducibleError, WorkerHungError
 from streamsampler.core.serialization import HeldPayload, Payload
-from streamsampler.engines.base import Answered, Event, Logged, Restored
+from streamsampler.engines.base import Answered, EnvsRestored, Event, Logged
 from streamsampler.engines.launch.child import make_room
 from streamsampler.engines.launch.start_methods import StartMethod
 from streamsampler.engines.local import LocalChannel, LocalEngine
@@ -355,7 +355,7 @@ class ParentEngine(LocalEngine):
         with turn(), self._mode:  # another thread's sampler may ask the same module
             events = super().wait(timeout)
         losses = [] if self._worker is None else self._worker.take_losses()
-        return [*(Restored(0, isinstance(error, WorkerHungError)) for error in losses), *events]
+        return [*(EnvsRestored(0, isinstance(error, WorkerHungError)) for error in losses), *events]
 
     def close(self, *, read_answers: bool = True) -> list[Answered | Logged]:
         """Close the environments, and end their processes."""
