@@ -256,10 +256,10 @@ class LifeOwner(ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         given = {name: value for name, value in vars(self).items() if name not in ("_life", "_setup", "_given_factory")}
-        return {"life": copied(self._life), **given}
+        return {"_life": copied(self._life), **given}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        of_life = state.pop("life")
+        of_life = state.pop("_life")
         vars(self).update(state)
         self._setup = of_life.setup
         self._life = life_of(of_life, self.make_engine)

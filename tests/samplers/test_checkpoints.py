@@ -356,6 +356,23 @@ def test_an_environment_that_calls_have_updated_is_in_the_state():
             assert third.state_dict()["updates"] is not None
 
 
+class WithAttributes(LocalSampler[Any, Any]):
+    """A subclass with attributes of its own, one of them with a name that the package uses as well."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.life, self.notes = "mine", ["one"]
+
+
+@pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, lambda sampler: pickle.loads(pickle.dumps(sampler))])
+def test_a_copy_of_a_sampler_keeps_what_a_subclass_has_in_attributes(way):
+    with WithAttributes(Restorable(), Tasked, seed=SEED) as sampler:
+        sampler.obtain_trajectories(2)
+        with way(sampler) as other:
+            assert (other.life, other.notes) == ("mine", ["one"])
+            assert other.obtain_trajectories(2) == sampler.obtain_trajectories(2)
+
+
 def test_accounts_go_on():
     with local(n_workers=3, hooks=Kept()) as sampler, local(n_workers=2, hooks=Kept()) as other:
         batch = sampler.obtain_samples(60)
