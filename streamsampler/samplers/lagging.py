@@ -88,6 +88,10 @@ class Lag:
     def begin_call(self, session: Session) -> None:
         """Record that a call used up its version: until `complete`, the next call begins anew."""
         self.has_prefetched = self._prefetched is not None and self._prefetched[0] is session
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Let the next call begin anew: the last one used up its version, and has no batch yet, or never will."""
         self.first = self._prefetched = None
 
     def complete(self, call: Call, session: Session) -> None:

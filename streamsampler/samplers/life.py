@@ -150,9 +150,9 @@ class SamplerLife:
     def call(self, plan: GatherPlan, updates: dict[Kind, Any], resets: Resets | None) -> Iterator[Call]:
         """Begin a call, and end and account for it, however it goes."""
         with self.exclusive():
-            self.salvaged = None
-            call = self._begin(plan, updates, Stats.of(self.n_workers), resets)
+            self.salvaged, version = None, self.session.scheduler.version
             try:
+                call = self._begin(plan, updates, Stats.of(self.n_workers), resets)
                 with self._ended(call):
                     if self.lag is not None and self.lag.has_prefetched:
                         call.turn(0.0)  # `pump` would wait for ever for workers that have answered, and have no more
@@ -162,9 +162,9 @@ class SamplerLife:
                     if self.lag is not None:
                         self.lag.complete(call, self.session)
             except BaseException:
-                if self.lag is not None:
-                    # Also where an interrupt came after `complete`: the next call must not depend on the place.
-                    self.lag.first = None
+                if self.lag is not None and self.session.scheduler.version > version:
+                    # Wherever an interrupt came, also after `complete`: the next call must not depend on the place.
+                    self.lag.begin_anew()
                 raise
 
     @contextmanager
@@ -213,12 +213,10 @@ class SamplerLife:
             self._replace_engine()
         if refused := self.fingerprints.refusal():
             raise kernels_error(0, refused)
-        version = self.session.scheduler.version
-        try:
-            return begun(self.session, plan, updates, stats, resets, self.filters, self.lag)
-        finally:
-            if self.lag is not None and self.session.scheduler.version > version:
-                self.lag.begin_call(self.session)
+        call = begun(self.session, plan, updates, stats, resets, self.filters, self.lag)
+        if self.lag is not None:
+            self.lag.begin_call(self.session)
+        return call
 
     def updates_in_force(self) -> Updates[Payload]:
         """Return the agent and the environment, for workers that were sent neither."""

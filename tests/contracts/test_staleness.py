@@ -24,6 +24,7 @@ from streamsampler.errors import NotReproducibleError, RolloutError, SamplerErro
 from streamsampler.filters import RunningNorm
 from streamsampler.protocol.scheduler import Scheduler
 from streamsampler.samplers.base import Sampler
+from streamsampler.samplers.batches import BatchMaker
 from streamsampler.samplers.call import Call
 from streamsampler.samplers.lagging import Lag
 from streamsampler.samplers.sharded import sample_to_folder
@@ -253,6 +254,23 @@ def test_after_an_interrupt_a_call_begins_afresh(
     for number, first in ((3, 0), (4, 4)):
         batch = sampler.obtain_trajectories(4, agent_update=(number,))
         assert (batch.agent_version, set(batch.actions.tolist()), batch.indices[0]) == (3, {3}, first)
+
+
+@pytest.mark.parametrize(("owner", "place"), [(Call, "__init__"), (BatchMaker, "__init__"), (Lag, "begin_call")])
+@LOCAL
+def test_after_an_interrupt_while_a_call_begins_its_version_is_used_up_or_not(
+    make_sampler: Maker, monkeypatch: pytest.MonkeyPatch, owner: type, place: str
+) -> None:
+    """There is nothing in between, such as a batch of the version that was used up from the middle on."""
+    sampler = make_sampler(Stamping(), AnyLength, n_workers=2, **LAGGING)
+    sampler.obtain_trajectories(4)
+    raise_once(monkeypatch, owner, place, KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        sampler.obtain_trajectories(4, agent_update=(2,))
+    before, used_up = sampler.agent_version, owner is not Call
+    assert before == 1 + used_up
+    batch = sampler.obtain_trajectories(4, agent_update=(3,))
+    assert (batch.agent_version, batch.indices[0]) == ((3, 0) if used_up else (1, 4))
 
 
 @LOCAL
