@@ -189,16 +189,19 @@ class EpisodeParts:
         self._result, self._arrivals = result, arrivals
         self._n_envs, self._ledger = ledger.n_envs, ledger
         self._segments: list[Segment | None] = []  # None for those that were forgotten
-        self._n_taken = 0  # segments of environments
         self._parts: list[tuple[int, bool, Earlier]] = []  # environment, whether it is continued, and what it had
+        # Segments of environments, and how many segments and parts they are: together, since an interrupt may come.
+        self._taken = 0, 0, 0
 
     def segments(self, first: int = 0) -> list[Segment]:
         """Return the parts of episodes so far, from number `first` on, without those that were forgotten."""
-        for segment in self._arrivals.segments(self._result.spans(self._n_taken)):
+        for segment in self._arrivals.segments(self._result.spans(self._taken[0])):
             self._take(segment)
         return [segment for segment in self._segments[first:] if segment is not None]
 
     def _take(self, of_envs: Segment) -> None:
+        n_taken, n_segments, n_parts = self._taken
+        del self._segments[n_segments:], self._parts[n_parts:]  # of this one, before an interrupt
         delivery, groups, position = of_envs.delivery, of_envs.indices, 0
         for fragment in delivery.rollouts.fragments:
             number, n = fragment.number, fragment.n_episodes
@@ -211,8 +214,8 @@ class EpisodeParts:
             self._parts.append((number, fragment.continued, self._ledger.earlier_of(fragment)))
             self._parts += [(number, False, _NOTHING)] * (n - 1)
             position += n
-        self._n_taken += 1
-        self._result.forget_spans(self._n_taken - 1, self._n_taken)
+        self._taken = n_taken + 1, len(self._segments), len(self._parts)
+        self._result.forget_spans(n_taken, n_taken + 1)
 
     def forget_segments(self, first: int, stop: int) -> None:
         """Forget segments number `first` to `stop` - 1: the caller has all that is needed of them."""

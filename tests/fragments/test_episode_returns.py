@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from streamsampler import LocalSampler, TrajectoryBatch, VecWorker, load
+from streamsampler.data.segments import Segment
 from streamsampler.errors import DataError, UsageError
 from streamsampler.filters import RunningReturnNorm
+from streamsampler.samplers import fragments
 from streamsampler.samplers.fragments import FragmentLedger
 from tests.faults.test_interrupts import raise_once
 from tests.fragments.agents import Restorable, Sticky
@@ -106,12 +108,26 @@ def test_a_list_of_episodes_says_what_came_before_those_that_go_on(two_batches):
         TrajectoryBatch.from_list([{**episode, "earlier_length": 0} for episode in episodes], *both)
 
 
-@pytest.mark.parametrize("method", ["record", "_add_up"])
-def test_what_ctrl_c_leaves_of_a_call_has_earlier_parts_too(method, monkeypatch):
+def raise_at_second_segment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let an interrupt come when the first environment of a report has its place in the batch, and no other has."""
+
+    def second(*given: Any) -> Segment:
+        monkeypatch.setattr(fragments, "Segment", Segment)
+        raise_once(monkeypatch, fragments, "Segment", KeyboardInterrupt)
+        return Segment(*given)
+
+    monkeypatch.setattr(fragments, "Segment", second)
+
+
+@pytest.mark.parametrize("place", ["record", "_add_up", "in the middle of a report"])
+def test_what_ctrl_c_leaves_of_a_call_has_earlier_parts_too(place, monkeypatch):
     with local() as sampler, local() as other:
         for each in (sampler, other):
             each.obtain_fragments(20, 4)
-        raise_once(monkeypatch, FragmentLedger, method, KeyboardInterrupt)
+        if place == "in the middle of a report":
+            raise_at_second_segment(monkeypatch)
+        else:
+            raise_once(monkeypatch, FragmentLedger, place, KeyboardInterrupt)
         with pytest.raises(KeyboardInterrupt):
             sampler.obtain_fragments(20, 4)
         salvaged, expected = sampler.salvage(), other.obtain_fragments(20, 4)
