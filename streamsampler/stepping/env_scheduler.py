@@ -95,9 +95,10 @@ class EnvScheduler(LossScheduler):
 
     def open_round(self) -> None:
         """Give an account of the round that is under way, if there is one: as if each had been sent its action."""
-        if self.in_round:
+        if self.in_round:  # until it is done: after an interruption in the middle, it is done again
+            self.states[:] = [EnvState.STEPPING] * len(self.states)
+            self.waiting.update(self._everyone)
             self.in_round = False
-            self.request(self._everyone, EnvEvent.SENT)
 
     def close(self) -> None:
         """Close all environments, and forget what was open."""
@@ -225,7 +226,7 @@ class EnvScheduler(LossScheduler):
             unknown = [env_id for env_id in event.env_ids if env_id not in self.arrived]
             if event.is_new:
                 self._retry(event, anew=event.env_ids)
-                self.lost.update(self.arrived.keys() & event.env_ids)
+            self.lost.update(self.arrived.keys() & event.env_ids)  # the caller receives the last result, and no more
             self.fail(unknown)
             return True
         if self._on_failure == "reset":

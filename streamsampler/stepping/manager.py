@@ -89,16 +89,15 @@ class BaseEnvManager(abc.ABC):
             )  # fmt: skip
             episodes = EnvEpisodes(transport.rows, options, self.seed, self._parameters, scheduler)
             several = several_agents(transport.spaces, options.policy_of, self.seed, episodes.now)
+            own_spaces = _seeded(transport.spaces.action, self.seed)
             self._send_parameters(transport, list(self._parameters.latest))
         except BaseException:
             transport.close()
             raise
-        self._scheduler, self._closed = scheduler, False
-        self._transport = transport
-        self._accounts.tick(running=True)
-        self._own_spaces = _seeded(transport.spaces.action, self.seed)
-        self._episodes, self._several = episodes, several
+        self._scheduler, self._episodes, self._several, self._own_spaces = scheduler, episodes, several, own_spaces
         self._receiver = Receiver(transport, scheduler, episodes, self._options, self._accounts)
+        self._accounts.tick(running=True)
+        self._transport, self._closed = transport, False
 
     def _send_parameters(self, transport: Transport, env_ids: list[int]) -> None:
         latest = [self._parameters.latest[env_id] for env_id in env_ids]
@@ -126,7 +125,7 @@ class BaseEnvManager(abc.ABC):
         transport = self._there()
         if transport.in_hand:  # an earlier call was interrupted
             self._receiver.mend()
-        self._scheduler.open_round()
+        self._receiver.open_round()
         return transport
 
     def _there(self) -> Transport:
@@ -267,9 +266,9 @@ class BaseEnvManager(abc.ABC):
         if every_episode and seed is None:
             raise UsageError("every_episode=True begins each episode with the same seed: give one, reset(seed=…)")
         seeds = {} if seed is None else self._episodes.seeds.restart(chosen, seed, every_episode=every_episode)
-        self._scheduler.open_round()
         if transport.in_hand:  # an earlier call was interrupted
             self._receiver.mend(chosen)
+        self._receiver.open_round()
         transport.send_settings()
         transport.in_hand = True
         self._receiver.reset({env_id: (seeds.get(env_id), copied) for env_id in chosen})

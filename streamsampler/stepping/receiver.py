@@ -167,6 +167,13 @@ class Receiver:
         self._transport.step(env_ids, together=True)
         self._transport.in_hand = False
 
+    def open_round(self) -> None:
+        """Give an account of the round that is under way, if there is one; see `EnvScheduler.open_round`."""
+        if self._scheduler.in_round:
+            self._transport.in_hand = True
+            self._scheduler.open_round()
+            self._transport.in_hand = False
+
     def end_round(self, env_ids: list[int]) -> RoundResults | None:
         """Return the results of the round that is under way, if all go well; otherwise open it, and return None."""
         transport, scheduler = self._transport, self._scheduler

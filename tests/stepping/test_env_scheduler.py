@@ -365,3 +365,15 @@ def test_an_interrupt():
     asked, then = made(scheduler, instructions[:-1])
     assert asked == ([1, 2], [0, 3], Place.NEW)
     assert then == [RestoreEnvs([0, 1, 2, 3]), RequestSteps([2])]
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+def test_with_raise_an_environment_is_lost_whose_result_has_arrived(is_new):
+    """Its caller receives that result; the next step would begin an episode otherwise, and look like one of this."""
+    scheduler = stepping(1, "raise")
+    scheduler.handle([Done([0])])
+    scheduler.handle([died(0) if is_new else raised(0)])
+    receive(scheduler, [0])
+    scheduler.send([0])
+    assert scheduler.failed == {0}
+    assert list(scheduler.arrived) == [0]

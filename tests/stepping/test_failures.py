@@ -532,6 +532,53 @@ def test_ctrl_c_in_a_step_of_an_environment(on_failure):
         check_mixes_nothing_up(manager)
 
 
+class InterruptedCall(Counting):
+    """Is interrupted by Ctrl-C in a method."""
+
+    def stop(self):
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_in_a_call_with_a_result_that_is_not_received():
+    """With "raise" the environment's next step begins an episode: that is not one of the episode before."""
+    with SerialEnvManager(InterruptedCall, n_envs=2, seed=0, on_failure="raise") as manager:
+        manager.reset()
+        manager.send(ONES)
+        with pytest.raises(KeyboardInterrupt):
+            manager.call("stop")
+        assert manager.recv_from().timesteps.tolist() == [1, 1]
+        assert manager.step(ONES).failed.tolist() == [True, True]
+        steps = manager.step(ONES)
+        assert (steps.timesteps.tolist(), steps.episodes.tolist()) == ([0, 0], [1, 1])
+
+
+@pytest.mark.parametrize("name", ["processes", "serial"])
+def test_ctrl_c_in_a_call_between_the_two_halves_of_a_round(name):
+    line = 0
+    while True:
+        with MANAGERS[name](Counting, n_envs=2, seed=0) as manager:
+            envs = manager.vector_env()
+            envs.reset()
+            envs.step_async(ONES)
+            is_interrupted = interrupted_at(line, lambda: manager.ready)
+            envs.step_wait()
+            envs.step(ONES)
+            assert manager.step(ONES).timesteps.tolist() == [3, 3]
+        if not is_interrupted:
+            break
+        line += 1
+    assert line > 3
+
+
+def test_ctrl_c_in_launch():
+    line, is_interrupted = 0, True
+    while is_interrupted:
+        with SerialEnvManager(Counting, n_envs=2, seed=0) as manager:
+            is_interrupted = interrupted_at(line, manager.launch)
+            assert manager.reset().timesteps.tolist() == [0, 0]
+        line += 1
+
+
 def test_a_call_that_is_left_in_the_middle(monkeypatch):
     """A worker cannot be started again at once; another thread that asks for process ids is no sign of an interrupt."""
     failures = [OSError("too many open files")]
