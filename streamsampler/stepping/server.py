@@ -352,6 +352,11 @@ class EnvServer(ABC):
         The kind is "call", "get", "set", "render", "wrappers", or what a subclass adds; the name that of what is called
         or got.
         """
+        if env_id not in self.envs and kind != "parameters":
+            raise UsageError(
+                f"environment {env_id} raised when it was made anew, so there is none: its next reset makes it, "
+                f"call reset(env_ids=[{env_id}])"
+            )
         self.show(env_id, _CALLING)
         with self.generators.calling(env_id):
             return self._carried_out(env_id, kind, name, arguments)

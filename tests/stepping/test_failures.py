@@ -579,6 +579,30 @@ def test_ctrl_c_in_launch():
         line += 1
 
 
+@pytest.mark.parametrize("call", [lambda it: it.set_attr("x", 1), lambda it: it.get_attr("x"), lambda it: it.render()])
+def test_an_environment_that_could_not_be_made_anew_says_so(call):
+    made = []
+
+    def make():
+        made.append(None)
+        if len(made) == 2:
+            raise ValueError("no licence")
+        return Raising()
+
+    with SerialEnvManager([make], seed=0) as manager:
+        manager.reset()
+        assert manager.step([1]).failed.tolist() == [True]
+        with pytest.raises(UsageError, match=r"environment 0 raised when it was made anew.*reset\(env_ids=\[0\]\)"):
+            call(manager)
+        manager.reset()
+        manager.set_attr("x", 1)
+
+
+class Raising(Counting):
+    def step(self, action):
+        raise RuntimeError("the gearbox is stuck")
+
+
 def test_a_call_that_is_left_in_the_middle(monkeypatch):
     """A worker cannot be started again at once; another thread that asks for process ids is no sign of an interrupt."""
     failures = [OSError("too many open files")]
