@@ -43,7 +43,7 @@ class Dispatch:
             line[known.worker] = None
 
     def assign(self, gathering: Gathering, now: float) -> None:
-        """Send tickets that nobody holds."""
+        """Send tickets without a holder."""
         for line in (self.idle, self._ahead):
             ahead = line is self._ahead
             for known in self._takers(line) if line else ():

@@ -35,10 +35,10 @@ class FailureReceived:
 
 @dataclass(frozen=True, slots=True)
 class WorkerDied:
-    """A worker ended; all events of what it had sent came before."""
+    """A worker ended; the events of its last answers came before."""
 
     worker: int
-    progress: Progress  # what it was last seen doing
+    progress: Progress  # the last that it showed
     exitcode: int | None = None  # negative for a signal; None if unknown
     why: str = ""  # why the engine killed it, as the end of a sentence; empty if it ended by itself
     hopeless: bool = False  # whether a new worker in its place would do the same

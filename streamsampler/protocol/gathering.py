@@ -420,7 +420,7 @@ class Gathering:
     def take_in_advance(self, worker: int, size: int) -> Assignment | None:
         """Return the next ticket of a worker; None if nothing is left that the call is expected to need."""
         queue = self._queue_for(worker)
-        # What was assigned is no part of it: the estimate is that of the beginning.
+        # Assigned trajectories are no part of it: the estimate is that of the beginning.
         indices = queue.take_new(size, self._first + self._n_in_advance())
         return Assignment(indices, queue.block_of(indices)) if indices else None
 

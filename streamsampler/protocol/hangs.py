@@ -34,7 +34,7 @@ class Stillness:
 
 
 class Watch:
-    """Find the workers that make no progress for so many seconds, by what they do."""
+    """Find the workers without progress for so many seconds, by their phase."""
 
     def __init__(self, limits: Mapping[Hashable, float]) -> None:
         self.interval = min(limits.values()) / _LOOKS  # seconds between two looks; no wait is to be longer
