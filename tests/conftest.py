@@ -1,5 +1,6 @@
 """What holds for all tests."""
 
+import contextlib
 import os
 from collections.abc import Generator, Iterator
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from streamsampler.core import timing
 from tests.fork_server import use_in_tests
 from tests.interrupts import restore_ctrl_c
 from tests.never_hangs import within
@@ -37,12 +39,25 @@ LIMIT, SLOW_LIMIT = 300, 900
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
     """C5: whatever happens, a call ends. A test that waits for ever fails, and the others run."""
-    thorough = settings().max_examples > 100 or item.get_closest_marker("slow")
-    with within(SLOW_LIMIT if thorough else LIMIT):
+    with _limited(item):
         return (yield)
 
 
-pytest_runtest_call = pytest_runtest_teardown = pytest_runtest_setup
+pytest_runtest_call = pytest_runtest_setup
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
+    """Likewise; and no interrupted call keeps the accounts of what later scripts time."""
+    with _limited(item):
+        yield
+    left, timing._local.collector = timing._local.collector, timing._local.script
+    assert left is timing._local.script, f"{item.nodeid} left a collector behind"
+
+
+def _limited(item: pytest.Item) -> contextlib.AbstractContextManager[None]:
+    thorough = settings().max_examples > 100 or item.get_closest_marker("slow")
+    return within(SLOW_LIMIT if thorough else LIMIT)
 
 
 @pytest.fixture

@@ -213,6 +213,9 @@ _local = _Local()
 class collecting:  # noqa: N801 - reads as a verb in `with collecting(…):`
     """Collect what this thread measures in the block.
 
+    In the script's process, a block is entered twice, `with block, block:`. Ctrl-C may come as the inner exit begins:
+    then the outer one gives the script its own collector back.
+
     Args:
         collector: Where to; it may be used again.
     """

@@ -102,7 +102,8 @@ class LocalEngine(Engine):
     def wait(self, timeout: float | None) -> list[Event]:
         """Let workers take turns until a worker has answered."""
         del timeout  # a rollout in this thread cannot be interrupted
-        with preserved_generators(), self._threads.held(), not_measuring():
+        outside = not_measuring()
+        with preserved_generators(), self._threads.held(), outside, outside:
             turns_without_event = 0
             while not self._events and turns_without_event < 2 * self.n_workers:
                 loop = self._loops[self._next]
@@ -127,7 +128,8 @@ class LocalEngine(Engine):
         """Close all environments."""
         del read_answers
         self.board.abandon_all()
-        with self._threads.held(), not_measuring():
+        outside = not_measuring()
+        with self._threads.held(), outside, outside:
             for worker, (channel, loop) in enumerate(zip(self._channels, self._loops, strict=True)):
                 if worker in self._told_to_end:
                     continue  # an interrupt came after that

@@ -172,7 +172,8 @@ class _InThisProcess(Transport, Answers):
         self._at_work: Sequence[int] = ()
 
     def start(self) -> None:
-        with not_measuring():
+        outside = not_measuring()
+        with outside, outside:
             self.spaces = EnvSpaces(self._server.make())
         self.rows = self._server.rows = Rows(self.spaces, np.zeros)
 
@@ -202,13 +203,10 @@ class _InThisProcess(Transport, Answers):
         server.generators.look_away()
         collecting = server.times.collecting()
         try:
-            with collecting:
+            with collecting, collecting:
                 result = carry_out()
         except Exception:
             self._at_work = ()
-            raise
-        except BaseException:
-            collecting.__exit__()
             raise
         self._at_work = ()
         return result

@@ -297,7 +297,8 @@ class EnvServer(ABC):
         if why_not:
             raise NotRestoredError(why_not)
         env_id, rows = order.env_id, self.rows
-        with not_measuring():
+        outside = not_measuring()
+        with outside, outside:
             self.show(env_id, RESETTING)
             reset, step = self._reset_of(order), self.envs[env_id].step
             if self._tells:
