@@ -447,7 +447,7 @@ class Scheduler:
         index = gathering.plan.place_of(seen.trajectory)
         fault = self._fault_of_death(event, self._version_of(seen.trajectory) if has_begun else None)
         tickets = self.workers[worker].side.current_tickets()
-        self._replace_worker(event)
+        self._forget_worker(event)
         for indices in tickets:
             if fault is not None and has_begun and index in indices:
                 gathering.add_failure(worker, indices, index, fault, final=False, now=self._now)
@@ -471,7 +471,7 @@ class Scheduler:
             self.losses.forget(unready(event.worker))
         return WorkerFault(event.worker, incident=incident)
 
-    def _replace_worker(self, event: WorkerDied) -> None:
+    def _forget_worker(self, event: WorkerDied) -> None:
         worker, known = event.worker, self.workers[event.worker]
         self._instructions.append(Forget(worker))
         known.side.apply(Happened.DIED)

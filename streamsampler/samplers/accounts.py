@@ -92,7 +92,7 @@ class CallAccounts:
     def count_dead(self, worker: int) -> None:
         """Count the timesteps that a dead worker ran in vain, and forget the worker."""
         self.stats.hangs += self._session.arrivals.workers[worker].is_hung
-        self.stats.lost_timesteps += self._session.replace_worker(worker)
+        self.stats.lost_timesteps += self._session.forget_worker(worker)
 
     def add_anomalies(self, segments: Sequence[Segment]) -> None:
         """Remember the anomalies of trajectories in the result."""

@@ -148,7 +148,7 @@ class Session:
         for worker in self.store.restore(snapshot, accepted):
             self.episodes.forget(worker)
 
-    def replace_worker(self, worker: int) -> int:
+    def forget_worker(self, worker: int) -> int:
         """Forget a dead worker; return how many timesteps the worker ran and reported in no answer."""
         ran, reported = self.engine.ran_timesteps(worker), self.arrivals.workers[worker].reported_timesteps
         self.arrivals.workers[worker] = LaunchedWorker()
