@@ -146,7 +146,7 @@ class Gathering:
         self.arrived_trajectories = self.arrived_timesteps = 0  # of those that were not left out
         self.arrived_dropped = 0
         self.refuses_all = False  # whether the last refusal of `assign` holds for all workers that ask for the same
-        self.late: list[int] = []  # workers whose ticket arrived from another worker first, until `measure_late`
+        self.late: list[int] = []  # workers that were overtaken by a copy of their ticket, until `measure_late`
 
     def assign(self, worker: int, *, ahead: bool = False, now: float = 0.0) -> Assignment | None:
         """Return the ticket that `worker` should run next, or None if there is none for it now.
@@ -370,8 +370,8 @@ class Gathering:
     ) -> None:  # fmt: skip
         """Hold back the failure of a ticket until its turn comes, and assign the rest of the ticket again.
 
-        `trajectory` is None where it is unknown which one failed; what is `final` is never run again. The caller
-        decides by the reason.
+        `trajectory` is None where it is unknown which trajectory failed. A `final` failure is never run again: the
+        caller decides that by the reason.
         """
         queue = self._queue_of(indices)
         size = queue.block_of(indices)

@@ -105,8 +105,8 @@ class InFlight:
     def give_up(self, worker: int, indices: range, now: float) -> tuple[list[range], list[range]]:
         """Remove a ticket that `worker` will not run.
 
-        Return what of it must be assigned again, because it has not arrived and no other worker holds it; and what is
-        left to copies.
+        Return the trajectories that must be assigned again, since they have not arrived and no other worker holds them;
+        and those of which other workers run a copy.
         """
         pieces = self._remove(worker, indices, now)
         left = [piece for piece in pieces if piece in self._holders and piece not in self._done]

@@ -84,7 +84,7 @@ class CountFailure:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Count a report, and keep what it brought: its trajectories are new."""
+    """Count a report, and keep its rollouts: its trajectories are new."""
 
     number: int
     fingerprint: str = ""  # the bits of its worker's fingerprint; empty where they are not known

@@ -56,7 +56,7 @@ class Limits:
 
 
 def check_quota(name: str, quota: Any) -> None:
-    """Refuse what is no quota of losses."""
+    """Refuse a value that is no quota of losses."""
     if quota not in (None, "auto") and (isinstance(quota, bool) or not isinstance(quota, int) or quota < 0):
         raise UsageError(f'{name} must be an integer of at least 0, None for any number, or "auto", got {quota!r}')
 
