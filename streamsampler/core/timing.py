@@ -83,6 +83,18 @@ class _Block:
         self.seconds = 0.0
         self.children: dict[str, _Block] = {}
 
+    def take(self) -> tuple[int, float]:
+        """Return how often it was entered, and its seconds, and set both to 0."""
+        taken = self.count, self.seconds
+        self.count, self.seconds = 0, 0.0
+        return taken
+
+
+def _taken(blocks: dict[str, _Block]) -> Blocks:
+    """Return what blocks have measured, and let them begin anew: one may be entered still, and ends later."""
+    found = ((name, *block.take(), _taken(block.children)) for name, block in list(blocks.items()))
+    return tuple(block for block in found if block[1] or block[3])
+
 
 def _measured(blocks: dict[str, _Block]) -> Blocks:
     # A list, because another thread may add a block meanwhile.
@@ -121,6 +133,13 @@ class Collector:
         self.used[:] = [True]
         return blocks.setdefault(name, _Block())  # another thread may have added it
 
+    def add_seconds(self, name: str, phase: int, seconds: float) -> None:
+        """Add seconds to a block that is in no other, in a phase with this number."""
+        blocks = self.outermost[phase]
+        block = blocks.get(name) or self.add(name, blocks)
+        block.seconds += seconds
+        block.count += 1
+
     def show(self, name: str, gauge: Gauge) -> None:
         """Add a value of a gauge."""
         merge_gauges(self.gauges, {name: gauge})
@@ -130,10 +149,8 @@ class Collector:
         if not self.used and not self.gauges:
             return None
         found = zip(self._phases, self.outermost, strict=True)
-        timed_blocks = tuple((phase, 0, 0.0, _measured(blocks)) for phase, blocks in found if blocks)
+        timed_blocks = tuple((phase, 0, 0.0, inside) for phase, blocks in found if (inside := _taken(blocks)))
         taken = Measured(timed_blocks, dict(self.gauges))
-        for blocks in self.outermost:
-            blocks.clear()
         self.gauges.clear()
         self.here = None
         return taken if any(taken) else None
@@ -232,6 +249,11 @@ class collecting:  # noqa: N801 - reads as a verb in `with collecting(…):`
     def __exit__(self, *_: object) -> None:
         """Collect no more; may be repeated, as Ctrl-C may come in here."""
         _local.collector = self._before
+
+
+def collector_in_use() -> Collector:
+    """Return where what this thread measures goes: in a worker's thread to the worker."""
+    return _local.collector
 
 
 def not_measuring() -> collecting:
