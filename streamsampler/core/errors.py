@@ -213,6 +213,7 @@ class Phase(StrEnum):
     CALL = "calling a method of the environment"
     STARTING = "starting"
     """The worker was lost before it had done anything."""
+    IN_FLIGHT = "waiting for environments and agents"
 
 
 class WorkerError(SamplerError):

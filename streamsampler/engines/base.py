@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import Any
 
 from streamsampler.core.serialization import Payload
-from streamsampler.protocol.messages import Answer, Failure, Message, Phase
+from streamsampler.protocol.messages import NEVER_AGAIN, Answer, Failure, Message, Phase
 from streamsampler.protocol.progress import Progress
 from streamsampler.protocol.tickets import SHORTEST_TICKET_SECONDS
 from streamsampler.workers.board import StatusBoard
@@ -190,6 +190,10 @@ class Engine(ABC):
     def memory_bytes(self, worker: int) -> int:
         """Return the private memory of a worker at its last answer, in bytes; 0 where it is not known."""
         return self.board.memory_bytes(worker)
+
+    def begin_end(self) -> None:
+        """Let workers end as soon as they can, without waiting for it: all that comes is `close`, sooner or later."""
+        self.abandon_older(NEVER_AGAIN)
 
     # ------------------------------------------------------------------ workers that die, hang or are replaced
 

@@ -391,6 +391,14 @@ class LinkedEngine(LinkedWorkers[EngineLinkT], Engine):
     def _stop_work(self) -> None:
         self.abandon_older(NEVER_AGAIN)
 
+    def begin_end(self) -> None:
+        """Let workers end as soon as they can: one that waits for environments notices a message, and not the board."""
+        self._stop_work()
+        if self._is_ours():
+            for link in self._links:
+                if not link.ended:
+                    self._let_end(link)
+
     def send(self, worker: int, message: Message) -> None:
         """Send a message."""
         link = self._links[worker]

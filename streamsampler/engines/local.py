@@ -24,6 +24,7 @@ class LocalChannel:
     """A worker's connection to a sampler in the same thread."""
 
     interruptible = True
+    descriptor = None
 
     def __init__(self, worker: int, events: deque[Event], threads: ThreadLimit) -> None:
         self._worker = worker

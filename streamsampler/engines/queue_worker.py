@@ -88,6 +88,7 @@ class QueueChannel(WorkerChannel):
     def __init__(self, ends: WorkerEnds, keeper: RecordKeeper, threads: ThreadLimit, settings: SettingsInForce) -> None:
         super().__init__(keeper, threads, settings)
         self._commands, self._answers = ends.commands, cast("Queue[Any]", ends.answers)
+        self.descriptor = ends.commands._reader.fileno()  # type: ignore[attr-defined]
 
     def _next(self, *, wait: bool) -> Message | None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import platform
@@ -141,6 +142,7 @@ class Mailbox:
 
     Attributes:
         last: What the worker said after its last ticket.
+        descriptor: Of a pipe that can be read when a message has come, or the board is to be looked at.
     """
 
     def __init__(self, board: StatusBoard) -> None:
@@ -151,6 +153,9 @@ class Mailbox:
         self._replies: deque[_Reply] = deque()
         self._lock = threading.Lock()
         self._ended = False
+        self.descriptor, self._wake_fd = os.pipe()
+        os.set_blocking(self.descriptor, False)
+        os.set_blocking(self._wake_fd, False)
         self.last: list[Said] = []
 
     def put(self, place: int, message: Message) -> list[Said]:
@@ -184,9 +189,17 @@ class Mailbox:
         if isinstance(message, Start):
             self._board.lower_flag(0)
         self._messages.put((message, reply))
+        self.wake()
+
+    def wake(self) -> None:
+        """Let a worker look that waits for environments."""
+        with contextlib.suppress(BlockingIOError):  # it is full: the worker has not looked for long, and will
+            os.write(self._wake_fd, b".")
 
     def get(self, *, wait: bool) -> Message | None:
         """Return the next message; None if there is none, and `wait` is false."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.descriptor, 1 << 12)  # before the look, or what comes now would be overlooked
         try:
             message, reply = self._messages.get(wait)
         except Empty:
@@ -233,7 +246,7 @@ class RayChannel(WorkerChannel):
         report_memory: Callable[[], None] | None,
     ) -> None:  # fmt: skip
         super().__init__(keeper, threads, settings)
-        self._mailbox = mailbox
+        self._mailbox, self.descriptor = mailbox, mailbox.descriptor
         self._report_memory = report_memory
 
     def _next(self, *, wait: bool) -> Message | None:
@@ -315,6 +328,7 @@ class RayWorker:
     def abandon_older(self, version: int) -> None:
         """Let the worker abandon rollouts of versions older than `version` at its next timestep."""
         self._board.abandon_older(version)
+        self._mailbox.wake()
 
     @_in_group("board")
     def request_progress(self) -> None:

@@ -35,6 +35,7 @@ class WorkerChannel(ABC):
     """
 
     interruptible = False
+    descriptor: int | None = None
 
     def __init__(self, keeper: RecordKeeper, threads: ThreadLimit, settings: SettingsInForce) -> None:
         self._keeper, self._threads, self._settings = keeper, threads, settings

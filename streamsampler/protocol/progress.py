@@ -15,3 +15,4 @@ class Progress:
     timesteps: int  # of that ticket so far
     trajectory: int | None  # index of the trajectory in hand; None outside trajectories
     phase: Phase  # what the worker was doing
+    waits: int = 0  # how often it has waited for environments or agents: an event loop that goes on is not stuck

@@ -15,7 +15,7 @@ from streamsampler.data.taken import TakenActions
 from streamsampler.engines.base import Answered, Engine, Logged
 from streamsampler.protocol.checks import PurityChecks
 from streamsampler.protocol.kernels import Fingerprints
-from streamsampler.protocol.messages import NEVER_AGAIN, Answer, Message, Report, Start
+from streamsampler.protocol.messages import Answer, Message, Report, Start
 from streamsampler.protocol.plans import Fragments, GatherPlan, Layout
 from streamsampler.protocol.restarts import Policy
 from streamsampler.protocol.result import Order
@@ -167,9 +167,9 @@ class Session:
         return self._ran_by_dead + sum(map(self.engine.ran_timesteps, alive))
 
     def mark_suspect(self) -> None:
-        """Stop all workers; the bookkeeping cannot be trusted, for an exception came between two steps."""
+        """Let all workers end; the bookkeeping cannot be trusted, for an exception came between two steps."""
         self.suspect = True
-        self.engine.abandon_older(NEVER_AGAIN)
+        self.engine.begin_end()
 
     def cancel(self) -> None:
         """Let the call in another thread fail at once; only `close` may be called afterwards."""

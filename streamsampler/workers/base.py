@@ -70,6 +70,11 @@ def _nothing() -> None:
     """Do nothing."""
 
 
+def _never() -> bool:
+    """Have received nothing."""
+    return False
+
+
 def _no_ticket(_number: int) -> None:
     """Hold no later ticket."""
 
@@ -130,6 +135,9 @@ class Worker(ABC):
         running_timesteps: Timesteps of later tickets' trajectories that run already, and are in no outcome yet.
         look_ahead: Takes a number, 1 for the next, and returns that ticket after the one in hand, with its seeds; None
             if the worker does not hold it yet. The worker loop sets it.
+        is_called_off: Returns whether a message has come that ends the tickets in hand. The worker loop sets it.
+        descriptor: Of a file that can be read when a message may have come; None where there is none. The worker loop
+            sets it.
         in_force: The payloads of the last updates, by "agent", "parameters", "filters" and "env". The worker loop sets
             it.
         load: Returns a new copy of what a payload stands for. The worker loop sets it.
@@ -186,6 +194,8 @@ class Worker(ABC):
         self.ran_timesteps = 0
         self.running_timesteps = 0
         self.look_ahead: Callable[[int], tuple[Ticket, list[int]] | None] = _no_ticket
+        self.is_called_off: Callable[[], bool] = _never
+        self.descriptor: int | None = None
         self.in_force: Mapping[str, Any] = {}
         self.load: Callable[[Any], Any] = _no_ticket
         self.spoiled = False
@@ -269,6 +279,10 @@ class Worker(ABC):
         """Return the worker's environments, for `rehearse` and to look for wrappers that do not go with workers."""
         return ()
 
+    def stepped(self, env: Any) -> Any:
+        """Return what is reset and stepped for one of `environments`."""
+        return env
+
     def agent_version(self, ticket_version: int) -> int:
         """Return the agent version of a ticket in hand; see `Ticket`."""
         given = None if self.resets is None else self.resets.version
@@ -299,6 +313,23 @@ class Worker(ABC):
         if isinstance(error, AbnormalTrajectoryError):
             return True
         return isinstance(error, (Exception, SystemExit)) and not drop_unless(class_names(error))
+
+    def left_out_by(
+        self, error: BaseException, ticket: Ticket, failed: int, kept: Sequence[int] = ()
+    ) -> dict[int, Dropped]:
+        """Return the trajectories to leave out because of an exception, by their indices.
+
+        Args:
+            error: The exception.
+            ticket: The ticket in hand.
+            failed: The trajectory that the exception is about.
+            kept: The indices that the positions in the exception's `others` count.
+        """
+        found = {failed: summary_of(error)}
+        for position, summary in error.others if isinstance(error, DataError) else ():
+            found[kept[position]] = summary
+        phase = str(self.phase)
+        return {index: Dropped(ticket.indices.index(index), phase, summary) for index, summary in found.items()}
 
     def finished(self, finish: Callable[[], Rollouts], indices: Sequence[int], env: Any = None) -> Rollouts:
         """Return what a recorder's `finish` returns; if that raises, set `phase` and `trajectory`.
@@ -383,3 +414,6 @@ class Worker(ABC):
     @abstractmethod
     def shutdown(self) -> None:
         """Close the environment."""
+
+    def end(self) -> None:  # noqa: B027 - for those that have more than environments
+        """Close what the worker had besides environments: it is used no more."""

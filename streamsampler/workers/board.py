@@ -20,7 +20,7 @@ _PHASES = tuple(Phase)
 _NUMBERS = {phase: number for number, phase in enumerate(_PHASES)}  # looking through them would take a microsecond
 
 # Words of a worker's row.
-_VERSION, _TIMESTEPS, _TRAJECTORY, _PHASE, _MEMORY, _ENDED, _FLAG = range(7)
+_VERSION, _TIMESTEPS, _TRAJECTORY, _PHASE, _MEMORY, _ENDED, _WAITS, _FLAG = range(8)
 
 
 def board_bytes(n_workers: int) -> int:
@@ -74,7 +74,8 @@ class StatusBoard:
         """Return the last known progress of a worker."""
         row = (1 + worker) * _ROW
         version, timesteps, trajectory, phase = self._words[row : row + 4].tolist()
-        return Progress(version, timesteps, trajectory - 1 if trajectory else None, _PHASES[phase])
+        waits = self._words[row + _WAITS]
+        return Progress(version, timesteps, trajectory - 1 if trajectory else None, _PHASES[phase], waits)
 
     def ran_timesteps(self, worker: int) -> int:
         """Return how many timesteps a worker has shown since its start."""
@@ -149,6 +150,10 @@ class WorkerRow:
         self.words[self.timesteps_word] = running
         self.words[self.trajectory_word] = 0
         self.words[self._row + _ENDED] += n_timesteps
+
+    def count_wait(self) -> None:
+        """Write that the worker waited for environments or agents, and goes on."""
+        self.words[self._row + _WAITS] += 1
 
     def set_memory(self, n_bytes: int) -> None:
         """Write the private memory of the worker."""

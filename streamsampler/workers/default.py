@@ -24,7 +24,7 @@ from streamsampler.workers.base import Outcome, WorkerContext
 from streamsampler.workers.explain import explain_rollout
 from streamsampler.workers.finishing import timed
 from streamsampler.workers.fragments import FragmentEnv, RunningEnvs
-from streamsampler.workers.hooks import HookCaller, Hooks, left_out_by
+from streamsampler.workers.hooks import HookCaller, Hooks
 from streamsampler.workers.lending import LendingWorker
 from streamsampler.workers.masks import finder_of
 from streamsampler.workers.resets import reset_function
@@ -60,7 +60,7 @@ class DefaultWorker(LendingWorker, WorkerWithSeams):
         self._env: gymnasium.Env[Any, Any] | None = None
         self._recorder: RolloutRecorder | None = None
         self._has_seams = self.overrides_seams()
-        self._make_callers(1)
+        self.make_callers(1)
         self._last_info: Any = None  # of the last trajectory
         self._broken_off = Times()  # what the trajectories took that ended with the last exception
 
@@ -225,7 +225,7 @@ class DefaultWorker(LendingWorker, WorkerWithSeams):
                     seconds = seconds.plus(self._broken_off)
                 failed = self.trajectory
                 assert failed is not None
-                left_out.update(left_out_by(error, self.phase, ticket, failed, kept))
+                left_out.update(self.left_out_by(error, ticket, failed, kept))
             self.trajectory = None
             recorder.abandon()
             if not self.row.may_run(ticket.version):

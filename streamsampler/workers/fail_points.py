@@ -163,7 +163,7 @@ class _FailingChannel:
     """A channel that counts what passes by, and dies."""
 
     def __init__(self, channel: SendingChannel, point: _Point) -> None:
-        self.interruptible = channel.interruptible
+        self.interruptible, self.descriptor = channel.interruptible, getattr(channel, "descriptor", None)
         self._channel, self._point = channel, point
         self._reports = False
         self._send, channel.send = channel.send, self._send_or_die

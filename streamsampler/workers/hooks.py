@@ -8,15 +8,15 @@ loop calls nothing. The guide is `streamsampler/docs/hooks-and-filters.md`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from streamsampler.core.errors import DataError, UsageError
+from streamsampler.core.errors import UsageError
 from streamsampler.core.serialization import Payload, dumps, loads
 from streamsampler.data.statistics import HOW_METRICS
 from streamsampler.environments.updates import AnyEnv
-from streamsampler.protocol.messages import Dropped, Phase, Ticket
+from streamsampler.protocol.messages import Phase
 from streamsampler.workers.base import AbnormalTrajectoryError, Worker
 from streamsampler.workers.explain import summary_of
 from streamsampler.workers.restoring import own_copy
@@ -177,22 +177,3 @@ class HookCaller:
 def raises_all(kinds: tuple[str, ...]) -> bool:  # noqa: ARG001 - it is a `WorkerContext.drop_unless`
     """Return true: what user code raises is raised, and only `drop_if` leaves out trajectories."""
     return True
-
-
-def left_out_by(
-    error: BaseException, phase: Phase, ticket: Ticket, failed: int, kept: Sequence[int]
-) -> dict[int, Dropped]:
-    """Return the trajectories to leave out because of an error, by their indices.
-
-    Args:
-        error: The exception.
-        phase: What the worker was doing.
-        ticket: The ticket in hand.
-        failed: The trajectory that the error is about.
-        kept: The indices that the positions in the error's `others` count.
-    """
-    others = {kept[position]: summary for position, summary in (error.others if isinstance(error, DataError) else ())}
-    return {
-        index: Dropped(ticket.indices.index(index), str(phase), summary)
-        for index, summary in {failed: summary_of(error), **others}.items()
-    }

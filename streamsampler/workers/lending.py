@@ -36,7 +36,7 @@ class LendingWorker(Worker):
     def _leave_lent(self) -> None:
         """Have no environments any more, if fragments go on in them."""
 
-    def _make_callers(self, n: int) -> None:
+    def make_callers(self, n: int) -> None:
         """Make what calls the hooks of n environments, as far as it is not there, if there are hooks."""
         if (hooks := self.context.hooks) is not None:
             missing = range(len(self.hook_callers), n)
@@ -49,7 +49,7 @@ class LendingWorker(Worker):
             return
         self.enter(Phase.ENV_CONSTRUCTION)
         n_callers, self.hook_callers = len(self.hook_callers), ()  # each environment has a copy of the hooks of its own
-        self._make_callers(n_callers)
+        self.make_callers(n_callers)
         seed_constructors(self.context.seed)
         with for_worker(self.context.worker_number):
             self.update_env(self.load(self.in_force["env"]))

@@ -59,6 +59,8 @@ class Channel(Protocol):
 
     Attributes:
         interruptible: Whether the worker's thread is the user's, so that what interrupts it passes; see `is_interrupt`.
+
+    One may also have a `descriptor`, of a file that can be read when a message may have come: see `Worker.descriptor`.
     """
 
     interruptible: bool
@@ -170,7 +172,8 @@ class WorkerLoop:
             if self._worker is None:
                 self._row.set_phase(Phase.AGENT_CONSTRUCTION)  # it may import whatever its class needs
                 self._worker = self._make_worker(self._context)
-                self._worker.look_ahead = self._look_ahead
+                self._worker.look_ahead, self._worker.is_called_off = self._look_ahead, self._is_called_off
+                self._worker.descriptor = getattr(self._channel, "descriptor", None)  # an engine of a user's has none
                 self._worker.in_force, self._worker.load = self._in_force, self._channel.load
             worker = self._worker
             worker.trajectory = None
@@ -298,6 +301,10 @@ class WorkerLoop:
         seeds = self._seeds_ahead[ticket] = self._seeds_of(ticket.version, ticket.indices)
         return ticket, seeds
 
+    def _is_called_off(self) -> bool:
+        """Return whether a message has come that ends the tickets; see `Worker.is_called_off`."""
+        return self._kept is not None
+
     def _seeds_of(self, version: int, indices: range) -> list[int]:
         if self._derived.agent_version != version:
             self._derived = TrajectorySeeds(self._seed, version)
@@ -411,10 +418,10 @@ class WorkerLoop:
         if self._worker is None:
             return
         self._row.set_phase(Phase.CLOSE)  # the sampler waits longer in this phase
-        if self._spoiled or self._worker.spoiled:
-            self._discard_all(self._worker)
-            return
         try:
+            if self._spoiled or self._worker.spoiled:
+                self._discard_all(self._worker)
+                return
             try:
                 self._worker.keep_fragments(0)
             finally:
@@ -422,6 +429,8 @@ class WorkerLoop:
         except BaseException as error:
             self._let_interrupts_through(error)
             self._channel.answer(failure_of(None, Phase.CLOSE, None, error), error)
+        finally:
+            self._worker.end()
 
 
 def failure_of(ticket: Ticket | None, phase: Phase, trajectory: int | None, error: BaseException) -> Failure:

@@ -288,7 +288,7 @@ class ProcessChannel(WorkerChannel):
         before_answer: Callable[[], None] | None,
     ) -> None:
         super().__init__(keeper, threads, settings)
-        self._commands = MessageReader(commands_fd, inline_limit)
+        self._commands, self.descriptor = MessageReader(commands_fd, inline_limit), commands_fd
         self._unread: deque[bytes] = deque()
         self._answers_fd = answers_fd
         self._arena = ArenaWriter(arena_fd)

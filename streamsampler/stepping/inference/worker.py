@@ -145,7 +145,7 @@ class ParentWorker(VecWorker):
         self._environments.update(env_update)
         refuse_different(self._environments.proxies)
         self._envs = list(self._environments.proxies)
-        self._make_callers(len(self._envs))
+        self.make_callers(len(self._envs))
         self._runner = RemoteLanes(self._environments, self, callers=self.hook_callers, n_groups=self._n_row_groups)
         if not self._agents.empty:
             self._choose_lanes()

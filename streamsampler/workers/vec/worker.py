@@ -290,7 +290,7 @@ class VecWorker(LendingWorker):
         if len(envs) > 1 and any(isinstance(each, VectorEnv) for each in envs):
             raise UsageError(f"one of several environments of a worker is vectorised: {_SINGLE}")
         if not isinstance(env, VectorEnv):
-            self._make_callers(len(envs))
+            self.make_callers(len(envs))
             if self.hook_callers and id(env) not in known:
                 self.hook_callers[len(envs) - 1].created(env)
 
