@@ -126,6 +126,9 @@ class Gathering:
         self._shortest_ticket = shortest_ticket
         self._unit = max(layout.rows, layout.block)
         self._has_lanes = False
+        # What waits takes no time from what runs beside it: where rows wait, the last tickets are small only where few
+        # trajectories remain. Tickets of one trajectory a row would leave a fifth of 200 rows without any.
+        self._parts = 1 if layout.block == 1 < layout.rows else 2
         self._shared_after = -1  # trajectories that had arrived; see `_last_share`
         self._n_to_share, self._all_speeds = 0.0, 1.0
         self._may_copy = concurrent and not own_queues
@@ -173,7 +176,7 @@ class Gathering:
             rows = self._unit if in_lanes else 0
             size = ticket_size(
                 self.throughput, remaining, self._n_workers, slowness=slowness, unit=unit, rows=rows,
-                shortest=self._shortest_ticket,
+                shortest=self._shortest_ticket, parts=self._parts,
             )  # fmt: skip
         # Even if none remain, a returned ticket must run: without it the prefix has a gap.
         if remaining and slowness > 1 and self._is_better_idle(worker, size, remaining, now):

@@ -44,18 +44,18 @@ reports cost more has a limit of its own."""
 
 def ticket_size(
     throughput: Throughput, remaining: int, n_workers: int, slowness: float, unit: int, rows: int = 0,
-    shortest: float = SHORTEST_TICKET_SECONDS,
+    shortest: float = SHORTEST_TICKET_SECONDS, parts: int = 2,
 ) -> int:  # fmt: skip
     """Return the number of trajectories of the next ticket: a multiple of `unit`, a block or what runs side by side.
 
     `remaining` ones are to be assigned. The ticket's worker takes `slowness` times as long as the average, and fills so
     many `rows` from several tickets at once (0: it does not). Below `shortest` seconds the last tickets cost more than
-    workers lose by finishing at different times.
+    workers lose by finishing at different times. Each worker's share of what remains is cut into so many `parts`.
     """
     # Guided self-scheduling (Polychronopoulos and Kuck, 1987): a share of what remains, so that the last tickets
     # are small and all workers finish together. A slow worker's share is smaller: weighted factoring (Hummel,
     # Schmidt, Uma and Wein, 1996).
-    share = math.ceil(remaining / (2 * n_workers * slowness))
+    share = math.ceil(remaining / (parts * n_workers * slowness))
     shortest = max(shortest, SHARE_OF_SHORTEST * n_workers)
     worth_a_report = throughput.trajectories_in(shortest / slowness, TICKET_BYTES)
     seconds = max(TICKET_SECONDS, SHARE_OF_TICKETS * n_workers) / slowness

@@ -329,7 +329,9 @@ def test_packing_a_large_ticket_is_no_step():
         driven = Driven(step_timeout=1.0, construction_timeout=8.0)
         driven.progress = Progress(1, 7, 2, phase)
         assert driven.until_killed()
-        assert (driven.now < 2.0) == (phase in {*within_trajectories, Phase.WAITING, Phase.CLOSE, Phase.CHECK}), phase
+        assert (driven.now < 2.0) == (
+            phase in {*within_trajectories, Phase.WAITING, Phase.CLOSE, Phase.CHECK, Phase.IN_FLIGHT}
+        ), phase
 
 
 # ---------------------------------------------------------------- replacing
