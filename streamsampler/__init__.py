@@ -190,10 +190,12 @@ if TYPE_CHECKING:
     from streamsampler.workers.factory import WorkerFactory
     from streamsampler.workers.loop import run_worker
     from streamsampler.workers.vec.worker import VecWorker
+    from streamsampler.workers.waiting.worker import AsyncWorker
 
 __all__ = [
     "ActionError",
     "Agent",
+    "AsyncWorker",
     "ClosedError",
     "ConcurrentCallError",
     "DamagedShardError",
@@ -285,6 +287,7 @@ _HOMES = {
     "Worker": "workers.base",
     "DefaultWorker": "workers.default",
     "VecWorker": "workers.vec.worker",
+    "AsyncWorker": "workers.waiting.worker",
     "timed": "core.timing",
 }
 

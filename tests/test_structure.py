@@ -51,6 +51,7 @@ DRIVERS = {
     "workers.restoring.apply_actions",
     "stepping.server.EnvServer._replay",
     "workers.default.DefaultWorker._roll",
+    "workers.waiting.driver.FlightDriver.run",
 }
 # What stands in an environment's place, and passes a step on to it.
 STEP_WRAPPERS = {
@@ -65,6 +66,7 @@ STEP_WRAPPERS = {
     "workers.seams.Seams.step",
     "workers.masks.masked_loop.step_and_keep",
     "workers.purity._StandIn.step",
+    "workers.waiting.awaited_env.AwaitedEnv.step",
 }
 MEASURES_STEPS = {"checking.costs.stepped", "checking.ways._step_vector"}
 # Of these receivers `step` asks a server of environments for steps, by their numbers.
@@ -424,6 +426,7 @@ def test_the_public_face():
         *(name for name, value in values.items() if isinstance(value, type) and issubclass(value, Exception)),
         "errors",
         "Agent",
+        "AsyncWorker",
         "DefaultWorker",
         "EnvManager",
         "EnvUpdate",

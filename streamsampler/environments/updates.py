@@ -22,17 +22,20 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.vector import VectorEnv
 
+from streamsampler.core.awaiting import is_awaitable, run_alone
 from streamsampler.core.errors import SamplerError, UsageError, keywords
 from streamsampler.core.keywords import suggesting
 from streamsampler.core.serialization import Payload, dumps, loads
 from streamsampler.core.words import AGENT_FIRST
+from streamsampler.environments.asynchronous import is_asynchronous
 from streamsampler.environments.ids import JOINT_VIEW, MakesMultiAgentEnv, find_spec, is_pettingzoo_id
 from streamsampler.environments.multi_agent import MultiAgentEnv, OfSeveralAgents, as_multi_agent, is_multi_agent
 
 __all__ = [
     "AnyEnv", "AnyVectorEnv", "EnvCloseError", "EnvLike", "EnvUpdate", "ExistingEnvUpdate", "NewEnvUpdate",
-    "SetTaskUpdate", "SpecEnvUpdate", "apply_any_env_update", "apply_env_update", "as_env_update", "describe",
-    "find_method", "for_worker", "foreign_kind", "foreign_kind_in", "lacks", "task_setter", "with_worker_number",
+    "SetTaskUpdate", "SpecEnvUpdate", "apply_any_env_update", "apply_env_update", "as_env_update", "closing_with",
+    "describe", "find_method", "for_worker", "foreign_kind", "foreign_kind_in", "lacks", "task_setter",
+    "with_worker_number",
 ]  # fmt: skip
 
 # ----------------------------------------------------------------------
@@ -416,13 +419,16 @@ EnvLike: TypeAlias = str | EnvSpec | AnyKindOfEnv | Callable[..., AnyKindOfEnv] 
 """What is taken for an environment; see `as_env_update`."""
 
 
-def apply_env_update(update: EnvUpdate, old_env: AnyEnv | None, *, several: bool = False) -> AnyEnv:
+def apply_env_update(
+    update: EnvUpdate, old_env: AnyEnv | None, *, several: bool = False, waits: bool = False
+) -> AnyEnv:
     """Apply an update, in the worker.
 
     Args:
         update: The update.
         old_env: The worker's environment so far, None if it has none.
         several: Whether it may be an environment of several agents.
+        waits: Whether its resets and steps may have to be awaited.
 
     Returns:
         The environment from now on.
@@ -430,7 +436,7 @@ def apply_env_update(update: EnvUpdate, old_env: AnyEnv | None, *, several: bool
     Raises:
         UsageError: If the update gives no gymnasium.Env.
     """
-    env = apply_any_env_update(update, old_env, several=several)
+    env = apply_any_env_update(update, old_env, several=several, waits=waits)
     if not isinstance(env, VectorEnv):  # EnvPool's are both
         return env
     _close(env)
@@ -442,7 +448,7 @@ def apply_env_update(update: EnvUpdate, old_env: AnyEnv | None, *, several: bool
 
 
 def apply_any_env_update(
-    update: EnvUpdate, old_env: AnyEnv | AnyVectorEnv | None, *, several: bool = False
+    update: EnvUpdate, old_env: AnyEnv | AnyVectorEnv | None, *, several: bool = False, waits: bool = False
 ) -> AnyEnv | AnyVectorEnv:
     """Apply an update as `apply_env_update` does, and allow vector environments."""
     if old_env is not None and not isinstance(update, SetTaskUpdate):
@@ -451,6 +457,12 @@ def apply_any_env_update(
     is_ours = type(update).__module__.startswith(__package__)
     old: Any = old_env if is_ours else as_given(old_env)
     env: AnyEnv | AnyVectorEnv = _checked(update(old), describe(update))
+    if not waits and is_asynchronous(env):
+        _close(env)
+        raise UsageError(
+            f"{describe(update)} is asynchronous (async def reset or step), and is run by AsyncWorker alone: pass "
+            'worker_args={"in_flight": 100}, without a worker_class, to a sampler'
+        )
     if several or not isinstance(env.unwrapped, MultiAgentEnv):
         return env
     _close(env)
@@ -545,11 +557,26 @@ def _checked(env: Any, name: str) -> AnyEnv:
     raise UsageError(f"{name} should give a gymnasium.Env, but gave {_shown(env)}{hint}")
 
 
+_run_to_end: ContextVar[Callable[[Any], None]] = ContextVar("streamsampler_run_to_end", default=run_alone)
+
+
+@contextlib.contextmanager
+def closing_with(run_to_end: Callable[[Any], None]) -> Iterator[None]:
+    """Let what `close` of an environment returns be awaited, inside the block, by a function: on its own event loop."""
+    token = _run_to_end.set(run_to_end)
+    try:
+        yield
+    finally:
+        _run_to_end.reset(token)
+
+
 def _close(env: AnyEnv | AnyVectorEnv | None) -> None:
     if env is None:
         return
     try:
-        env.close()
+        closing: Any = env.close()
+        if is_awaitable(closing):
+            _run_to_end.get()(closing)
     except Exception as error:
         name = type(env.unwrapped).__qualname__
         raise EnvCloseError(f"closing the environment {name} raised {type(error).__name__}: {error}") from error

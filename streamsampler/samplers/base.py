@@ -29,7 +29,7 @@ from streamsampler.samplers.lagging import Lag, check_staleness
 from streamsampler.samplers.life import SamplerLife, SamplerSetup
 from streamsampler.samplers.obtaining import ObtainingSampler
 from streamsampler.samplers.options import SamplerOptions, check_policies, policies_of, refuse_rows_alone
-from streamsampler.samplers.payloads import check_side_by_side, pickled_environments, put, put_agents
+from streamsampler.samplers.payloads import are_asynchronous, check_side_by_side, pickled_environments, put, put_agents
 from streamsampler.samplers.per_worker import Agents, Envs, items_by_worker
 from streamsampler.samplers.updates import Updates
 from streamsampler.workers.base import Worker
@@ -221,6 +221,11 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
             worker_class=worker_class,
             worker_args=worker_args,
         )
+        as_env = partial(as_env_update, env_kwargs=env_kwargs)
+        environments = pickled_environments(envs, factory.n_workers, "envs", "the environment", as_env)
+        if are_asynchronous(environments):
+            factory = factory.for_asynchronous()
+            worker_class = factory.worker_class
         drop_unless = policy.restarts_on if policy.drops else None
         if drop_if is not None:
             # The policy is to leave trajectories out, since the batch has gaps; what raises is raised all the same.
@@ -239,8 +244,6 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
             raise UsageError(f'order must be "index" or "arrival", got {order!r}')
         updates: Updates[Payload] = Updates(workers.n_workers)
         put_agents(updates, agents, workers.n_workers, held=self._holds_agent)
-        as_env = partial(as_env_update, env_kwargs=env_kwargs)
-        environments = pickled_environments(envs, workers.n_workers, "envs", "the environment", as_env)
         check_side_by_side(environments, "envs", factory)
         put(updates, "env", environments)
         refuse_rows_alone(updates.about("agent"), updates.about("env"), worker_class)

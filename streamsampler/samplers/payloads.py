@@ -21,6 +21,7 @@ from streamsampler.core.errors import UsageError
 from streamsampler.core.serialization import HeldPayload, Payload, dumps
 from streamsampler.core.version import __version__
 from streamsampler.engines.base import Engine
+from streamsampler.environments.asynchronous import makes_asynchronous
 from streamsampler.environments.multi_agent import is_multi_agent
 from streamsampler.environments.parameters import SetParameters
 from streamsampler.environments.per_env import PerEnv
@@ -102,6 +103,7 @@ class EnvironmentFacts(NamedTuple):
     parameters: dict[str, Any] | None = None  # that are set before each trajectory, as they are shown
     of_slots: tuple[EnvironmentFacts, ...] = ()  # of several environments of one worker, the facts of each
     single: bool = False  # whether it has one agent for certain; a callable may make others
+    waits: bool = False  # whether it is asynchronous for certain, likewise
 
     @classmethod
     def of(cls, update: EnvUpdate) -> EnvironmentFacts:
@@ -113,10 +115,25 @@ class EnvironmentFacts(NamedTuple):
             return cls(describe(update), {}, packages, of_slots=each)
         if isinstance(update, SetParameters):
             parameters, update = storable(update.parameters), update.source
+        waits = makes_asynchronous(_made_from(update))
         single = isinstance(update, SpecEnvUpdate) or (
             isinstance(update, ExistingEnvUpdate) and not is_multi_agent(update.env)
         )
-        return cls(describe(update), storable(_kwargs_of(update)), packages, parameters, single=single)
+        return cls(describe(update), storable(_kwargs_of(update)), packages, parameters, single=single, waits=waits)
+
+
+def _made_from(update: EnvUpdate) -> Any:
+    """Return what an update makes environments from: a callable, a spec, or an environment; None where unknown."""
+    match update:
+        case NewEnvUpdate():
+            return update.factory
+        case SpecEnvUpdate():
+            return update.spec
+        case ExistingEnvUpdate():
+            return update.env
+        case SetTaskUpdate():
+            return _made_from(update.source)
+    return None
 
 
 def _kwargs_of(update: EnvUpdate) -> dict[str, Any]:
@@ -358,6 +375,12 @@ def pickled_environments(
         None if item is None and none_is_none else _pickled_environment(of_worker(item), f"{what} of worker {worker}")
         for worker, item in enumerate(each)
     ]
+
+
+def are_asynchronous(environments: Any) -> bool:
+    """Return whether one of the pickled environments of a sampler certainly is asynchronous."""
+    given = environments if isinstance(environments, list) else [environments]
+    return any(payload is not None and payload.about.waits for payload in given)
 
 
 def check_side_by_side(environments: Any, name: str, factory: WorkerFactory) -> None:

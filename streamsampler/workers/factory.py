@@ -8,7 +8,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, Self
 
 from streamsampler.core.errors import CheckMode, UsageError, keywords, positive
 from streamsampler.core.keywords import refuse_unknown, suggesting
@@ -17,6 +17,7 @@ from streamsampler.workers.base import Worker, WorkerContext
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.hooks import Hooks, raises_all
 from streamsampler.workers.seams import refuse_ignored_seams
+from streamsampler.workers.waiting.worker import AsyncWorker
 
 __all__ = ["WorkerFactory", "WorkerSetup", "usable_cores"]
 
@@ -81,11 +82,22 @@ class WorkerFactory:
         if not (isinstance(worker_class, type) and issubclass(worker_class, Worker)):
             raise UsageError(f"worker_class must be a subclass of streamsampler.Worker, got {worker_class!r}")
         refuse_ignored_seams(worker_class)
-        self.worker_class = worker_class
         self.worker_args = keywords("worker_args", worker_args)
+        if worker_class is DefaultWorker and "in_flight" in self.worker_args:
+            worker_class = AsyncWorker
+        self.worker_class = worker_class
         if type(self).__call__ is WorkerFactory.__call__:  # another one may take them in its own way
             refuse_unknown(worker_class.__name__, self.worker_args, worker_class, worker_class.further_args)
         self.layout = worker_class.layout(self.worker_args)
+
+    def for_asynchronous(self) -> Self:
+        """Return the same for environments that are asynchronous, with `AsyncWorker` in place of `DefaultWorker`."""
+        if self.worker_class is not DefaultWorker or type(self) is not WorkerFactory:
+            return self
+        return type(self)(
+            n_workers=self.n_workers, seed=self.seed, max_episode_length=self.max_episode_length,
+            worker_class=AsyncWorker, worker_args=self.worker_args,
+        )  # fmt: skip
 
     def __call__(self, context: WorkerContext) -> Worker:
         """Make a worker, where it is to run.

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import VectorEnv
 
+from streamsampler.core.awaiting import then
 from streamsampler.data.trees import same
 from streamsampler.workers.base import Worker
 from streamsampler.workers.explain import is_interrupt, name_of_env
@@ -149,7 +150,9 @@ class _StandIn:
     def reset(self, **arguments: Any) -> Any:
         self._run.look()
         self._run.trajectories += self._rows
-        result = self._env.reset(**arguments)
+        return then(self._env.reset(**arguments), self._note_reset)
+
+    def _note_reset(self, result: Any) -> Any:
         self._note("first observation", result[0])
         self._take_info(ENV_INFO, "of the reset", *result[1:2])
         return result
@@ -159,7 +162,9 @@ class _StandIn:
             raise _Enough
         self._run.look()
         self._note(f"action at timestep {self._timestep}", action)
-        result = self._env.step(action)
+        return then(self._env.step(action), self._note_step)
+
+    def _note_step(self, result: Any) -> Any:
         self._run.timesteps += self._rows
         for what, value in zip(("observation", "reward", "terminated", "truncated"), result, strict=False):
             self._note(f"{what} after timestep {self._timestep}", value)
@@ -404,7 +409,7 @@ class _Run:
         names = [f"trajectory {slot}" for slot in range(n_slots)]
         if len(envs) < n_slots:
             names = [f"one of trajectories 0 to {n_slots - 1}"]
-        stand_ins = [_StandIn(env, name, trace, self) for env, name in zip(envs, names, strict=True)]
+        stand_ins = [_StandIn(worker.stepped(env), name, trace, self) for env, name in zip(envs, names, strict=True)]
         indices = range(number * n_slots, (number + 1) * n_slots)
         # So the board changes from one long reset of a trajectory to the next, and the worker does not seem to hang.
         worker.row.words[worker.row.timesteps_word] = self.timesteps

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from streamsampler.core.awaiting import then
 from streamsampler.core.errors import UsageError, positive
 from streamsampler.core.seeding import Indices, TrajectorySeeds
 from streamsampler.data import trees
@@ -424,10 +425,13 @@ def carry_out(env: AnyEnv, order: ResetOrder) -> Any:
         parameter_setter(env, task.parameters)(drawn)
     else:
         task_setter(env)(task)
-    result = reset(seed=order.seed)
-    if drawn is not None:
-        result = with_info(result, task.info_key, drawn, "pass SetParameters(…, info_key=…) another name")
-    return with_info(result, TASK_INDEX, order.task_number, _ADVICE)
+
+    def with_task(result: Any) -> Any:
+        if drawn is not None:
+            result = with_info(result, task.info_key, drawn, "pass SetParameters(…, info_key=…) another name")
+        return with_info(result, TASK_INDEX, order.task_number, _ADVICE)
+
+    return then(reset(seed=order.seed), with_task)
 
 
 # ----------------------------------------------------------------------

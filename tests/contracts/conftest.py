@@ -19,6 +19,7 @@ from streamsampler.samplers.base import Sampler
 from tests.patience import closing_patiently
 from tests.scripted.agents import Independent, always_zero
 from tests.scripted.envs import Steps
+from tests.scripted.waiting import waiting
 from tests.shared_memory import shared_memory
 
 # Each time, everything is tried in this process and in processes; in the slow tier with the other engine and other
@@ -35,6 +36,7 @@ PARENT = "parent"  # the agent stays in this process
 VEC = {"vec": "local", "vec processes": "processes"}  # workers of several environments, which are handed whole blocks
 SIDE_BY_SIDE = {"worker_class": VecWorker, "worker_args": {"n_envs": 3, "block_size": 6}}
 LANES = {"lanes": "local", "lanes processes": "processes"}  # the same with agents whose rows are independent
+WAITING = {"waiting": "local", "waiting processes": "processes"}  # several trajectories in flight on an event loop
 # Processes with everything through shared memory, however small, and with all that a pipe can hold through pipes.
 INLINE_LIMITS = {"shared memory": -1, "pipes": 1 << 14}
 NO_CPU = {"num_cpus": 0}
@@ -47,7 +49,8 @@ def slow(*engines: str) -> list[Any]:
 RAY = pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.extras])
 SLOW_QUEUES = slow(*QUEUES) if ALL_BY_ALL else slow("queues fork")
 PROCESSES = ["processes", *SLOW_QUEUES]  # and added engines, where a test may kill a worker
-ENGINES = ["local", *PROCESSES, *(name for name in ADDED if name not in PROCESSES), *slow("vec processes", PARENT)]
+ENGINES = ["local", "waiting", *PROCESSES, *(name for name in ADDED if name not in PROCESSES)]
+ENGINES += slow("vec processes", "waiting processes", PARENT)
 
 
 def on(*engines: Any) -> pytest.MarkDecorator:
@@ -116,7 +119,7 @@ class Maker:
     @property
     def side_by_side(self) -> bool:
         """Whether a worker runs several trajectories at a time."""
-        return self.engine in VEC | LANES or self.engine == PARENT
+        return self.engine in VEC | LANES | WAITING or self.engine == PARENT
 
     def __call__(self, agents: Any, envs: Any, *, n_workers: int = 1, **options: Any) -> Any:
         if self.engine == PARENT and any(isinstance(given, list | PerWorker) for given in (agents, envs)):
@@ -126,7 +129,10 @@ class Maker:
         if self.engine in LANES or self.engine == PARENT:
             options = {"worker_class": VecWorker, "worker_args": {"n_envs": max(3, n_workers)}, **options}
             agents = [Independent(agent) for agent in agents] if isinstance(agents, list) else Independent(agents)
-        if (VEC | LANES).get(self.engine, self.engine) == "local":
+        if self.engine in WAITING:
+            options = {"worker_args": {"in_flight": 3}, **options}
+            envs = [waiting(env) for env in envs] if isinstance(envs, list) else waiting(envs)
+        if (VEC | LANES | WAITING).get(self.engine, self.engine) == "local":
             return self.adopt(LocalSampler(agents, envs, n_workers=n_workers, **options))
         options = closing_patiently(options)
         if self.engine == "ray":

@@ -24,7 +24,7 @@ from tests.scripted.envs import AnyLength, Nested, Steps, Wide, jittery
 SEED = 20_240_607
 
 
-@on(*PROCESSES, *slow(PARENT))
+@on("waiting processes", *PROCESSES, *slow(PARENT))
 def test_timing_changes_nothing(make_sampler: Maker, make_local: Callable[..., LocalSampler]) -> None:
     """Steps that take now more and now less time: trajectories come in in another order in each run."""
     sampler = make_sampler(Stamping(), jittery(AnyLength, 0.003), n_workers=5, seed=SEED)
@@ -33,7 +33,7 @@ def test_timing_changes_nothing(make_sampler: Maker, make_local: Callable[..., L
         assert sampler.obtain_samples(30 + call) == twin.obtain_samples(30 + call)
 
 
-@on("processes", *slow("local", "queues fork", "vec processes"))
+@on("processes", "waiting processes", *slow("local", "queues fork", "vec processes"))
 @pytest.mark.parametrize("envs", [Wide, pytest.param(3 * [Wide], marks=pytest.mark.slow)])
 def test_large_observations(make_sampler: Maker, make_local: Callable[..., LocalSampler], envs: Any) -> None:
     """They are recorded where they are sent from, and copied while the rest is collected."""
@@ -59,7 +59,7 @@ def test_other_seeds_and_versions_give_other_batches(make_local: Callable[..., L
     assert [repeated.obtain_trajectories(20) for _ in range(2)] == batches[6:], "a drawn seed repeats the run"
 
 
-@on("local", "processes", *slow("vec"))
+@on("local", "waiting", "processes", *slow("vec"))
 @pytest.mark.parametrize(("agent", "make_env"), [(Linear(), "CartPole-v1"), (Attentive(), Nested)])
 def test_a_seed_starts_the_very_same_trajectory(make_sampler: Maker, agent: Any, make_env: Any) -> None:
     batch = make_sampler(agent, make_env, n_workers=2, seed=SEED).obtain_trajectories(7)
@@ -123,7 +123,7 @@ def test_a_pickled_sampler_continues_the_same(make_sampler: Maker, updates: list
         assert copy.obtain_samples(60, parameters) == sampler.obtain_samples(60, parameters)
 
 
-@on("local", "processes", *slow("vec"))
+@on("local", "waiting", "processes", *slow("vec"))
 def test_lists_belong_to_workers(make_sampler: Maker) -> None:
     agents, envs = [Stamping(10), Stamping(20), Stamping(30)], [partial(Steps, length) for length in (2, 3, 4)]
     sampler = make_sampler(agents, envs, n_workers=3, seed=SEED)
@@ -170,7 +170,7 @@ class Moody(Steps):
         return (*result, {} if self.only == "episode_infos" else self.info)
 
 
-@on("local", *slow("processes", "vec"))
+@on("local", "waiting", *slow("processes", "vec"))
 @pytest.mark.parametrize(
     ("only", "n"),
     [("", 8), *(pytest.param(only, 30, marks=pytest.mark.slow) for only in ("", "episode_infos", "env_infos"))],
@@ -215,7 +215,7 @@ def test_surplus_trajectories_decide_nothing(
     assert n_surplus, "or this shows nothing"
 
 
-@on("local", *slow("processes"))
+@on("local", "waiting", *slow("processes"))
 def test_dropped_trajectories_decide_nothing(make_sampler: Maker) -> None:
     kinds: list[dict[str, Any]] = [{"x": 1}, {"x": 0.5, "fails": 1, "_x": 0}]
     sampler = make_sampler(always_zero, Moody(kinds), seed=SEED, on_failure="drop")

@@ -22,7 +22,7 @@ def share_of_short_ones(batches: list[TrajectoryBatch]) -> float:
 
 
 @pytest.mark.slow
-@on(*PROCESSES)
+@on("waiting processes", *PROCESSES)
 def test_the_share_of_short_trajectories(make_sampler: Maker, make_local: Callable[..., LocalSampler]) -> None:
     """Steps take real time here, so that with eight workers the short trajectories come in first."""
     timed = partial(TwoOrFifty, pause=0.0002)
@@ -50,7 +50,7 @@ def test_obtain_samples_returns_the_shortest_prefix(
         assert batch == twin.obtain_trajectories(len(batch))
 
 
-@on("local", "processes", *slow("queues fork", "lanes processes"))
+@on("local", "waiting", "processes", *slow("queues fork", "lanes processes"))
 def test_what_arrives_is_what_its_index_says(make_sampler: Maker, make_local: Callable[..., LocalSampler]) -> None:
     """In order of arrival, too, each trajectory is a function of its index."""
     sampler = make_sampler(always_zero, partial(TwoOrFifty, pause=0.0002), n_workers=4, seed=SEED, order="arrival")

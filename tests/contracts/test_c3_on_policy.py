@@ -121,7 +121,7 @@ def test_environments_stepped_from_the_parent_take_no_step_more(make_sampler: Ma
     assert sampler.stats.abandoned_trajectories > 0
 
 
-@on(*PROCESSES, *slow(PARENT))
+@on("waiting processes", *PROCESSES, *slow(PARENT))
 @pytest.mark.parametrize("n_calls", [18, pytest.param(200, marks=pytest.mark.slow)])
 def test_no_action_of_an_old_version(
     make_sampler: Maker, make_local: Callable[..., LocalSampler], n_calls: int

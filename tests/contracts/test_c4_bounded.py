@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamsampler import LocalSampler, RaySampler, TrajectoryBatch
+from streamsampler import LocalSampler, MultiprocessingSampler, RaySampler, TrajectoryBatch
 from streamsampler.errors import ClosedError, SamplerError
+from streamsampler.protocol import trace
 from streamsampler.workers.fail_points import Records
 from tests.contracts.conftest import PARENT, PROCESSES, RAY, SIDE_BY_SIDE, SLOW_QUEUES, Maker, on, slow
 from tests.scripted.agents import Stamping, always_zero
@@ -27,7 +28,7 @@ SEED = 23
 
 
 @pytest.mark.slow  # as all that is measured
-@on("processes", "queues fork", PARENT, RAY)
+@on("processes", "waiting processes", "queues fork", PARENT, RAY)
 def test_the_parent_sleeps_while_workers_do(make_sampler: Maker) -> None:
     sampler = make_sampler(always_zero, partial(Steps, 2), n_workers=2, seed=SEED)
     sampler.obtain_trajectories(4)
@@ -40,7 +41,7 @@ def test_the_parent_sleeps_while_workers_do(make_sampler: Maker) -> None:
     assert cpu < 0.02 * wall
 
 
-@on(*PROCESSES)
+@on("waiting processes", *PROCESSES)
 def test_the_parent_waits_without_a_limit(make_sampler: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing has a deadline nothing wakes it but a worker. Here each worker has its own indices: none copies."""
     sampler = make_sampler(2 * [always_zero], Steps, n_workers=2, seed=SEED)
@@ -86,7 +87,7 @@ def cpu_ticks(sampler: Any) -> int:
 
 
 @pytest.mark.slow
-@on("processes", "queues fork", PARENT)
+@on("processes", "waiting processes", "queues fork", PARENT)
 def test_a_stalled_consumer(make_sampler: Maker, make_local: Callable[..., LocalSampler], tmp_path: Path) -> None:
     records = Records(tmp_path)
     make_env = counted(partial(AnyLength, pause=0.0005), tmp_path)
@@ -173,6 +174,12 @@ class Footprint:
         return found
 
 
+@pytest.fixture
+def short_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let schedulers keep so few events that their traces are full before memory is looked at."""
+    monkeypatch.setattr(trace, "N_EVENTS", 200)
+
+
 @pytest.mark.slow
 @on("processes", "queues fork")
 @pytest.mark.parametrize(
@@ -180,9 +187,22 @@ class Footprint:
     [(40_000, Wide, {}), (8, AnyLength, SIDE_BY_SIDE)],
     ids=["large", "small and several"],
 )
-def test_a_thousand_calls_leave_nothing(make_sampler: Maker, n_parameters: int, env: Any, options: Any) -> None:
+def test_a_thousand_calls_leave_nothing(
+    make_sampler: Maker, short_trace: None, n_parameters: int, env: Any, options: Any
+) -> None:
     """No stream: how far workers run ahead in one depends on how fast they are, and what they took at most is kept."""
     sampler = make_sampler(Holding(n_parameters), env, n_workers=2, seed=SEED, **options)
+    leave_nothing_in_a_thousand_calls(sampler, n_parameters)
+
+
+@pytest.mark.slow
+@on("waiting processes")
+def test_a_thousand_calls_on_event_loops_leave_nothing(make_sampler: Maker, short_trace: None) -> None:
+    leave_nothing_in_a_thousand_calls(make_sampler(Holding(40_000), Wide, n_workers=2, seed=SEED), 40_000)
+
+
+def leave_nothing_in_a_thousand_calls(sampler: MultiprocessingSampler, n_parameters: int) -> None:
+    """Call a sampler with new parameters each time, and assert that its processes have no more of anything."""
     seen = []
     for number in range(1, 1_001):
         update = {"parameters": np.full(n_parameters, number)}
@@ -215,7 +235,7 @@ def test_a_slow_trajectory_at_the_head_of_a_stream(
     stream.close()
 
 
-@on("local", "processes", *slow("vec", PARENT))
+@on("local", "waiting", "processes", *slow("vec", PARENT))
 def test_a_stream_that_was_overtaken_or_closed_yields_no_more(
     make_sampler: Maker, make_local: Callable[..., LocalSampler]
 ) -> None:

@@ -84,7 +84,7 @@ def test_every_step_is_accounted_for(make_sampler: Maker, env: Any, steps: Recor
     assert stats.failed_trajectories == stats.restarts == stats.lost_timesteps == 0
 
 
-@on("local", "processes")
+@on("local", "waiting", "processes")
 def test_exactly_what_was_asked_for_leaves_nothing_over(make_sampler: Maker, steps: Records) -> None:
     """With an agent each, because what a slow worker holds another one may run a second time."""
     sampler = make_sampler(3 * [always_zero], counted(AnyLength, steps.folder), n_workers=3, seed=SEED)
@@ -198,7 +198,7 @@ CALLS: list[Any] = [
 
 
 @pytest.mark.parametrize(("calls", "share", "options"), CALLS)
-@on("processes", *slow("local", "queues fork", "vec processes"))
+@on("processes", "waiting processes", *slow("local", "queues fork", "vec processes"))
 @pytest.mark.slow
 def test_when_calls_end(
     make_sampler: Maker, env: Any, steps: Records, calls: Any, share: float, options: dict[str, Any]
@@ -223,7 +223,7 @@ def check(sampler: Any, steps: Records, missing: int = 0) -> None:
     assert sampler.stats.ran_timesteps == sum(fates)
 
 
-@on(*PROCESSES)
+@on("waiting processes", *PROCESSES)
 def test_after_workers_were_killed(make_sampler: Maker, env: Any, steps: Records, tmp_path: Path) -> None:
     # In the third step of each trajectory. Without a check, which would show nothing before its end.
     faults = Faults(tmp_path / "faults", Fault("kill", step=3, times=None))
@@ -235,7 +235,7 @@ def test_after_workers_were_killed(make_sampler: Maker, env: Any, steps: Records
     assert sampler.stats.lost_timesteps > 0
 
 
-@on(*PROCESSES)
+@on("waiting processes", *PROCESSES)
 def test_after_a_close_during_a_call(make_sampler: Maker, steps: Records) -> None:
     endless = counted(partial(Steps, 10**9, pause=0.0002), steps.folder)
     # Its workers are killed. Without a check, which would show nothing before its end.

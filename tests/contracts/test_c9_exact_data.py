@@ -87,7 +87,7 @@ def test_ends(make_sampler: Maker, length: int, says: Any, limit: int | None, ex
     assert batch.last_observations.dtype == np.float32
 
 
-@on("local", "processes", *slow("vec"))
+@on("local", "waiting", "processes", *slow("vec"))
 def test_infos_that_come_and_go(make_sampler: Maker) -> None:
     infos: list[dict[str, Any]] = [{}, {"bonus": 2.5}, {}, {"bonus": 4.5, "deep": {"word": "hit"}}]
     batch = play(make_sampler, Script(points(0, 1, 2, 3, 4), infos=infos))
@@ -144,7 +144,7 @@ def shapes_and_dtypes(element: Any) -> list[Any]:
     return [(path, np.shape(leaf), np.asarray(leaf).dtype) for path, leaf in trees.leaves(element)]
 
 
-@on("local", "processes", *slow("queues fork", "vec processes"))
+@on("local", "waiting", "processes", *slow("queues fork", "vec processes"))
 def test_spaces(make_sampler: Maker) -> None:
     """Observation and action have the space; each observation is the action before it, bit for bit."""
     sampler = make_sampler(always_zero, Steps, n_workers=2, seed=SEED)

@@ -88,7 +88,7 @@ def test_the_batch_is_what_is_left_of_the_prefix(make_sampler: Maker, where: str
     assert sampler.stats.dropped_trajectories == len(left_out)
 
 
-@on("local", "processes", *slow("queues fork"))
+@on("local", "waiting", "processes", *slow("queues fork"))
 def test_rows_that_are_copied_before_the_batch_is_complete(make_sampler: Maker) -> None:
     """Rows of 4 kB and more are, as they come in: each is copied once, behind what is left of those before."""
     sampler = make_sampler(above_half, partial(BRITTLE, width=1100), n_workers=3, seed=SEED, on_failure="drop")
@@ -182,7 +182,7 @@ def check(batch: TrajectoryBatch[Any, Any], version: int, first: int = 0) -> Non
     assert batch.stats.dropped_trajectories > 0
 
 
-@on("local", "lanes", *slow("processes"))
+@on("local", "waiting", "lanes", *slow("processes"))
 def test_each_task_has_as_many_as_were_asked_for(make_sampler: Maker) -> None:
     sampler = make_sampler(Independent(always_zero), Tasked, n_workers=2, seed=1, drop_if=bad)
     for version in (1, 2):

@@ -172,7 +172,7 @@ class Noted(Counts):
         return super().reset(**arguments)
 
 
-@on("processes", *slow("vec processes"))
+@on("processes", "waiting processes", *slow("vec processes"))
 @pytest.mark.slow
 def test_no_other_worker_works_before_the_verdict_where_an_error_ends_the_call(make_sampler, tmp_path):
     """Whether a call raises would depend on timing: another worker might have collected all by then."""
@@ -317,7 +317,7 @@ def recorded_by_all(folder):
 
 
 @pytest.mark.filterwarnings("ignore:.*Overwriting existing videos")
-@on("local", *slow("processes"))
+@on("local", "waiting", *slow("processes"))
 def test_workers_that_overwrite_each_others_videos_are_warned_of(make_sampler, tmp_path, caplog):
     agents = [always_zero, always_zero]  # one for each worker: then each has trajectories that no other one runs
     for name, make_env, n_workers, check, n_warnings in (

@@ -85,7 +85,7 @@ class Raises(Told):
         return super().step(action)
 
 
-@on("local", *slow("processes"))
+@on("local", "waiting", *slow("processes"))
 @pytest.mark.parametrize("order", ["index", "arrival"])
 def test_what_raises_is_left_out_and_none_takes_its_place(make_sampler, order):
     sampler = make_sampler(always_zero, Raises, n_workers=2, seed=1, on_failure="drop", order=order)
@@ -100,7 +100,7 @@ def test_what_raises_is_left_out_and_none_takes_its_place(make_sampler, order):
     assert len(sampler.obtain_trajectories(2, reset_options={"level": 1})) == 2
 
 
-@on("local", *slow("processes"))
+@on("local", "waiting", *slow("processes"))
 def test_the_sampler_tells_its_seeds_and_refuses_what_cannot_be(make_sampler):
     sampler = make_sampler([always_zero] * 2, Told, n_workers=2, seed=1)
     for version in (1, 2):

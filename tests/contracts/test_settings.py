@@ -95,7 +95,7 @@ def shown(batch, engine):
     return [{key: value for key, value in it.items() if engine != "ray" or key not in HERE_ALONE} for it in each]
 
 
-@on("local", "processes", PARENT, *slow("vec processes", *LANES), *slow("queues fork", "queues spawn"), RAY)
+@on("local", "waiting", "processes", PARENT, *slow("vec processes", *LANES), *slow("queues fork", "queues spawn"), RAY)
 def test_workers_have_the_settings_of_the_script_at_each_call(make_sampler, engine, restored, monkeypatch, tmp_path):
     sampler = make_sampler("random", Looks, n_workers=2, seed=1)
     for number in range(2):

@@ -64,7 +64,7 @@ def obtained(sampler: Sampler, calls: Sequence[Asked] = CALLS, first: int = 1) -
     ]
 
 
-@on("processes", *slow("local", "lanes", "vec"), RAY)
+@on("processes", "waiting processes", *slow("local", "lanes", "vec"), RAY)
 def test_each_batch_is_of_the_version_before(make_sampler: Maker) -> None:
     sampler = make_sampler(Stamping(), AnyLength, n_workers=3, **LAGGING)
     provenances, batches = [], []
@@ -107,7 +107,7 @@ def test_hooks_are_told_the_version_of_the_batch(make_sampler: Maker) -> None:
     assert [set(batch.episode_infos["version"].tolist()) for batch in batches] == [{version} for version in VERSIONS]
 
 
-@on("local", "processes")
+@on("local", "waiting", "processes")
 def test_workers_with_agents_of_their_own(make_sampler: Maker) -> None:
     """Whose index is whose depends on the kind of call."""
     sampler = make_sampler([Stamping(7), Stamping(8)], AnyLength, n_workers=2, **LAGGING)

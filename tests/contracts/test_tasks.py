@@ -17,7 +17,7 @@ NUMBERS = [5.0, 3.0, 4.0, 3.0, 9.0]
 MASSES = [SetParameters({"mass": Uniform(number, number + 1)}) for number in NUMBERS]
 
 
-@on("local", "lanes", "vec", RAY, *slow("processes", PARENT))
+@on("local", "waiting", "lanes", "vec", RAY, *slow("processes", PARENT))
 def test_tasks_come_in_order_and_leave_nothing(make_sampler):
     sampler = make_sampler(always_zero, Tasked, n_workers=3, seed=1)
     batch = sampler.obtain_trajectories(4, tasks=NUMBERS)
@@ -40,7 +40,7 @@ def test_tasks_come_in_order_and_leave_nothing(make_sampler):
     assert first_rewards(sampler.obtain_trajectories(3)) == [0.0] * 3
 
 
-@on("local", "lanes", *slow("vec", "processes", PARENT))
+@on("local", "waiting", "lanes", *slow("vec", "processes", PARENT))
 def test_tasks_of_parameters(make_sampler):
     sampler = make_sampler(always_zero, Told, n_workers=3, seed=1)
     drawn = sampler.obtain_trajectories(3, tasks=MASSES)

@@ -41,13 +41,15 @@ def counts(tree):
     return {"/".join(path): timer.count for path, timer in tree.walk() if timer.count}
 
 
-@on("local", "processes", *slow("queues fork"))
+@on("local", "waiting", "processes", *slow("queues fork"))
 def test_each_timestep_is_timed_once_in_its_phase(make_sampler):
     sampler = make_sampler(Agent(), Timed, n_workers=2, seed=1)
     batches = [sampler.obtain_samples(300) for _ in range(2)]
     sampler.close()
     stats = sampler.stats
     found = counts(stats.timers())
+    waited = {name: found.pop(name) for name in ("reset/waiting", "agent/waiting", "step/waiting") if name in found}
+    assert set(waited) == ({"reset/waiting", "step/waiting"} if "in_flight" in stats.gauges() else set())
     assert set(found) == {"reset/load", "step/physics", "step/physics/contacts", "agent/net"}
     n_ran = sum(stats.worker_timesteps) - stats.checked_timesteps
     assert found["step/physics"] == found["step/physics/contacts"] == found["agent/net"] == n_ran

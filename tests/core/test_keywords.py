@@ -36,7 +36,18 @@ from tests.extending.pairs import PairWorker
 MODULES = (streamsampler, environments, filters, formats, testing)
 # Not called by users' scripts, or with keywords of the user's own, or by one or two positions alone.
 LEFT_OUT = {
-    *("EnvUpdate", "Worker", "DefaultWorker", "VecWorker", "Agent", "Steps", "StepType", "run_worker", "Distribution"),
+    *(
+        "EnvUpdate",
+        "Worker",
+        "DefaultWorker",
+        "VecWorker",
+        "AsyncWorker",
+        "Agent",
+        "Steps",
+        "StepType",
+        "run_worker",
+        "Distribution",
+    ),
     *("Filter", "FilteredAgent", "Filters", "Moments", "FailPoint", "Frames", "export", "Sampler"),
 }
 # Classes of which users call methods by keywords; of all others, they make objects.

@@ -1,0 +1,41 @@
+"""Tell environments whose resets and steps are to be awaited."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
+
+from streamsampler.core.awaiting import has_coroutines
+
+__all__ = ["is_asynchronous", "makes_asynchronous"]
+
+
+def is_asynchronous(env: Any) -> bool:
+    """Return whether an environment, one of its wrappers, or a class of environments has an async reset or step."""
+    while True:
+        if has_coroutines(env, "reset", "step"):
+            return True
+        if not isinstance(env, gymnasium.Wrapper):
+            return False
+        env = env.env
+
+
+def makes_asynchronous(source: Any) -> bool:
+    """Return whether what makes an environment certainly makes an asynchronous one: nothing is made, nor imported.
+
+    Args:
+        source: A class or another callable, an environment, or an `EnvSpec`.
+    """
+    if isinstance(source, EnvSpec):
+        entry: Any = source.entry_point
+        if isinstance(entry, str):
+            module, _, name = entry.partition(":")
+            entry = getattr(sys.modules.get(module), name, None)
+        return entry is not None and makes_asynchronous(entry)
+    while isinstance(source, functools.partial):
+        source = source.func
+    return is_asynchronous(source)

@@ -1,0 +1,121 @@
+"""Await the resets and steps of an environment, and let Gymnasium's outermost wrappers see the results.
+
+`gymnasium.make` puts `TimeLimit`, `OrderEnforcing` and `PassiveEnvChecker` around an environment. They take a step's
+result apart, and a coroutine cannot be taken apart. So the environment below them is stepped and awaited first, and
+then they are called with an environment below them that returns this result.
+"""
+
+from __future__ import annotations
+
+from types import CoroutineType
+from typing import Any
+
+import gymnasium
+from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
+
+from streamsampler.core.awaiting import has_coroutines, is_awaitable
+from streamsampler.core.errors import UsageError
+from streamsampler.environments.asynchronous import is_asynchronous
+from streamsampler.workers.explain import name_of_env
+
+__all__ = ["AwaitedEnv"]
+
+_PASS_ON_ACTIONS = (TimeLimit, OrderEnforcing, PassiveEnvChecker)
+_STEPPED = ("reset", "step")
+
+
+class _Resolved:
+    """Stands below wrappers for an environment whose result is there already."""
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+        self.result: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:  # noqa: ARG002
+        """Return the result of the environment's reset."""
+        return self.result
+
+    def step(self, action: Any) -> Any:  # noqa: ARG002
+        """Return the result of the environment's step."""
+        return self.result
+
+
+class AwaitedEnv:
+    """An environment whose `reset` and `step` are coroutines, whatever is around it; all else is the environment's.
+
+    Args:
+        env: The environment. The outermost wrappers of `gymnasium.make` see its results from now on, and nothing else.
+
+    Attributes:
+        given: The same.
+
+    Raises:
+        UsageError: A wrapper, other than these, has a `reset` or a `step` that is no `async def`.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self.given = env
+        innermost, below = None, env
+        while type(below) in _PASS_ON_ACTIONS:
+            innermost, below = below, below.env
+        _refuse_synchronous(below)
+        self._below = below
+        self._outer, self._resolved = None if innermost is None else env, _Resolved(below)
+        if innermost is not None:
+            innermost.env = self._resolved
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.given, name)
+
+    async def reset(self, **arguments: Any) -> Any:
+        """Reset the environment; the arguments are those of Gymnasium's `reset`."""
+        result = await _result_of(self._below.reset(**arguments), "reset")
+        if self._outer is None:
+            return result
+        self._resolved.result = result
+        return self._outer.reset(**arguments)
+
+    async def step(self, action: Any) -> Any:
+        """Step the environment."""
+        result = await _result_of(self._below.step(action), "step")
+        if self._outer is None:
+            return result
+        self._resolved.result = result
+        return self._outer.step(action)
+
+
+async def _result_of(pending: Any, name: str) -> Any:
+    result = await pending if is_awaitable(pending) else pending
+    if is_awaitable(result):
+        _close(result)
+        raise UsageError(f"what {name} returned was awaited, and is to be awaited once more: await it in {name}")
+    if isinstance(result, tuple) and CoroutineType in map(type, result):
+        for part in result:
+            _close(part)
+        raise UsageError(f"a part of what {name} returned is a coroutine: await it in {name}")
+    return result
+
+
+def _close(value: Any) -> None:
+    """Close a coroutine that nothing awaits, or Python warns of it."""
+    if isinstance(value, CoroutineType):
+        value.close()
+
+
+def _refuse_synchronous(env: Any) -> None:
+    """Refuse wrappers that would take a coroutine for a result: those around what is asynchronous."""
+    below = env
+    while isinstance(below, gymnasium.Wrapper) and is_asynchronous(below.env):
+        for name in _STEPPED:
+            function = getattr(type(below), name)
+            if function is not getattr(gymnasium.Wrapper, name) and not has_coroutines(below, name):
+                known = " outermost, where gymnasium.make has it" if type(below) in _PASS_ON_ACTIONS else ""
+                raise UsageError(
+                    f"the environment {name_of_env(env)} is asynchronous, and the {name} of its wrapper "
+                    f"{type(below).__qualname__} is not: it would take a coroutine for a result. Write it as "
+                    f"async def {name}, which awaits self.env.{name}(…), or put the wrapper{known or ' away'}"
+                )
+        below = below.env

@@ -1,0 +1,278 @@
+"""Drive the script of one trajectory as a coroutine: await its environment, and its agent where that waits, too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from functools import partial
+from time import perf_counter
+from types import coroutine
+from typing import Any
+
+from streamsampler.agents.masks import MaskFinder
+from streamsampler.core.awaiting import is_awaitable
+from streamsampler.core.seeding import SeedUse, derived_seed
+from streamsampler.core.timing import collector_in_use
+from streamsampler.data.recorder import RolloutRecorder
+from streamsampler.protocol.messages import Phase
+from streamsampler.rollouts.script import Binding, End, Script, own_error, phase_of, trajectory
+from streamsampler.workers.base import Worker
+from streamsampler.workers.board import phase_number
+from streamsampler.workers.explain import explain_rollout
+from streamsampler.workers.finishing import value_of
+from streamsampler.workers.restoring import Rounding, own_copy
+from streamsampler.workers.seams import ShownTrajectory
+from streamsampler.workers.waiting.awaited_env import AwaitedEnv
+
+
+@dataclass(slots=True, eq=False)
+class Spent:
+    """Seconds of trajectories in flight, summed over them.
+
+    Attributes:
+        running: In which their code ran.
+        waiting: In which they waited, or their code could have run and another one's did.
+    """
+
+    running: float = 0.0
+    waiting: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class FlightTotals:
+    """What trajectories in flight have taken since the last report, summed over them.
+
+    Attributes:
+        reset: Seconds of resets.
+        agent: Seconds of the agent.
+        step: Seconds of steps.
+        n_timesteps: Their timesteps that are in no answer yet.
+    """
+
+    reset: Spent = field(default_factory=Spent)
+    agent: Spent = field(default_factory=Spent)
+    step: Spent = field(default_factory=Spent)
+    n_timesteps: int = 0
+
+    def take_seconds(self) -> tuple[Spent, Spent, Spent]:
+        """Return the seconds of resets, of the agent and of steps, and set them to 0."""
+        seconds = self.reset, self.agent, self.step
+        self.reset, self.agent, self.step = Spent(), Spent(), Spent()
+        return seconds
+
+
+@dataclass(slots=True, eq=False)
+class Surroundings:
+    """What a trajectory runs in, and is recorded by.
+
+    Attributes:
+        env: The environment.
+        agent: The agent.
+        reset_agent: Resets the agent with a seed; None if it has no `reset`.
+        masks: Finds masks of actions, for an agent that takes them.
+        rounding: Gives actions the floats of their space.
+        recorder: The recorder.
+        shown: Shows timesteps to hooks; None without these.
+    """
+
+    env: AwaitedEnv
+    agent: Any
+    reset_agent: Callable[[int], None] | None
+    masks: MaskFinder | None
+    rounding: Rounding
+    recorder: RolloutRecorder
+    shown: ShownTrajectory | None
+
+
+class Turns:
+    """Lets one trajectory have its turn: what belongs to it is in place while its code runs, and no other's.
+
+    Args:
+        worker: The worker, whose board shows which trajectory's code runs, and in which phase.
+        index: The trajectory's index.
+    """
+
+    def __init__(self, worker: Worker, index: int) -> None:
+        self._worker, self._index = worker, index
+        self._block: Any = None  # the `timed` block that the trajectory is in
+
+    def begin(self, phase: Phase) -> None:
+        """Begin a turn."""
+        worker = self._worker
+        row = worker.row
+        worker.phase, worker.trajectory = phase, self._index
+        row.words[row.phase_word] = phase_number(phase)
+        row.words[row.trajectory_word] = self._index + 1
+        collector_in_use().here = self._block
+
+    def end(self) -> None:
+        """End a turn."""
+        collector = collector_in_use()
+        self._block, collector.here = collector.here, None
+
+    @coroutine
+    def take(self, awaitable: Any, phase: Phase, spent: Spent) -> Generator[Any, Any, Any]:
+        """Await something, with a turn each time that it goes on."""
+        steps = awaitable.__await__()
+        resume: Callable[[], Any] = partial(next, steps)
+        while True:
+            self.begin(phase)
+            began = perf_counter()
+            try:
+                future = resume()
+            except StopIteration as stopped:
+                return stopped.value
+            finally:
+                ended = perf_counter()
+                spent.running += ended - began
+                self.end()
+            try:
+                yield future
+                resume = partial(next, steps)
+            except GeneratorExit:
+                steps.close()
+                raise
+            except BaseException as error:
+                resume = partial(steps.throw, error)
+            finally:
+                spent.waiting += perf_counter() - ended
+
+
+class FlightDriver:
+    """Drives one script.
+
+    Args:
+        worker: The worker, whose board shows the timesteps of all trajectories in flight.
+        around: What the trajectory runs in.
+        index: The trajectory's index.
+        waited: Where seconds and timesteps are added up.
+
+    Attributes:
+        has_begun: Whether the environment was reset.
+        n_timesteps: The timesteps so far.
+        phase: What the trajectory was doing when it raised.
+    """
+
+    def __init__(self, worker: Worker, around: Surroundings, index: int, waited: FlightTotals) -> None:
+        self._worker, self._around, self._waited = worker, around, waited
+        self._turns = Turns(worker, index)
+        self._result: Any = None  # of the last reset or step, whose last part is the info
+        self.has_begun = False
+        self.n_timesteps = 0
+        self.phase = Phase.RESET
+
+    async def run(  # noqa: C901 - one trajectory, with the phase of each of its parts
+        self, reset: Callable[..., Any], seed: int, limit: int | None
+    ) -> None:
+        """Run a trajectory to its end, and end its record.
+
+        Args:
+            reset: Resets the environment.
+            seed: The trajectory's seed.
+            limit: The number of timesteps that it may have; None for any.
+
+        Raises:
+            BaseException: What environment, agent or hooks raise.
+        """
+        around, turns = self._around, self._turns
+        begin = None if around.reset_agent is None else self._begin_agent
+        binding = Binding(around.env.step, around.recorder, around.shown, waits=True)
+        script = trajectory(reset, binding, seed, begin, limit)
+        action: Any = None
+        outside: Phase | None = None  # the phase of what is not the script's
+        try:
+            turns.begin(Phase.RESET)
+            pending = script.send(None)
+            observation = await self._next(script, pending, "reset")
+            while True:
+                outside = Phase.ACTION
+                turns.begin(outside)
+                began = perf_counter()
+                chosen = self._ask(observation)
+                self._waited.agent.running += perf_counter() - began
+                if is_awaitable(chosen):
+                    chosen = await turns.take(chosen, outside, self._waited.agent)
+                action, agent_info = chosen
+                around.recorder.record_action(action)
+                if around.rounding.dtype is not None:
+                    action = around.rounding.round(action)
+                outside = Phase.RECORDING
+                if agent_info.__class__ is not dict or agent_info:
+                    around.recorder.record_agent_info(len(around.recorder.float_rewards), agent_info)
+                if around.shown is not None:
+                    self._show_action(around.shown, action, agent_info)
+                action = own_copy(action)
+                outside = None
+                turns.begin(Phase.STEP)
+                pending = script.send(action)
+                end = observation = await self._next(script, pending, "step")
+                if end.__class__ is End:
+                    break
+            outside = Phase.ACTION
+            if not end.terminated and agent_info.__class__ is dict and "value" in agent_info:
+                await self._record_last_value(end.observation)
+            outside = Phase.RECORDING
+            around.recorder.end(end.observation, end.terminated, end.truncated, limited=end.limited)
+        except BaseException as error:
+            script.close()
+            turns.end()
+            raised = own_error(error)
+            self._worker.phase = self.phase = phase_of(raised, outside, self._worker.phase)
+            if around.shown is not None:
+                around.shown.lost(raised)
+            try:
+                explain_rollout(self._worker, raised, action, around.env, around.recorder, asking=FlightDriver.run)
+            finally:
+                self.phase = self._worker.phase
+            if raised is not error:
+                raise raised from None
+            raise
+
+    async def _next(self, script: Script, pending: Any, what: str) -> Any:
+        """Return what a script yields when it is sent the result of a reset or a step; its end where it ends."""
+        try:
+            if what == "reset":
+                result = await self._turns.take(pending, Phase.RESET, self._waited.reset)
+            else:
+                result = await self._turns.take(pending, Phase.STEP, self._waited.step)
+        except Exception as error:
+            return script.throw(error)  # so its traceback says what the script did
+        self._result = result
+        self.has_begun = True
+        if what == "step":
+            self._count_timestep()  # now, since one that is cancelled need not have been taken
+        try:
+            return script.send(result)
+        except StopIteration as stopped:
+            return stopped.value
+
+    def _begin_agent(self, seed: int) -> None:
+        assert self._around.reset_agent is not None
+        self._around.reset_agent(derived_seed(seed, SeedUse.AGENT))
+
+    def _ask(self, observation: Any) -> Any:
+        around = self._around
+        if around.masks is None:
+            return around.agent.get_action(observation)
+        return around.agent.get_action(observation, action_mask=around.masks(observation, self._result[-1]))
+
+    @staticmethod
+    def _show_action(shown: ShownTrajectory, action: Any, agent_info: Any) -> None:
+        assert shown.context is not None
+        shown.context.action, shown.agent_info = action, agent_info
+
+    def _count_timestep(self) -> None:
+        self.n_timesteps += 1
+        self._waited.n_timesteps += 1
+        row = self._worker.row
+        row.words[row.timesteps_word] = self._waited.n_timesteps
+
+    async def _record_last_value(self, observation: Any) -> None:
+        """Record the agent's value of the last observation of the trajectory, while the agent remembers it."""
+        get_value = getattr(self._around.agent, "get_value", None)
+        if get_value is None:
+            return
+        value = get_value(observation)
+        if is_awaitable(value):
+            value = await self._turns.take(value, Phase.ACTION, self._waited.agent)
+        self._around.recorder.record_last_value(value_of(lambda _: value, observation))

@@ -1,0 +1,188 @@
+"""The event loop of a worker: it runs while the worker has a ticket, and shows on the status board when it waits."""
+
+from __future__ import annotations
+
+import _thread
+import asyncio
+import contextvars
+import os
+import selectors
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from streamsampler.core.errors import UsageError
+from streamsampler.core.timing import collecting, collector_in_use
+from streamsampler.protocol.messages import Phase
+from streamsampler.workers.base import Worker
+from streamsampler.workers.waiting.signals import SignalPipe
+
+ResultT = TypeVar("ResultT")
+
+CLEANUP_SECONDS = 1.0
+"""How long what was cancelled may take to end: closing the connections of an environment, for example."""
+
+_STOPPED = (
+    "the environment or the agent has stopped the event loop, on which other trajectories are in flight: return from "
+    "the coroutine, or raise"
+)
+
+
+class _WaitingSelector(selectors.DefaultSelector):
+    """Shows on the status board while the loop waits: a worker that waits does not hang, and one that computes may.
+
+    Args:
+        worker: The worker.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        super().__init__()
+        self._worker = worker
+
+    def select(self, timeout: float | None = None) -> Any:
+        """Wait for events of files and sockets."""
+        if timeout is not None and timeout <= 0:
+            return super().select(timeout)
+        row = self._worker.row
+        row.set_phase(Phase.IN_FLIGHT)
+        try:
+            return super().select(timeout)
+        finally:
+            row.count_wait()
+            row.set_phase(self._worker.phase)
+
+
+class WorkerEventLoop:
+    """Runs coroutines of one worker, at one time after another, on one event loop, which is made when it is needed.
+
+    Where a loop runs already in the calling thread, as in a notebook, this one runs in a thread of its own meanwhile.
+
+    Args:
+        worker: The worker.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._made: asyncio.SelectorEventLoop | None = None
+        self.tasks: set[asyncio.Task[Any]] = set()  # those that may go on after `run`
+
+    @property
+    def _loop(self) -> asyncio.SelectorEventLoop:
+        if self._made is None:
+            self._made = asyncio.SelectorEventLoop(_WaitingSelector(self._worker))
+        return self._made
+
+    def start(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Start a task, which goes on while `run` runs."""
+        task = self._loop.create_task(coroutine)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return task
+
+    def run(self, coroutine: Coroutine[Any, Any, ResultT], on_message: Callable[[], bool] | None = None) -> ResultT:
+        """Run a coroutine to its end, and all tasks that were started meanwhile.
+
+        Args:
+            coroutine: The coroutine.
+            on_message: Called when a message for the worker may have come; returns whether to call it again.
+
+        Raises:
+            UsageError: User code stopped the loop.
+            BaseException: What the coroutine raises.
+        """
+        descriptor = self._worker.descriptor
+        if on_message is not None and descriptor is not None:
+            self._loop.add_reader(descriptor, self._read, descriptor, on_message)
+        task = self._loop.create_task(coroutine)
+        try:
+            self._run(task)
+        except BaseException:
+            task.cancel()
+            raise
+        finally:
+            if on_message is not None and descriptor is not None:
+                self._loop.remove_reader(descriptor)
+        return task.result()
+
+    def _read(self, descriptor: int, on_message: Callable[[], bool]) -> None:
+        if not on_message():
+            self._loop.remove_reader(descriptor)
+
+    def _run(self, task: asyncio.Task[Any]) -> None:
+        with SignalPipe() as signals:
+            try:
+                asyncio.get_running_loop()
+            except RuntimeError:
+                self._loop.add_reader(signals.descriptor, signals.read)
+                try:
+                    self._run_here(task)
+                finally:
+                    self._loop.remove_reader(signals.descriptor)
+            else:
+                self._run_in_thread(task, signals)
+
+    def _run_here(self, task: asyncio.Task[Any]) -> None:
+        def stop(_: Any) -> None:
+            self._loop.stop()
+
+        task.add_done_callback(stop)
+        try:
+            while not task.done():
+                self._loop.run_forever()
+                if not task.done():
+                    raise UsageError(_STOPPED)
+        finally:
+            task.remove_done_callback(stop)  # a task that is left in the middle must not stop a later run
+
+    def _run_in_thread(self, task: asyncio.Task[Any], signals: SignalPipe) -> None:
+        """Run the loop in a thread of its own; Ctrl-C, which comes in this one, cancels the task."""
+        failures: list[BaseException] = []
+        collector, context = collector_in_use(), contextvars.copy_context()
+        ended, ending = os.pipe()
+
+        def run() -> None:
+            try:
+                with collecting(collector):
+                    self._run_here(task)
+            except BaseException as error:
+                failures.append(error)
+            finally:
+                os.write(ending, b".")
+
+        try:
+            # Between this line and its exceptions no signal comes: whatever else is raised, the thread runs.
+            _thread.start_new_thread(context.run, (run,))
+            signals.wait_for(ended)
+        except BaseException:
+            self._loop.call_soon_threadsafe(task.cancel)
+            signals.wait_for(ended)
+            raise
+        finally:
+            os.close(ended)
+            os.close(ending)
+        if failures:
+            raise failures[0]
+
+    def cancel(self) -> set[asyncio.Task[Any]]:
+        """Cancel all tasks, and let them end; return those that have not ended in `CLEANUP_SECONDS`, and may never."""
+        if not self.tasks:
+            return set()
+        tasks = tuple(self.tasks)
+        for task in tasks:
+            task.cancel()
+        unfinished = self.run(_unfinished(tasks))
+        self.tasks -= unfinished
+        return unfinished
+
+    def close(self) -> None:
+        """Close the loop, on which nothing runs."""
+        loop = self._made
+        if loop is not None:
+            try:
+                self.run(loop.shutdown_asyncgens())
+            finally:
+                self._made = None
+                loop.close()
+
+
+async def _unfinished(tasks: Sequence[asyncio.Task[Any]]) -> set[asyncio.Task[Any]]:
+    return (await asyncio.wait(tasks, timeout=CLEANUP_SECONDS))[1]

@@ -1,0 +1,242 @@
+"""Which trajectories are in flight: those of the ticket in hand, and those of the tickets that a worker holds ahead."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from streamsampler.core.errors import DataError
+from streamsampler.data.recorder import RolloutRecorder, Rollouts
+from streamsampler.protocol.messages import Phase, Ticket
+from streamsampler.workers.base import AbnormalTrajectoryError, Worker
+from streamsampler.workers.explain import is_interrupt
+from streamsampler.workers.waiting.driver import FlightDriver, FlightTotals
+from streamsampler.workers.waiting.event_loop import WorkerEventLoop
+from streamsampler.workers.waiting.slots import Slot, Slots
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """A trajectory that has begun.
+
+    Attributes:
+        position: Its position in its ticket.
+        slot: Where it runs.
+        driver: Drives its script.
+        task: The task that it is.
+    """
+
+    position: int
+    slot: Slot
+    driver: FlightDriver
+    task: asyncio.Task[Any] | None = None
+
+
+@dataclass(slots=True, eq=False)
+class TicketFailure:
+    """The exception that a ticket is answered with.
+
+    Attributes:
+        position: The position of its trajectory.
+        phase: What the trajectory was doing.
+        error: The exception.
+    """
+
+    position: int
+    phase: Phase
+    error: BaseException
+
+
+@dataclass(slots=True, eq=False)
+class TicketInFlight:
+    """A ticket whose trajectories are in flight, or will be.
+
+    Attributes:
+        ticket: The ticket.
+        seeds: Its trajectories' seeds.
+        waiting: The positions of the trajectories that have not begun.
+        begun: The trajectories in flight, by position.
+        recorded: Of those that ended, their records and their recorders, by position.
+        dropped: Those that are left out, by position; see `messages.Report`.
+        failure: The first exception, in the ticket's order, that was raised so far and is not dropped.
+        ran_timesteps: Those of the trajectories that have ended, however they did.
+    """
+
+    ticket: Ticket
+    seeds: list[int]
+    waiting: Iterator[int]
+    begun: dict[int, Flight] = field(default_factory=dict)
+    recorded: dict[int, tuple[Rollouts, RolloutRecorder]] = field(default_factory=dict)
+    dropped: dict[int, Any] = field(default_factory=dict)
+    failure: TicketFailure | None = None
+    ran_timesteps: int = 0
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether all trajectories have ended; after a failure, all before it."""
+        if self.failure is not None:
+            return not any(position < self.failure.position for position in self.begun)
+        return len(self.recorded) + len(self.dropped) == len(self.seeds)
+
+    def fail(self, failure: TicketFailure) -> None:
+        """Keep the first failure in the ticket's order, and cancel what comes after it."""
+        if self.failure is not None and self.failure.position < failure.position:
+            return
+        self.failure = failure
+        self.waiting = iter(())
+        for position, flight in self.begun.items():
+            if position > failure.position and flight.task is not None:
+                flight.task.cancel()
+
+
+class Flights:
+    """Begins trajectories in slots that are free, and takes their ends.
+
+    Args:
+        worker: The worker, which looks ahead for tickets.
+        loop: Runs the trajectories.
+        slots: Where they run.
+        trajectory: Returns the coroutine that runs a trajectory and returns its record: takes the ticket's version, an
+            index, a seed, the slot and the driver.
+
+    Attributes:
+        waited: What trajectories have taken since the last report.
+    """
+
+    def __init__(
+        self, worker: Worker, loop: WorkerEventLoop, slots: Slots,
+        trajectory: Callable[[int, int, int, Slot, FlightDriver], Coroutine[Any, Any, Rollouts]],
+    ) -> None:  # fmt: skip
+        self._worker, self._loop, self._slots, self._trajectory = worker, loop, slots, trajectory
+        self._tickets: deque[TicketInFlight] = deque()
+        self._decided = asyncio.Event()  # of the call of `run`, in which a trajectory ends
+        self.waited = FlightTotals()
+
+    @property
+    def in_hand(self) -> TicketInFlight:
+        """The ticket in hand."""
+        return self._tickets[0]
+
+    def take_in_hand(self, ticket: Ticket, seeds: list[int]) -> TicketInFlight:
+        """Take a ticket in hand, whose trajectories may be in flight already."""
+        if not self._tickets or self._tickets[0].ticket != ticket:
+            self.cancel()
+            self._append(ticket, seeds)
+        return self._tickets[0]
+
+    def _append(self, ticket: Ticket, seeds: list[int]) -> None:
+        self._tickets.append(TicketInFlight(ticket, seeds, iter(range(len(seeds)))))
+
+    async def run(self) -> bool:
+        """Run until the ticket in hand is decided; return False where its version may not run any more."""
+        row, running, self._decided = self._worker.row, self.in_hand, asyncio.Event()
+        self._look_ahead()
+        while True:
+            self.begin_more()
+            if running.is_decided:
+                return True
+            if self._worker.is_called_off() or not row.may_run(running.ticket.version):
+                return False
+            self._decided.clear()
+            await self._decided.wait()
+
+    def wake(self) -> bool:
+        """Take in what has come; return whether to be called when more comes."""
+        self._look_ahead()
+        self._decided.set()
+        return not self._worker.is_called_off()
+
+    def _look_ahead(self) -> None:
+        """Take in all tickets that the worker holds."""
+        while (later := self._worker.look_ahead(len(self._tickets))) is not None:
+            self._append(*later)
+
+    def begin_more(self) -> None:
+        """Begin trajectories as long as there is one, and room for it."""
+        while (found := self._next()) is not None:
+            running, position, slot = found
+            self._launch(running, position, slot)
+
+    def _next(self) -> tuple[TicketInFlight, int, Slot] | None:
+        for running in self._tickets:
+            if running.failure is not None:
+                return None  # nothing after it is to begin
+            if (position := next(running.waiting, None)) is None:
+                continue
+            if (slot := self._slots.take()) is not None:
+                return running, position, slot
+            running.waiting = _before(position, running.waiting)
+            return None
+        return None
+
+    def _launch(self, running: TicketInFlight, position: int, slot: Slot) -> None:
+        index, seed = running.ticket.indices[position], running.seeds[position]
+        driver = FlightDriver(self._worker, slot.surroundings, index, self.waited)
+        flight = running.begun[position] = Flight(position, slot, driver)
+        trajectory = self._trajectory(running.ticket.version, index, seed, slot, driver)
+        flight.task = task = self._loop.start(self._fly(running, flight, trajectory))
+        task.add_done_callback(lambda _: trajectory.close())  # one that is cancelled before it begins awaits nothing
+
+    async def _fly(self, running: TicketInFlight, flight: Flight, trajectory: Coroutine[Any, Any, Rollouts]) -> None:
+        """Run a trajectory, and take its end."""
+        position, slot = flight.position, flight.slot
+        try:
+            running.recorded[position] = await trajectory, slot.surroundings.recorder
+            slot.surroundings.recorder = self._slots.new_recorder()
+            self._slots.put_back(slot)
+        except asyncio.CancelledError:
+            self._slots.put_back(slot)
+        except BaseException as error:
+            if is_interrupt(error):
+                raise
+            self._take_error(running, flight, error)
+            if isinstance(error, AbnormalTrajectoryError):
+                self._slots.put_back(slot)
+            else:
+                self._slots.replace(slot)  # its environment, and an agent of its own, may be in any state
+        finally:
+            running.begun.pop(position, None)
+            running.ran_timesteps += flight.driver.n_timesteps
+            self._decided.set()
+
+    def _take_error(self, running: TicketInFlight, flight: Flight, error: BaseException) -> None:
+        """Leave a trajectory out, or let its ticket fail."""
+        worker, position = self._worker, flight.position
+        ticket = running.ticket
+        index = worker.trajectory = ticket.indices[position]
+        worker.phase = flight.driver.phase
+        if isinstance(error, DataError) and error.position is not None:
+            error.position = position
+        if worker.drops(error):
+            running.dropped[position] = worker.left_out_by(error, ticket, index)[index]
+        else:
+            running.fail(TicketFailure(position, worker.phase, error))
+
+    def end_ticket(self) -> None:
+        """Forget the ticket in hand: the one after it is in hand now."""
+        self._tickets.popleft()
+
+    def cancel(self) -> tuple[int, int]:
+        """Cancel all trajectories, and forget all tickets.
+
+        Returns:
+            How many trajectories are in no answer, those that were left out not counted, and their timesteps.
+        """
+        flights = [flight for running in self._tickets for flight in running.begun.values()]
+        n_trajectories = sum(flight.driver.has_begun for flight in flights)
+        n_trajectories += sum(len(running.recorded) for running in self._tickets)
+        n_timesteps, self.waited.n_timesteps = self.waited.n_timesteps, 0
+        self._tickets.clear()
+        if unfinished := self._loop.cancel():
+            for flight in flights:
+                if flight.task in unfinished:
+                    self._slots.abandon(flight.slot)
+        return n_trajectories, n_timesteps
+
+
+def _before(position: int, positions: Iterator[int]) -> Iterator[int]:
+    yield position
+    yield from positions

@@ -1,0 +1,60 @@
+"""Let a signal end a wait, whenever it comes.
+
+Python notes a signal at once, and calls its handler when its own code goes on. A signal that comes just before the main
+thread begins to wait would be noticed after the wait, which may last for ever. So signals write to a pipe that is
+waited for, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import threading
+from types import TracebackType
+
+__all__ = ["SignalPipe"]
+
+_NONE = -1
+
+
+class SignalPipe:
+    """A pipe to which signals write in the block; in threads that get no signals, nothing does.
+
+    Attributes:
+        descriptor: Where to read; see `read`.
+    """
+
+    def __init__(self) -> None:
+        self.descriptor, self._writing = os.pipe()
+        os.set_blocking(self.descriptor, False)
+        os.set_blocking(self._writing, False)
+        self._before = _NONE
+        self._is_main = threading.current_thread() is threading.main_thread()
+
+    def __enter__(self) -> SignalPipe:
+        if self._is_main:
+            self._before = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._is_main:
+            signal.set_wakeup_fd(self._before)
+        os.close(self.descriptor)
+        os.close(self._writing)
+
+    def read(self) -> None:
+        """Read what is there; whoever was told of signals before is told of them, too."""
+        with contextlib.suppress(BlockingIOError):
+            data = os.read(self.descriptor, 1 << 12)
+            if self._before != _NONE:
+                with contextlib.suppress(OSError):
+                    os.write(self._before, data)
+
+    def wait_for(self, descriptor: int) -> None:
+        """Wait until something can be read from a descriptor; what a signal's handler raises ends the wait."""
+        while descriptor not in select.select([descriptor, self.descriptor], [], [])[0]:
+            self.read()

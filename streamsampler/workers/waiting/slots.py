@@ -1,0 +1,256 @@
+"""The slots of a worker whose trajectories wait: an environment each, and an agent each where agents remember."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+from streamsampler.agents.base import reset_agent_function
+from streamsampler.agents.updates import updated_agent
+from streamsampler.core.awaiting import is_awaitable
+from streamsampler.core.errors import DataError
+from streamsampler.core.timing import not_measuring
+from streamsampler.data.recorder import RolloutRecorder
+from streamsampler.data.spaces import same_spaces
+from streamsampler.environments.updates import AnyEnv, EnvUpdate, apply_env_update, for_worker
+from streamsampler.protocol.messages import Phase
+from streamsampler.workers.fragments import InForce
+from streamsampler.workers.generators import kept_generators, restore_generators, seed_constructors
+from streamsampler.workers.lending import LendingWorker
+from streamsampler.workers.masks import finder_of
+from streamsampler.workers.restoring import AS_GIVEN, refuse_copies_of
+from streamsampler.workers.seams import ShownTrajectory
+from streamsampler.workers.waiting.awaited_env import AwaitedEnv
+from streamsampler.workers.waiting.driver import Surroundings
+
+_LOG = logging.getLogger("streamsampler")
+_OF_AGENT = {Phase.ACTION, Phase.AGENT_RESET}
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One place in which a trajectory may be in flight.
+
+    Attributes:
+        number: Its number in the worker.
+        surroundings: What trajectories run in here.
+        in_force: What of the updates its own agent has got; None where the agent is shared.
+        is_spoiled: Whether its environment, and an agent of its own, are to be replaced before the next trajectory.
+    """
+
+    number: int
+    surroundings: Surroundings
+    in_force: InForce | None = None
+    is_spoiled: bool = False
+
+    @property
+    def env(self) -> AnyEnv:
+        """The environment as it was made."""
+        return cast("AnyEnv", self.surroundings.env.given)
+
+
+class Slots:
+    """Makes slots as they are needed, and lends them to trajectories.
+
+    Args:
+        worker: The worker, which has the updates in force.
+        most: How many there may be.
+        finish: Runs what the `close` of an environment returned, if that is to be awaited.
+
+    Attributes:
+        agent: The agent that was given; None before.
+    """
+
+    def __init__(self, worker: LendingWorker, most: int, finish: Callable[[Any], None]) -> None:
+        self._worker, self._most, self._finish = worker, most, finish
+        self._all: list[Slot] = []
+        self._free: list[Slot] = []
+        self._spaces: tuple[Any, Any] | None = None
+        self._loaded: dict[str, tuple[Any, Any]] = {}  # parameters and filters: the payload, and what it stands for
+        self.agent: Any = None
+        self._has_own_agents = False
+
+    # ------------------------------------------------------------------ updates
+
+    @property
+    def spaces(self) -> tuple[Any, Any]:
+        """Observation and action space."""
+        assert self._spaces is not None
+        return self._spaces
+
+    @property
+    def envs(self) -> list[AnyEnv]:
+        """The environments, those that are to be replaced included."""
+        return [slot.env for slot in self._all]
+
+    def update_env(self, update: EnvUpdate) -> None:
+        """Replace or change the first environment; others are made from the update in force as they are needed."""
+        old, self._all, self._free, self._spaces = self._all, [], [], None
+        with contextlib.ExitStack() as closing:
+            for slot in old[1:]:
+                closing.callback(self.close_env, slot.env)
+        env = apply_env_update(update, old[0].env if old else None, waits=True)
+        self._add(env, is_new=not old or env is not old[0].env)
+
+    def update_agent(self, agent: Any) -> None:
+        """Let slots have an agent, which is the same one after an update of its parameters."""
+        self._has_own_agents = self._most > 1 and reset_agent_function(agent) is not None
+        if agent is not self.agent:
+            self.agent = agent
+            for slot in self._all:
+                slot.in_force = None
+
+    def _add(self, env: AnyEnv, *, is_new: bool = True) -> Slot:
+        number = len(self._all)
+        slot = Slot(number, self._around(env, number))
+        if is_new:
+            self._tell_hooks_of(slot)
+        spaces = env.observation_space, env.action_space
+        if self._spaces is None:
+            self._spaces = spaces
+        elif not same_spaces(spaces, self._spaces):
+            self.close_env(env)
+            raise DataError(
+                f"the environments of one worker must have the same spaces: one has {self._spaces[0]} and "
+                f"{self._spaces[1]}, another has {spaces[0]} and {spaces[1]}"
+            )
+        self._all.append(slot)
+        self._free.append(slot)
+        return slot
+
+    def _around(self, env: AnyEnv, number: int) -> Surroundings:
+        self._worker.make_callers(number + 1)
+        callers = self._worker.hook_callers
+        shown = ShownTrajectory(self._worker, callers[number]) if callers else None
+        recorder = RolloutRecorder(env.observation_space, env.action_space)
+        return Surroundings(AwaitedEnv(env), None, None, None, AS_GIVEN, recorder, shown)
+
+    def _tell_hooks_of(self, slot: Slot) -> None:
+        if callers := self._worker.hook_callers:
+            try:
+                callers[slot.number].created(slot.env)
+            except BaseException:
+                with contextlib.suppress(Exception):
+                    self.close_env(slot.env)
+                raise
+
+    def new_recorder(self) -> RolloutRecorder:
+        """Return what records a trajectory."""
+        return RolloutRecorder(*self.spaces)
+
+    # ------------------------------------------------------------------ lending
+
+    def take(self) -> Slot | None:
+        """Return a slot in which nothing runs, with its environment and agent up to date; None if all are taken."""
+        if not self._free:
+            if len(self._all) >= self._most:
+                return None
+            self._add(self._made(len(self._all)))
+        slot = self._free.pop()
+        try:
+            if slot.is_spoiled:
+                slot.surroundings, slot.is_spoiled = self._around(self._made(slot.number), slot.number), False
+                self._tell_hooks_of(slot)
+            self._seat(slot)
+        except BaseException:
+            slot.is_spoiled = True
+            self._free.append(slot)
+            raise
+        return slot
+
+    def _made(self, number: int) -> AnyEnv:
+        """Return a new environment; the constructor draws from the global generators apart from all trajectories."""
+        worker = self._worker
+        phase = worker.phase
+        worker.enter(Phase.ENV_CONSTRUCTION)
+        kept = kept_generators()
+        try:
+            seed_constructors(worker.context.seed)
+            with not_measuring(), for_worker(worker.context.worker_number):
+                update = worker.load(worker.in_force["env"]).of_slot(number)
+                env = apply_env_update(update, None, waits=True)
+        finally:
+            restore_generators(kept)
+        refuse_copies_of(env, [slot.env for slot in self._all if not slot.is_spoiled], update)
+        worker.enter(phase)
+        return env
+
+    def _seat(self, slot: Slot) -> None:
+        """Let a slot have the agent, or bring its own one up to date."""
+        around = slot.surroundings
+        if not self._has_own_agents:
+            if around.agent is not self.agent:
+                self._give(around, self.agent)
+            return
+        if slot.in_force is None or around.agent is None:
+            around.agent = None
+            slot.in_force = InForce(self._worker, lambda update: self._update_own(around, update))
+        slot.in_force.apply(self._load)
+
+    def _update_own(self, around: Surroundings, update: Any) -> None:
+        agent = updated_agent(around.agent, update, self.spaces)
+        if agent is not around.agent:
+            self._give(around, agent)
+
+    def _give(self, around: Surroundings, agent: Any) -> None:
+        around.agent, around.reset_agent = agent, reset_agent_function(agent)
+        around.masks = finder_of(agent, around.env.given, self._worker.warn_once)
+
+    def _load(self, kind: str) -> Any:
+        payload = self._worker.in_force[kind]
+        if kind not in self._loaded or self._loaded[kind][0] is not payload:
+            self._loaded[kind] = payload, self._worker.load(payload)
+        return self._loaded[kind][1]
+
+    def put_back(self, slot: Slot) -> None:
+        """Take back a slot whose environment another trajectory may be reset in."""
+        if slot in self._all:
+            slot.surroundings.recorder.clear()
+            self._free.append(slot)
+
+    def replace(self, slot: Slot) -> None:
+        """Take back a slot whose environment, or agent, raised: the next trajectory here gets others."""
+        if slot not in self._all:
+            return
+        with contextlib.suppress(Exception, SystemExit):
+            self.close_env(slot.env)
+        if self._worker.phase in _OF_AGENT and not self._has_own_agents:
+            self.agent = self._fresh_agent()
+        slot.is_spoiled, slot.in_force = True, None
+        self._free.append(slot)
+
+    def _fresh_agent(self) -> Any:
+        """Return the agent in force, as no trajectory has changed it."""
+        fresh = Surroundings(self._all[0].surroundings.env, None, None, None, AS_GIVEN, self.new_recorder(), None)
+        InForce(self._worker, lambda update: self._update_own(fresh, update)).apply(self._load)
+        return fresh.agent
+
+    def abandon(self, slot: Slot) -> None:
+        """Have a slot no more, because its trajectory does not end although it was cancelled."""
+        self._all.remove(slot)
+        _LOG.warning(
+            "a trajectory in %s was cancelled, and goes on: its reset or step catches asyncio.CancelledError. Let it "
+            "raise that again; until the worker ends, this environment is of no use",
+            type(slot.env.unwrapped).__qualname__,
+        )
+
+    def awaited(self, env: AnyEnv) -> AwaitedEnv:
+        """Return what awaits the resets and steps of a slot's environment."""
+        return next(slot.surroundings.env for slot in self._all if slot.env is env)
+
+    def close_env(self, env: AnyEnv) -> None:
+        """Close an environment, and wait for that."""
+        closing: Any = env.close()  # type: ignore[func-returns-value]
+        if is_awaitable(closing):
+            self._finish(closing)
+
+    def close(self) -> None:
+        """Close all environments; whatever they raise comes after all are closed."""
+        slots, self._all, self._free = self._all, [], []
+        with contextlib.ExitStack() as closing:
+            for slot in slots:
+                if not slot.is_spoiled:
+                    closing.callback(self.close_env, slot.env)

@@ -1,0 +1,310 @@
+"""The worker of environments that wait: many trajectories in flight on one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from time import perf_counter
+from typing import Any, cast
+
+import gymnasium
+
+from streamsampler.agents.base import acts_alone
+from streamsampler.agents.updates import has_rows_alone, name_of, updated_agent
+from streamsampler.core.errors import ActionError, DataError, UsageError, positive
+from streamsampler.core.times import Times
+from streamsampler.core.timing import collector_in_use, timed
+from streamsampler.data.joining import joined
+from streamsampler.data.recorder import Rollouts
+from streamsampler.environments.updates import AnyEnv, EnvCloseError, EnvUpdate, closing_with
+from streamsampler.protocol.messages import Phase, Ticket
+from streamsampler.protocol.plans import Layout
+from streamsampler.workers.base import Outcome, WorkerContext
+from streamsampler.workers.board import phase_number
+from streamsampler.workers.explain import locate
+from streamsampler.workers.finishing import shares
+from streamsampler.workers.generators import generator_states, seed_generators
+from streamsampler.workers.lending import LendingWorker
+from streamsampler.workers.purity import BrokenOff
+from streamsampler.workers.resets import reset_function
+from streamsampler.workers.trajectory_context import TrajectoryContext, reset_of
+from streamsampler.workers.waiting.driver import FlightDriver, FlightTotals
+from streamsampler.workers.waiting.event_loop import WorkerEventLoop
+from streamsampler.workers.waiting.flights import Flights, TicketInFlight
+from streamsampler.workers.waiting.slots import Slot, Slots
+
+_IN_FLIGHT = 16
+_WAITED_IN = (Phase.RESET, Phase.ACTION, Phase.STEP)
+_DRAWS = (
+    "something drew from a global generator (random, numpy.random or torch) while several trajectories were in "
+    "flight, so that they depend on one another. Let the agent draw from a generator of its own, which its "
+    "reset(seed=…) seeds, and the environment from its np_random; or pass "
+    'worker_args={"in_flight": 1}'
+)
+
+
+class AsyncWorker(LendingWorker):
+    """Runs many trajectories at the same time on one event loop, in environments and with agents that wait.
+
+    An environment may have ``async def reset`` and ``async def step``, with the arguments and results of Gymnasium's;
+    an agent ``async def get_action``. Each trajectory in flight has an environment of its own, which is made when it is
+    first needed, and, where the agent has a `reset`, a copy of the agent. Trajectories are a function of their seeds
+    alone, and the same as in `DefaultWorker`, whatever waits for how long.
+
+    Trajectories of the tickets that the worker holds ahead begin as soon as there is room. A trajectory that is not
+    needed any more is cancelled: its `reset` or `step` gets `asyncio.CancelledError` where it waits, and the next thing
+    that its environment is asked for is a reset, or to be closed.
+
+    Pass it as ``worker_args={"in_flight": 200}``, with the default `worker_class` or with ``AsyncWorker``.
+
+    Args:
+        context: What the worker is made with.
+        in_flight: How many trajectories may be in flight at the same time.
+
+    Raises:
+        UsageError: `in_flight` is no positive integer.
+    """
+
+    can_drop = can_call_hooks = can_rehearse = can_take_options = True
+    runs_lanes = True
+    revision = ""  # the trajectories are those of DefaultWorker
+
+    def __init__(self, context: WorkerContext, *, in_flight: int = _IN_FLIGHT) -> None:
+        super().__init__(context)
+        self._in_flight = positive("in_flight", in_flight)
+        self._loop = WorkerEventLoop(self)
+        self._slots = Slots(self, self._in_flight, self._complete)
+        self._flights = Flights(self, self._loop, self._slots, self._trajectory)
+        self._draws_before: tuple[Any, ...] = ()
+
+    @classmethod
+    def layout(cls, worker_args: Mapping[str, Any]) -> Layout:
+        """Return how many trajectories are in flight.
+
+        Args:
+            worker_args: `in_flight`, where it is given.
+
+        Raises:
+            UsageError: It is no positive integer.
+        """
+        return Layout(positive("in_flight", worker_args.get("in_flight", _IN_FLIGHT)))
+
+    # ------------------------------------------------------------------ updates
+
+    def update_agent(self, agent_update: Any) -> None:
+        """Replace the agent, or hand it new parameters."""
+        slots = self._slots
+        self.phase = Phase.AGENT_CONSTRUCTION if slots.agent is None else Phase.AGENT_UPDATE
+        agent = updated_agent(slots.agent, agent_update, self.spaces if slots.envs else None)
+        if not acts_alone(agent):
+            raise has_rows_alone(name_of(agent), type(self).__name__)
+        slots.update_agent(agent)
+
+    def update_env(self, env_update: EnvUpdate) -> None:
+        """Replace or change the environments.
+
+        Raises:
+            UsageError: The environment waits for nothing, or a wrapper would take a coroutine for a result.
+            Exception: What the environment raises; then there is none until the next update.
+        """
+        self.phase = Phase.ENV_CONSTRUCTION
+        self._flights.cancel()
+        try:
+            with closing_with(self._complete):
+                self._slots.update_env(env_update)
+        except EnvCloseError:
+            self.phase = Phase.CLOSE
+            raise
+
+    @property
+    def spaces(self) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
+        """Observation and action space of a single trajectory."""
+        return self._slots.spaces
+
+    def environments(self) -> Sequence[AnyEnv]:
+        """Return the first environment: all others are made as it was."""
+        return self._slots.envs[:1]
+
+    # ------------------------------------------------------------------ rolling out
+
+    def rollout(self, ticket: Ticket, seeds: list[int]) -> Outcome:
+        """Run the ticket's trajectories, and those of later tickets meanwhile."""
+        flights, began = self._flights, perf_counter()
+        running = flights.take_in_hand(ticket, seeds)
+        self._look_at_generators(seeds[0])
+        self.phase = Phase.STEP
+        try:
+            may_run = self._loop.run(flights.run(), flights.wake)
+            if may_run:
+                self._refuse_draws(ticket)
+            seconds = self._seconds(perf_counter() - began)
+            if not may_run:
+                return self._given_up(running, seconds)
+            self._raise_failure(running)
+            return self._outcome(running, seconds)
+        except BaseException:
+            phase, trajectory = self.phase, self.trajectory
+            self.ran_timesteps, self.running_timesteps = flights.cancel()[1], 0
+            self.phase, self.trajectory = phase, trajectory
+            raise
+
+    def _look_at_generators(self, seed: int) -> None:
+        seed_generators(seed)
+        self._draws_before = generator_states()
+
+    def _refuse_draws(self, ticket: Ticket) -> None:
+        """Check that nothing has drawn from the global generators, which trajectories in flight share."""
+        before = self._draws_before
+        if self._in_flight > 1 and generator_states()[: len(before)] != before:
+            self.phase, self.trajectory = Phase.STEP, ticket.indices[0]
+            raise UsageError(_DRAWS)
+
+    def _raise_failure(self, running: TicketInFlight) -> None:
+        if (failure := running.failure) is not None:
+            self.phase, self.trajectory = failure.phase, running.ticket.indices[failure.position]
+            raise failure.error
+
+    def _seconds(self, elapsed: float) -> Times:
+        """Divide the time of a rollout among resets, the agent and steps.
+
+        While their code ran, it is theirs. The rest was waited, all trajectories at the same time: it is divided as all
+        of them waited.
+        """
+        spent = self._flights.waited.take_seconds()
+        running, waiting = sum(each.running for each in spent), sum(each.waiting for each in spent)
+        if not waiting:
+            reset, agent, step = spent
+            return shares(elapsed, reset.running, agent.running, step.running)
+        share = max(elapsed - running, 0.0) / waiting
+        for phase, each in zip(_WAITED_IN, spent, strict=True):
+            if each.waiting:
+                collector_in_use().add_seconds("waiting", phase_number(phase), share * each.waiting)
+        timed.gauge("in_flight", (running + waiting) / elapsed)
+        return Times(*(each.running + share * each.waiting for each in spent))
+
+    def _outcome(self, running: TicketInFlight, seconds: Times) -> Outcome:
+        ticket, recorded, dropped = running.ticket, running.recorded, dict(running.dropped)
+        env, rollouts = self._slots.envs[0], None
+        while positions := sorted(recorded.keys() - dropped.keys()):
+            indices = [ticket.indices[position] for position in positions]
+            parts = [recorded[position][0] for position in positions]
+            try:
+                rollouts = self.finished(partial(joined, parts), indices, env)
+                break
+            except DataError as error:
+                if not self.drops(error):
+                    raise
+                assert self.trajectory is not None
+                left_out = self.left_out_by(error, ticket, self.trajectory, indices)
+                dropped.update((each.position, each) for each in left_out.values())
+        metrics = {name: how for position in positions for name, how in recorded[position][1].metrics.items()}
+        n_timesteps = 0 if rollouts is None else rollouts.n_timesteps
+        self._end_ticket(running)
+        return Outcome(
+            rollouts, len(positions), n_timesteps, seconds=seconds, metrics=tuple(metrics.items()),
+            dropped=tuple(sorted(dropped.values())),
+        )  # fmt: skip
+
+    def _end_ticket(self, running: TicketInFlight) -> None:
+        self._flights.end_ticket()
+        self.ran_timesteps = running.ran_timesteps
+        self._flights.waited.n_timesteps -= running.ran_timesteps
+        self.running_timesteps = self._flights.waited.n_timesteps
+
+    def _given_up(self, running: TicketInFlight, seconds: Times) -> Outcome:
+        n_ended = len(running.recorded)
+        n_timesteps = sum(rollouts.n_timesteps for rollouts, _ in running.recorded.values())
+        n_begun, n_ran = self._flights.cancel()
+        self.ran_timesteps, self.running_timesteps = n_ran, 0
+        return Outcome(None, n_ended, n_timesteps, n_begun - n_ended, n_ran - n_timesteps, seconds)
+
+    def abandon(self) -> tuple[int, int]:
+        """Cancel the trajectories of later tickets that are in flight already."""
+        self.running_timesteps = 0
+        return self._flights.cancel()
+
+    async def _trajectory(self, version: int, index: int, seed: int, slot: Slot, driver: FlightDriver) -> Rollouts:
+        """Run a trajectory in a slot; return its record."""
+        around = slot.surroundings
+        if self._in_flight == 1:
+            seed_generators(seed)
+        if around.shown is not None:
+            around.shown.context = self._context_of(slot, version, index, seed)
+        reset = reset_function(cast("AnyEnv", around.env), self.resets, (index,))
+        await driver.run(reset, seed, self.context.max_episode_length)
+        driver.phase = Phase.RECORDING
+        try:
+            return around.recorder.finish()
+        except DataError as error:
+            locate(error, slot.env, error.timestep)
+            if isinstance(error, ActionError):
+                driver.phase = Phase.ACTION
+            raise
+
+    def _context_of(self, slot: Slot, version: int, index: int, seed: int) -> TrajectoryContext:
+        around = slot.surroundings
+        return TrajectoryContext(
+            slot.env, around.agent, index, seed, self.agent_version(version), self.context.worker_number,
+            around.recorder, reset=reset_of(cast("AnyEnv", around.env), self, index), reset_agent=around.reset_agent,
+        )  # fmt: skip
+
+    def rehearse(self, version: int, indices: range, seeds: list[int], stand_ins: Sequence[Any]) -> None:
+        """Run a trajectory in a stand-in, and keep nothing of it.
+
+        Raises:
+            BrokenOff: The version may not run any more.
+        """
+        slot = self._slots.take()
+        assert slot is not None  # nothing is in flight
+        around = replace(slot.surroundings, env=stand_ins[0], recorder=self._slots.new_recorder(), shown=None)
+        around.recorder.record_agent_info = stand_ins[0].take_agent_info
+        seed_generators(seeds[0])
+        driver = FlightDriver(self, around, indices[0], FlightTotals())
+        reset = reset_function(cast("AnyEnv", around.env), self.resets, indices)
+        running = self._loop.start(driver.run(reset, seeds[0], self.context.max_episode_length))
+
+        def look() -> bool:
+            if not self.row.may_run(version):
+                running.cancel()
+            return not self.is_called_off()
+
+        try:
+            self._loop.run(_result_of(running), look)
+        except asyncio.CancelledError:
+            raise BrokenOff from None
+        finally:
+            self._loop.cancel()
+            self._slots.put_back(slot)
+
+    def stepped(self, env: Any) -> Any:
+        """Return what awaits the resets and steps of an environment."""
+        return self._slots.awaited(env)
+
+    # ------------------------------------------------------------------ ending
+
+    def _leave_lent(self) -> None:
+        pass  # it runs no fragments
+
+    def _complete(self, awaitable: Any) -> None:
+        """Wait for what an environment's `close` returned."""
+
+        async def complete() -> None:
+            await awaitable
+
+        self._loop.run(complete())
+
+    def shutdown(self) -> None:
+        """Close the environments."""
+        self.phase, self.trajectory = Phase.CLOSE, None
+        self._flights.cancel()
+        self._slots.close()
+
+    def end(self) -> None:
+        """Close the event loop."""
+        self._loop.close()
+
+
+async def _result_of(task: asyncio.Task[Any]) -> Any:
+    return await task
