@@ -13,6 +13,7 @@ import numpy as np
 from gymnasium import Space
 
 from streamsampler.core.arguments import with_arguments_in_groups
+from streamsampler.core.awaiting import is_awaitable, run_alone
 from streamsampler.core.errors import SamplerError, UsageError
 from streamsampler.core.keywords import suggesting
 from streamsampler.core.progress import ProgressArgument, display
@@ -134,13 +135,15 @@ def _action_space(env: Any, env_kwargs: Any) -> Space[Any]:
         return as_multi_agent(env).action_space  # type: ignore[no-any-return]
     is_there = isinstance(getattr(env, "action_space", None), Space)
     update = None if is_there else as_env_update(env, env_kwargs=env_kwargs).of_slot(0)
-    made = env if update is None else apply_any_env_update(update, None, several=True)
+    made = env if update is None else apply_any_env_update(update, None, several=True, waits=True)
     try:
         space: Space[Any] = getattr(made, "single_action_space", None) or made.action_space
         return space
     finally:
         if not is_there:
-            made.close()
+            closing: Any = made.close()
+            if is_awaitable(closing):
+                run_alone(closing)
 
 
 def in_part(

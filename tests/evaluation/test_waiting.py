@@ -1,0 +1,19 @@
+"""Evaluations in environments that wait."""
+
+from typing import Any
+
+from streamsampler.evaluation.evaluate import _action_space
+from tests.workers.waiting.envs import Waits
+
+
+def test_a_module_acts_in_the_space_of_an_environment_that_waits() -> None:
+    closed = []
+
+    class Closes(Waits):
+        async def close(self) -> None:  # type: ignore[override]
+            await self._wait()
+            closed.append(self)
+
+    made: Any = lambda: Closes()  # noqa: E731 - what it makes is not known before
+    assert _action_space(made, None) == Waits.action_space
+    assert len(closed) == 1
