@@ -17,12 +17,14 @@ from gymnasium import Space
 
 from streamsampler.agents.base import as_agent
 from streamsampler.checking.benchmark_report import BenchReport, RoundTally, WayMeasured
-from streamsampler.checking.costs import Probed, probe, processes_for, with_agent
+from streamsampler.checking.costs import BenchEnvError, Costs, Probed, probe, processes_for, with_agent
 from streamsampler.checking.hints import hint_of_numpy, hint_of_rows
+from streamsampler.checking.in_flight import enough_in_flight, hint_of_in_flight, numbers_in_flight, why_in_flight
 from streamsampler.checking.ways import Problem, Round, Way, env_code, ways_in_workers, ways_of
 from streamsampler.core.errors import UsageError, WorkerError, positive, positive_seconds
 from streamsampler.core.keywords import suggesting
 from streamsampler.core.progress import ProgressArgument, display
+from streamsampler.core.words import count
 from streamsampler.environments.updates import EnvUpdate, as_env_update, describe
 from streamsampler.evaluation.agents import agent_facts, evaluated_agent
 from streamsampler.workers.explain import summary_of
@@ -91,6 +93,8 @@ def bench(
 ) -> BenchReport:
     """Measure how many timesteps per second each way to step an environment takes, and recommend one.
 
+    Where environment or agent are asynchronous, workers are measured with several numbers in flight.
+
     An environment is made and stepped in this process first, and where the agent stays in this process the
     environments of three ways do so, too: one that hangs or ends its process is for `streamsampler.check`.
 
@@ -101,7 +105,8 @@ def bench(
         seconds: How long all of it takes, about. A way is given up whose first timesteps would come later.
         n_workers: How many processes; None for the cores there are to use, or more where environments wait.
         n_envs: How many environments a process has, where it has several; None for 8, or fewer where making,
-            resetting or stepping them takes long.
+            resetting or stepping them takes long. Where something waits, how many trajectories are in flight; None
+            for several numbers, up to what keeps a process busy.
         max_episode_length: Timesteps after which trajectories are truncated; fewer where they would take long. Native
             vector environments truncate theirs themselves.
         step_timeout: Seconds that a reset or a timestep may take in a worker.
@@ -142,6 +147,9 @@ def bench_update(
     began = perf_counter()
     probed = probe(env)
     agent = "random" if make_agent is None else make_agent(probed.spaces)
+    if probed.waits and make_agent is not None:
+        with contextlib.suppress(BenchEnvError):  # what the agent raises is found by all the ways
+            probed = probe(env, agent)  # with random actions it may hardly wait
     run = Measurement(env, code, agent, settings, with_agent(agent, probed), began)
     target = math.ceil(settings.seconds)
     with display(progress, target, "seconds", note=lambda: run.doing, doing="measuring") as shown:
@@ -238,7 +246,7 @@ class Measurement:
     def _start(self, way: Way) -> None:
         self.doing = f"starting {way.name}"
         self._watch()
-        first_timesteps = self._costs.first_timesteps(way.n_in_turn, made=False)
+        first_timesteps = self._first_timesteps(way, made=False)
         if way.lacking:
             self._obstacles[way] = way.lacking
         elif first_timesteps > max(_LONGEST, self._left):
@@ -266,7 +274,7 @@ class Measurement:
             self._close(way)
 
     def _round(self, way: Way, seconds: float, most: float) -> None:
-        patience = max(_PATIENCE, 3 * self._costs.first_timesteps(way.n_in_turn, made=False))
+        patience = max(_PATIENCE, 3 * self._first_timesteps(way, made=False))
         tally = RoundTally(way.n_envs, self._problem.length, way.n_in_turn * self._problem.reset_seconds)
         way.run(self._made[way], Round(tally, seconds, most, patience, self._watch))
         self.timesteps += tally.timesteps
@@ -293,8 +301,13 @@ class Measurement:
     def _next_round(self, way: Way) -> float:
         """Return how long a round takes at least: nothing ends it before each environment was stepped."""
         tallies = self._tallies[way]
-        making = way.n_in_turn * self._costs.construction if len(tallies) == 1 else 0.0
-        return max(self._costs.first_timesteps(way.n_in_turn, made=True), tallies[-1].seconds - making)
+        making = way.n_in_turn * way.in_flight * self._costs.construction if len(tallies) == 1 else 0.0
+        return max(self._first_timesteps(way, made=True), tallies[-1].seconds - making)
+
+    def _first_timesteps(self, way: Way, *, made: bool) -> float:
+        """Return what it takes until each environment of a process was reset and stepped; see `Costs`."""
+        others = 0.0 if made else (way.in_flight - 1) * self._costs.construction  # made in turn, and stepped together
+        return others + self._costs.first_timesteps(way.n_in_turn, made=made)
 
     def report(self) -> BenchReport:
         """Return what was measured."""
@@ -304,18 +317,23 @@ class Measurement:
             n_workers=problem.n_workers, why_workers=self._why, seconds=self.seconds,
             ways=tuple(map(self._measured, self._ways)),
             cut_after=problem.max_episode_length if problem.cuts else None,
+            why_in_flight=why_in_flight(self._costs) if problem.in_flight else "",
         )  # fmt: skip
         chosen = found.recommendation
         if chosen is None:
             return found
+        if problem.in_flight:
+            most = max(way.in_flight or 1 for way in found.ways if way.rates)
+            return replace(found, hints=tuple(filter(None, [hint_of_in_flight(self._costs, most)])))
         in_rows = chosen.n_processes > 0 and "VecWorker" in chosen.call and not problem.is_vector
         hints = hint_of_numpy(problem.agent), hint_of_rows(self._costs, problem.n_envs) if in_rows else ""
         return replace(found, hints=tuple(filter(None, hints)))
 
     def _measured(self, way: Way) -> WayMeasured:
         found = WayMeasured(
-            way.name, way.call, way.in_parent, way.n_processes, options=way.options, steps_only=way.steps_only
-        )
+            way.name, way.call, way.in_parent, way.n_processes, options=way.options, steps_only=way.steps_only,
+            in_flight=way.in_flight if self._problem.in_flight else None,
+        )  # fmt: skip
         if way in self._obstacles or way not in self._tallies:
             return replace(found, obstacle=self._obstacles.get(way, "not measured"))
         warm_up, *tallies = self._tallies[way]
@@ -330,9 +348,12 @@ def _problem_of(
     costs = probed.costs
     n_envs = settings.n_envs or probed.n_slots or costs.n_envs(_MOST_ENVS, settings.seconds)
     n_workers, why = processes_for(costs.cpu_share, costs.free_share, usable_cores())
+    in_flight = _in_flight(costs, settings) if probed.waits else ()
+    if in_flight:
+        n_workers, why = _workers_in_flight(costs, in_flight[-1])
     if settings.n_workers is not None:
         n_workers, why = settings.n_workers, "as many as asked for"
-    longest = _ENDLESS if in_workers else costs.longest(n_envs, n_workers, settings.seconds)
+    longest = _ENDLESS if in_workers or in_flight else costs.longest(n_envs, n_workers, settings.seconds)
     longest = min(longest, settings.max_episode_length or longest)
     problem = Problem(
         env, code, agent,
@@ -345,8 +366,21 @@ def _problem_of(
         step_timeout=settings.step_timeout,
         construction_timeout=max(_CONSTRUCTION, settings.step_timeout, 4 * n_envs * costs.construction),
         is_vector=probed.n_slots is not None,
+        in_flight=in_flight,
     )  # fmt: skip
     return problem, why
+
+
+def _in_flight(costs: Costs, settings: BenchSettings) -> tuple[int, ...]:
+    """Return the numbers in flight that are measured, the least first."""
+    return numbers_in_flight(costs) if settings.n_envs is None else tuple(sorted({1, settings.n_envs}))
+
+
+def _workers_in_flight(costs: Costs, most: int) -> tuple[int, str]:
+    """Return how many workers are measured with the most in flight, and why: several, where one has no time left."""
+    if most < enough_in_flight(costs):
+        return 1, "it has time for more in flight"
+    return usable_cores(), f"one is busy with {most:,} in flight, and there are {count(usable_cores(), 'core')} to use"
 
 
 def _in_a_line(error: Exception) -> str:

@@ -118,6 +118,7 @@ class WayMeasured:
         options: The options of the command line for it; empty where there are none.
         steps_only: Whether it is no way of this library, and neither records nor restores: it is recommended to loops
             that choose the actions themselves, and to nobody else.
+        in_flight: How many trajectories each process has in flight; None where nothing waits.
     """
 
     name: str
@@ -129,6 +130,7 @@ class WayMeasured:
     uncertain: bool = False
     options: str = ""
     steps_only: bool = False
+    in_flight: int | None = None
 
     @property
     def timesteps_per_second(self) -> float:
@@ -150,6 +152,7 @@ class BenchReport:
         seconds: What all of it took.
         cut_after: Timesteps after which trajectories were cut, in order to measure; None where they need not be.
         hints: What may be faster still and was not measured, in sentences.
+        why_in_flight: Where something waits, how the numbers in flight were found; empty where nothing does.
     """
 
     environment: str
@@ -161,6 +164,7 @@ class BenchReport:
     seconds: float
     cut_after: int | None
     hints: tuple[str, ...] = ()
+    why_in_flight: str = ""
 
     @property
     def recommendation(self) -> WayMeasured | None:
@@ -209,6 +213,8 @@ class BenchReport:
         if self.cut_after is not None:
             notes += f"; trajectories were cut after {count(self.cut_after, 'timestep')}"
         lines += ["", *textwrap.wrap(notes, _WIDTH)]
+        if self.why_in_flight:
+            lines += ["", *textwrap.wrap(f"in flight: {self.why_in_flight}", _WIDTH)]
         if any(way.uncertain for way in self.ways):
             lines += ["", _UNCERTAIN]
         chosen = self.recommendation

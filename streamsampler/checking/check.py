@@ -11,6 +11,7 @@ from typing import Any
 from streamsampler.checking.bench import BenchInterruptedError, BenchSettings, MakeAgent, bench_workers
 from streamsampler.checking.benchmark_report import BenchReport
 from streamsampler.checking.costs import Probed, stepped, with_agent
+from streamsampler.checking.other_checkers import run_gymnasium_checker, run_pettingzoo_tests
 from streamsampler.checking.report import (
     CheckReport,
     Finding,
@@ -22,6 +23,7 @@ from streamsampler.checking.report import (
     not_checked,
 )
 from streamsampler.checking.tasks import (
+    IN_FLIGHT,
     CheckSetup,
     EnoughError,
     Facts,
@@ -34,10 +36,11 @@ from streamsampler.checking.tasks import (
     probe_rows,
     run,
     run_elsewhere,
-    run_gymnasium_checker,
-    run_pettingzoo_tests,
+    run_in_flight,
     run_twice,
+    waits,
 )
+from streamsampler.checking.waiting import CANCEL, WAITS, findings_of_waiting
 from streamsampler.checking.ways import env_code
 from streamsampler.core.errors import Phase, SamplerError, SerializationError, UsageError, positive, positive_seconds
 from streamsampler.core.keywords import suggesting
@@ -53,7 +56,7 @@ from streamsampler.workers.factory import usable_cores
 # Run the checks, one after the other.
 
 
-STAGES = "environment", "seeds", "another process", "Gymnasium's checker", "agent", "workers"
+STAGES = "environment", "seeds", "another process", "waiting", "Gymnasium's checker", "agent", "workers"
 _ACTS, _COMPARED = 1_000, 1_000
 """Timesteps of a trajectory in which the agent acts, and which is run twice, at most."""
 _LEAST = 1e-3  # seconds: an argument that is valid where no time is left
@@ -84,7 +87,7 @@ class CheckSettings:
 
 def _probed(agent: Any, env: Any) -> Probed:
     """Find out what an environment and an agent take, roughly, in the environment's process."""
-    return with_agent(agent, stepped(env, 0.0))
+    return with_agent(agent, stepped(env, 0.0, agent))
 
 
 class CheckRun:
@@ -132,7 +135,8 @@ class CheckRun:
 
     def _stages(self) -> tuple[Callable[[], None], ...]:
         return (
-            self._environment, self._seeds, self._other_processes, self._others, self._agent_alone, self._fastest,
+            self._environment, self._seeds, self._other_processes, self._waiting, self._others, self._agent_alone,
+            self._fastest,
         )  # fmt: skip
 
     def show(self, timesteps: int, *, complete: bool = False) -> None:
@@ -191,7 +195,7 @@ class CheckRun:
         if self._facts is None or self._failed("made", "runs"):
             return "the environment does not run"
         if self._refused:
-            return f"samplers refuse what the environment returns: see {self._refused}"
+            return f"samplers refuse {self._refused}"
         if not self._step_seconds:
             return "see runs"  # which was not checked
         return "the agent does not run" if self._failed(*names) else ""
@@ -206,6 +210,17 @@ class CheckRun:
     def _environment(self) -> None:
         if not self._make():
             return
+        if self._known.is_refused:
+            self._refused = "the environment: see wrappers"
+            self.findings.append(self._known.wrappers)
+            self._skip("runs", self._obstacle())
+        else:
+            self._run_environment()
+        if self.make_agent is not None:
+            self._agent = self.make_agent(self._known.spaces)
+            self._agent_name = str(agent_facts(self._agent)["name"])
+
+    def _run_environment(self) -> None:
         within, limits = self.settings.ends_within, self._limits
         ran = self._tried("runs", lambda: run("random", self.env, self._known, limits, within, self._share(5.0, 0.2)))
         if ran is not None:
@@ -215,9 +230,6 @@ class CheckRun:
             self._skip("close", "the environment does not run")
         elif self._tried("close", call_apart, close_after_use, self.env, limits, doing=str(Phase.CLOSE)):
             self.findings.append(Finding("close", "pass", "the environment closes"))
-        if self.make_agent is not None:
-            self._agent = self.make_agent(self._known.spaces)
-            self._agent_name = str(agent_facts(self._agent)["name"])
 
     def _make(self) -> bool:
         """Make the environment, and note what it says of itself; return whether that was possible."""
@@ -248,7 +260,7 @@ class CheckRun:
             if refusal is None:
                 yield finding_of_error("runs", error, settings.step_timeout)
                 return
-            self._refused = refusal.name
+            self._refused = f"what the environment returns: see {refusal.name}"
             yield not_checked("runs", f"see {refusal.name}")
             yield refusal
             return
@@ -293,6 +305,22 @@ class CheckRun:
         elif finding := self._tried("processes", run_elsewhere, *self._again(), self._batch):
             self.findings.append(finding)
 
+    def _waiting(self) -> None:
+        """Check an asynchronous environment where it waits, and several in flight together."""
+        if self._facts is None or not waits(self._agent, self._facts):
+            return
+        runs = self._batch is not None  # with its agent
+        if self._known.waits:
+            if obstacle := self._obstacle():
+                self._skip(WAITS, obstacle)
+                self._skip(CANCEL, obstacle)
+            elif found := self._apart(WAITS, partial(findings_of_waiting, self._agent if runs else "random")):
+                self.findings += found[1]
+        if not runs:
+            self._skip(IN_FLIGHT, self._obstacle() or "see seed")
+        elif finding := self._tried(IN_FLIGHT, run_in_flight, *self._again(), self._batch):
+            self.findings.append(finding)
+
     def _others(self) -> None:
         facts = self._facts
         several = facts is not None and facts.several
@@ -321,7 +349,8 @@ class CheckRun:
         if ran is None:
             return
         self.findings += self._findings_of_agent(ran)
-        if not self._known.several and not self._failed("agent", "actions"):
+        in_rows = not self._known.several and not waits(self._agent, self._known)
+        if in_rows and not self._failed("agent", "actions"):
             found = self._apart("rows", partial(probe_rows, self._agent, self._known.spaces))
             self.findings += [] if found is None else [found[1]]
 

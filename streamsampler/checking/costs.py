@@ -17,8 +17,12 @@ from gymnasium.vector import VectorEnv
 from streamsampler.agents.base import acts_alone, takes_masks
 from streamsampler.agents.masks import ACTION_MASK, ACTION_MASKS, MaskFinder, mask_size
 from streamsampler.agents.random import RandomAgent
+from streamsampler.checking.actions import Actions
+from streamsampler.checking.ordinary_env import MeasuredLoop, OrdinaryEnv, ordinary, seconds_waited
 from streamsampler.checking.ways import ready_agent
+from streamsampler.core.awaiting import has_coroutines
 from streamsampler.core.errors import SamplerError
+from streamsampler.core.serialization import dumps, loads
 from streamsampler.core.words import count
 from streamsampler.data.trees import map_tree
 from streamsampler.environments.updates import EnvUpdate, apply_env_update, describe
@@ -102,6 +106,8 @@ class Costs:
         agent: A call of the agent: for all environments if it is `batched`, otherwise for one.
         batched: Whether the agent chooses actions for several environments at once.
         cpu_share, free_share: See `processes_for`.
+        waiting: Seconds of a step of an asynchronous environment in which its process could do other work.
+        agent_waiting: Those of a call of an asynchronous agent.
     """
 
     construction: float
@@ -111,15 +117,23 @@ class Costs:
     batched: bool = True
     cpu_share: float = 1.0
     free_share: float = 1.0
+    waiting: float = 0.0
+    agent_waiting: float = 0.0
 
-    def with_agent(self, seconds: float, *, batched: bool) -> Costs:
-        """Return the same with an agent, which is taken to compute.
+    def with_agent(self, seconds: float, *, batched: bool, waiting: float = 0.0) -> Costs:
+        """Return the same with an agent, which is taken to compute where it does not wait.
 
         What uses several threads here need not do so in workers, which have one each: it counts as one.
+
+        Args:
+            seconds: What a call takes.
+            batched: See `Costs`.
+            waiting: See `Costs.agent_waiting`.
         """
-        computed, all_of_it = min(1.0, self.cpu_share) * self.step + seconds, self.step + seconds
+        all_of_it = self.step + seconds
+        computed = min(1.0, self.cpu_share) * self.step + seconds - waiting
         share = computed / all_of_it if all_of_it else 1.0
-        return replace(self, agent=seconds, batched=batched, cpu_share=share)
+        return replace(self, agent=seconds, batched=batched, cpu_share=share, agent_waiting=waiting)
 
     def n_envs(self, most: int, seconds: float) -> int:
         """Return how many environments a process has, so that they are made and stepped within their share of the time.
@@ -174,6 +188,7 @@ class Probed:
         time_limit: Timesteps after which it truncates trajectories; None if that is unknown.
         length: How many timesteps a trajectory was seen to have at least.
         n_slots: How many environments it has side by side; None for one that is no vector environment.
+        waits: Whether environment or agent are asynchronous.
     """
 
     spaces: tuple[Space[Any], Space[Any]]
@@ -182,10 +197,15 @@ class Probed:
     time_limit: int | None
     length: float
     n_slots: int | None = None
+    waits: bool = False
 
 
-def probe(update: EnvUpdate) -> Probed:
+def probe(update: EnvUpdate, agent: Any = None) -> Probed:
     """Make an environment here, and step it for a short time.
+
+    Args:
+        update: Makes the environment.
+        agent: See `stepped`.
 
     Raises:
         BenchEnvError: It cannot be made, or raises. That it cannot be closed says nothing of its speed.
@@ -193,17 +213,17 @@ def probe(update: EnvUpdate) -> Probed:
     began = perf_counter()
     doing = "made"
     try:
-        env = apply_env_update(update, None)
+        env = ordinary(apply_env_update(update, None, waits=True))
         construction = perf_counter() - began
         if _FAST_CONSTRUCTION < construction < _LONGEST:  # the first one may bring libraries along
             with contextlib.suppress(Exception):
                 env.close()
             began = perf_counter()
-            env = apply_env_update(update, None)
+            env = ordinary(apply_env_update(update, None, waits=True))
             construction = min(construction, perf_counter() - began)
         doing = "reset and stepped"
         try:
-            return stepped(env, construction)
+            return stepped(env, construction, agent)
         finally:
             with contextlib.suppress(Exception):
                 env.close()
@@ -213,27 +233,29 @@ def probe(update: EnvUpdate) -> Probed:
         ) from error
 
 
-def stepped(env: Any, construction: float) -> Probed:
+def stepped(env: Any, construction: float, agent: Any = None) -> Probed:
     """Step an environment for a short time.
 
     Args:
         env: The environment.
         construction: Seconds that making it took.
+        agent: The agent that acts in an asynchronous environment, where few actions may make a step wait; None, and
+            in any other environment, for random actions.
     """
+    choose = _random_choices(env) if agent is None or not isinstance(env, OrdinaryEnv) else _choices_of(agent, env)
     began = perf_counter()
     observation, info = begin_of(env.reset(seed=0))
     reset = perf_counter() - began
-    n_steps, n_ended, seconds, cpu = 0, 0, 0.0, 0.0
-    find, random = MaskFinder(env, env.action_space, lambda _about, _text: None), RandomAgent(env.action_space)
+    n_steps, n_ended, seconds, cpu, waited = 0, 0, 0.0, 0.0, 0.0
     seen, spinning = observation, Spinning()
     spinning.run(_SPUN_SECONDS)
     while n_steps < _PROBED_STEPS and seconds < _PROBED_SECONDS:
-        mask = None if isinstance(env, VectorEnv) else find(seen, info)
-        action, _ = random.get_action(None, action_mask=mask)
-        began, cpu_began = perf_counter(), process_time()
+        action = choose(seen, info)
+        began, cpu_began, waited_before = perf_counter(), process_time(), seconds_waited(env)
         seen, _, terminated, truncated, info = env.step(action)
         seconds += perf_counter() - began
         cpu += process_time() - cpu_began
+        waited += seconds_waited(env) - waited_before
         n_steps += 1
         if np.any(terminated) or np.any(truncated):
             n_ended += 1
@@ -249,8 +271,27 @@ def stepped(env: Any, construction: float) -> Probed:
         n_slots, spaces = env.num_envs, (env.single_observation_space, env.single_action_space)
     each = n_slots or 1
     step = seconds / n_steps / each
-    costs = Costs(construction / each, reset / each, step, cpu_share=share, free_share=spinning.share)
-    return Probed(spaces, observation, costs, limit, length, n_slots)
+    costs = Costs(
+        construction / each, reset / each, step, cpu_share=share, free_share=spinning.share, waiting=waited / n_steps
+    )
+    return Probed(spaces, observation, costs, limit, length, n_slots, isinstance(env, OrdinaryEnv))
+
+
+def _random_choices(env: Any) -> Callable[[Any, Any], Any]:
+    """Return how actions are drawn for an observation and an info."""
+    find, random = MaskFinder(env, env.action_space, lambda _about, _text: None), RandomAgent(env.action_space)
+
+    def choose(observation: Any, info: Any) -> Any:
+        mask = None if isinstance(env, VectorEnv) else find(observation, info)
+        return random.get_action(None, action_mask=mask)[0]
+
+    return choose
+
+
+def _choices_of(agent: Any, env: OrdinaryEnv) -> Callable[[Any, Any], Any]:
+    """Return how an agent chooses actions for an observation and an info."""
+    actions = Actions(env, agent)
+    return lambda observation, info: env.loop.result_of(actions.choose(observation, info))[0]
 
 
 def with_agent(agent: Any, probed: Probed) -> Probed:
@@ -258,8 +299,9 @@ def with_agent(agent: Any, probed: Probed) -> Probed:
 
     An agent that raises is found to do so by all the ways.
     """
-    seconds, batched = agent_seconds(agent, probed)
-    return replace(probed, costs=probed.costs.with_agent(seconds, batched=batched))
+    seconds, batched, waiting = agent_seconds(agent, probed)
+    costs = probed.costs.with_agent(seconds, batched=batched, waiting=waiting)
+    return replace(probed, costs=costs, waits=probed.waits or has_coroutines(agent, "get_action"))
 
 
 def _chooser(agent: Any, size: int | None) -> Callable[[Any], Any]:
@@ -271,21 +313,26 @@ def _chooser(agent: Any, size: int | None) -> Callable[[Any], Any]:
     return lambda observation: agent.get_actions(map_tree(lambda leaf: np.asarray(leaf)[None], observation), **masks)
 
 
-def agent_seconds(agent: Any, probed: Probed) -> tuple[float, bool]:
-    """Return what a call of the agent takes, and whether it chooses actions for several environments at once.
+def agent_seconds(agent: Any, probed: Probed) -> tuple[float, bool, float]:
+    """Return what a call of the agent takes, whether it chooses actions for several environments, and what it waits.
 
     An agent that raises is found to do so by all the ways.
     """
-    with contextlib.suppress(Exception):
+    loop = MeasuredLoop()
+    with contextlib.closing(loop), contextlib.suppress(Exception):
+        if has_coroutines(agent, "get_action"):
+            agent = loads(dumps(agent, "the agent"))  # its connections are those of this loop
         acting = ready_agent(agent, *probed.spaces)
         batched = getattr(acting, "get_actions", None) is not None
         choose = _chooser(acting, mask_size(probed.spaces[1]))
-        seconds = math.inf
+        seconds, waiting = math.inf, 0.0
         for _ in range(2):  # the first call may bring libraries along
-            began = perf_counter()
-            choose(probed.observation)
-            seconds = min(seconds, perf_counter() - began)
+            began, waited_before = perf_counter(), loop.waited
+            loop.result_of(choose(probed.observation))
+            elapsed = perf_counter() - began
+            if elapsed < seconds:
+                seconds, waiting = elapsed, loop.waited - waited_before
             if seconds > _PROBED_SECONDS:
                 break
-        return seconds, batched
-    return 0.0, True
+        return seconds, batched, waiting
+    return 0.0, True, 0.0

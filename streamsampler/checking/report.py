@@ -101,7 +101,8 @@ def finding_of_error(name: str, error: BaseException, step_timeout: float, doing
         )  # fmt: skip
     original = getattr(error, "original", None)
     if isinstance(original, UsageError | DataError):
-        return Finding(name, "failure", str(original), "Samplers refuse it", details)
+        what, _, advice = str(original).partition(". ")
+        return Finding(name, "failure", what, advice or "Samplers refuse it", details)
     advice = _CLOSES if name == "close" else _RAISED.get(Phase(error.phase), _RAISED_ELSE)
     return Finding(name, "failure", f"{doing} raised {error.what.partition(': ')[2] or error.what}", advice, details)
 

@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import pickle
-import re
-import traceback
-import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic, perf_counter
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from gymnasium.utils import env_checker
 from gymnasium.vector import VectorEnv
 from gymnasium.wrappers import TimeLimit
 
 from streamsampler.agents.base import acts_alone, as_agent, give_spaces, is_agent, is_row_independent, takes_masks
 from streamsampler.agents.masks import ACTION_MASK, method_of
 from streamsampler.agents.policies import Policies, with_policies
+from streamsampler.checking.ordinary_env import OrdinaryEnv, ordinary
 from streamsampler.checking.report import Finding, finding_of_wrappers, not_checked
+from streamsampler.core.awaiting import has_coroutines
 from streamsampler.core.by_value import dumps_by_value
 from streamsampler.core.errors import SamplerError, UsageError, WorkerError
-from streamsampler.core.extras import install_hint
 from streamsampler.core.progress import Snapshot
 from streamsampler.core.words import count
 from streamsampler.data.differences import first_difference, shown
@@ -34,12 +30,15 @@ from streamsampler.environments.multi_agent import MultiAgentEnv
 from streamsampler.environments.updates import EnvUpdate, apply_any_env_update
 from streamsampler.protocol.limits import Limits
 from streamsampler.samplers.processes import MultiprocessingSampler
-from streamsampler.workers.explain import name_of_env, summary_of, traceback_of
+from streamsampler.workers.explain import name_of_env
 from streamsampler.workers.known_wrappers import chain_of
 from streamsampler.workers.logs import quiet
 from streamsampler.workers.masks import has_masks_by_call
 from streamsampler.workers.vec.agents import AgentPool
 from streamsampler.workers.vec.worker import VecWorker
+
+IN_FLIGHT = "in flight"
+"""The name of the finding of trajectories that run at the same time in one process."""
 
 _TRAJECTORIES, _COMPARED = 20, 3
 _RESULT = "result"
@@ -89,13 +88,13 @@ class CheckSetup:
         """How many seconds are left."""
         return max(0.0, self.deadline - monotonic())
 
-    def sampler(self, agent: Any, env: EnvUpdate, n_slots: int | None = None, **options: Any) -> MultiprocessingSampler:
+    def sampler(self, agent: Any, env: EnvUpdate, facts: Facts | None = None, **options: Any) -> MultiprocessingSampler:
         """Return a sampler with one worker, which is not replaced where it fails.
 
         Args:
             agent: The agent, as samplers take it.
             env: The environment.
-            n_slots: How many environments a vector environment has; None for one that is none.
+            facts: What the environment says of itself; None for an ordinary one.
             **options: Other arguments of the sampler.
 
         Raises:
@@ -104,8 +103,10 @@ class CheckSetup:
         """
         if not self.seconds_left:
             raise TimeIsUpError("no time is left")
-        if n_slots is not None:
-            options = {"worker_class": VecWorker, "worker_args": {"n_envs": n_slots}, **options}
+        if facts is not None and facts.n_slots is not None:
+            options = {"worker_class": VecWorker, "worker_args": {"n_envs": facts.n_slots}, **options}
+        elif waits(agent, facts):
+            options = {"worker_args": {"in_flight": 1}, **options}
         elif is_agent(agent) and not acts_alone(as_agent(agent)):
             options = {"worker_class": VecWorker, **options}
         defaults = {
@@ -165,7 +166,7 @@ class _Apart(EnvUpdate):
     def __call__(self, old_env: Any) -> Any:
         del old_env
         began = perf_counter()
-        env = apply_any_env_update(self.env, None, several=True)
+        env = ordinary(apply_any_env_update(self.env, None, several=True, waits=True))
         return _Called(env, self.function, perf_counter() - began)
 
 
@@ -225,6 +226,8 @@ class Facts:
         time_limit: The timesteps after which it truncates; None where it does not say.
         wrappers: What was found of its wrappers.
         has_masks: Whether it has a method `action_masks`.
+        waits: Whether it is asynchronous.
+        is_refused: Whether samplers refuse its wrappers.
     """
 
     name: str
@@ -234,10 +237,17 @@ class Facts:
     time_limit: int | None
     wrappers: Finding
     has_masks: bool = False
+    waits: bool = False
+    is_refused: bool = False
+
+
+def waits(agent: Any, facts: Facts | None) -> bool:
+    """Return whether an environment or an agent are asynchronous."""
+    return (facts is not None and facts.waits) or has_coroutines(agent, "get_action")
 
 
 def facts_of(env: Any) -> Facts:
-    """Return what an environment says of itself."""
+    """Return what an environment says of itself; an asynchronous one as an `OrdinaryEnv`."""
     is_vector = isinstance(env, VectorEnv)
     parts = (env.single_observation_space, env.single_action_space) if is_vector else None
     limits = [layer._max_episode_steps for layer in chain_of(env) if isinstance(layer, TimeLimit)]
@@ -245,10 +255,15 @@ def facts_of(env: Any) -> Facts:
     limit = min([*limits, *([stated] if isinstance(stated, int) else [])], default=None)
     several = isinstance(env, MultiAgentEnv)
     has_masks = has_masks_by_call(env) if is_vector else not several and method_of(env) is not None
-    return Facts(
+    facts = Facts(
         name_of_env(env), parts or (env.observation_space, env.action_space), env.num_envs if is_vector else None,
         several, limit, finding_of_wrappers(env), has_masks,
     )  # fmt: skip
+    if not isinstance(env, OrdinaryEnv):
+        return facts
+    what, _, advice = env.refusal.partition(". ")
+    wrappers = Finding("wrappers", "failure", what, advice) if what else facts.wrappers
+    return replace(facts, wrappers=wrappers, waits=True, is_refused=bool(what))
 
 
 def close_after_use(env: Any) -> None:
@@ -325,7 +340,7 @@ def run(agent: Any, env: EnvUpdate, facts: Facts, limits: CheckSetup, within: in
     longest = limits.max_episode_length
     if facts.n_slots is None:  # vector environments truncate theirs themselves
         longest = min(within, longest or within)
-    sampler = limits.sampler(agent, env, facts.n_slots, check="warn", max_episode_length=longest)
+    sampler = limits.sampler(agent, env, facts, check="warn", max_episode_length=longest)
     with quiet(), _closing(sampler):
         try:
             for _ in range(_TRAJECTORIES if facts.n_slots is None else 1):
@@ -395,7 +410,7 @@ def run_twice(agent: Any, env: EnvUpdate, facts: Facts, limits: CheckSetup, seco
         SamplerError: Something raised, or its process died or hung, or there is no time.
     """
     n, guard = _COMPARED * (facts.n_slots or 1), limits.guard(seconds)
-    with _closing(limits.sampler(agent, env, facts.n_slots)) as sampler:
+    with _closing(limits.sampler(agent, env, facts)) as sampler:
         batch = sampler.obtain_trajectories(n, progress=guard)
         if facts.n_slots is not None:  # many of them take one seed for all that they have
             return not_checked("seed", "of vector environments other processes are compared alone"), batch
@@ -406,9 +421,17 @@ def run_twice(agent: Any, env: EnvUpdate, facts: Facts, limits: CheckSetup, seco
 def run_elsewhere(agent: Any, env: EnvUpdate, facts: Facts, limits: CheckSetup, seconds: float, here: Any) -> Finding:
     """Run trajectories in two other processes, and compare them with those of a batch; see `run_twice`."""
     # Not by the fork server, all of whose children have one order of sets.
-    with _closing(limits.sampler(agent, env, facts.n_slots, n_workers=2, start_method="spawn")) as sampler:
+    with _closing(limits.sampler(agent, env, facts, n_workers=2, start_method="spawn")) as sampler:
         there = sampler.obtain_trajectories(len(here), progress=limits.guard(seconds))
     return _compared("processes", "in a new process, and after other trajectories,", "other processes", here, there)
+
+
+def run_in_flight(agent: Any, env: EnvUpdate, facts: Facts, limits: CheckSetup, seconds: float, here: Any) -> Finding:
+    """Run trajectories at the same time in one process, and compare them with those of a batch; see `run_twice`."""
+    sampler = limits.sampler(agent, env, facts, worker_args={"in_flight": len(here)})
+    with _closing(sampler):
+        together = sampler.obtain_trajectories(len(here), progress=limits.guard(seconds))
+    return _compared(IN_FLIGHT, "in flight together with others", "trajectories in flight together", here, together)
 
 
 def _compared(name: str, how: str, passed: str, first: Any, second: Any) -> Finding:
@@ -428,16 +451,18 @@ def _compared(name: str, how: str, passed: str, first: Any, second: Any) -> Find
                 name, "failure",
                 f"{how} trajectory {number} came out differently: its {difference.what}{difference.path} of timestep "
                 f"{difference.timestep} was {was} and then {now}: batches differ from run to run",
-                f"{_OF_PROCESSES if name == 'processes' else ''}{_WAYS_OUT[difference.what == 'action']}",
+                f"{_ADVICE_BEFORE.get(name, '')}{_WAYS_OUT[difference.what == 'action']}",
             )  # fmt: skip
     compared = count(int(first.lengths.sum()), "timestep")
     return Finding(name, "pass", f"{compared} came out the same from {passed}")
 
 
-_OF_PROCESSES = (
-    "It depends on something of the process or its past: id(), the time, the process id, a class attribute, a file or "
-    "a server that trajectories change; or on a trajectory before. "
-)
+_ADVICE_BEFORE = {
+    "processes": "It depends on something of the process or its past: id(), the time, the process id, a class "
+    "attribute, a file or a server that trajectories change; or on a trajectory before. ",
+    IN_FLIGHT: "It depends on something that all environments or agents of a process have: a class attribute, a global "
+    "variable, a session of a service, or an agent without a reset that remembers. ",
+}
 _WAYS_OUT = {
     True: (
         "The agent keeps something from one trajectory to the next, or draws from a generator that is not seeded: let "
@@ -454,85 +479,10 @@ _WAYS_OUT = {
 
 
 # ----------------------------------------------------------------------
-# Let others check: Gymnasium's checker, PettingZoo's tests, and the probe of whether an agent's rows are independent.
-#
-# What the first two find are warnings here: what samplers need is seen where trajectories are run.
+# Probe whether an agent's rows are independent.
 
 
-_CYCLES = 100  # steps of each of PettingZoo's tests
 _ROWS = 8, 32
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-
-_NO_FAULT = {
-    "Gymnasium": (
-        "minimum value is -infinity", "maximum value is infinity", "symmetric and normalized", "render mode",
-        "is different from the unwrapped version", "Not able to test",
-    ),
-    "PettingZoo": (
-        "possible_agents", "render() method", "all zeros", "more than 3 dimensions", "different classes",
-        "different shapes", "different number of dimensions", "different observation space", "different action space",
-        "class of observation spaces", "class of action spaces", "minimum value is -infinity",
-        "maximum value is infinity",
-    ),
-}  # fmt: skip
-"""What they warn of, and is a matter of taste, or about what samplers do not use."""
-
-_ADVICE = {
-    "Gymnasium": "Gymnasium's documentation of environments says what it expects: help(gymnasium.Env)",
-    "PettingZoo": (
-        "PettingZoo's documentation says what it expects: help(pettingzoo.ParallelEnv), help(pettingzoo.AECEnv)"
-    ),
-}
-
-
-_OF_BASES = (
-    "Where a base class of PettingZoo's has the attribute, derive the environment from it: pettingzoo.ParallelEnv or "
-    "AECEnv; or ignore this: samplers do without"
-)
-
-
-def run_gymnasium_checker(env: Any) -> list[Finding]:
-    """Run `gymnasium.utils.env_checker.check_env` without rendering: a dozen resets and steps."""
-
-    def check_env() -> None:
-        env_checker.check_env(env.unwrapped, skip_render_check=True, skip_close_check=True)
-
-    return _findings_of("Gymnasium", "its checker", check_env)
-
-
-def run_pettingzoo_tests(env: Any) -> list[Finding]:
-    """Run PettingZoo's `parallel_api_test` or `api_test`: a few resets, and some hundred steps."""
-    try:
-        from pettingzoo.test import api_test, parallel_api_test
-    except ImportError:
-        return [not_checked("PettingZoo", "it is not installed, and has tests of its own", install_hint("pettingzoo"))]
-    test: Any = api_test if env.takes_turns else parallel_api_test
-    return _findings_of("PettingZoo", test.__name__, lambda: test(env.env, _CYCLES))
-
-
-def _findings_of(name: str, what: str, run: Callable[[], Any]) -> list[Finding]:
-    """Run a test, and make findings of what it raises and warns of."""
-    found: list[Finding] = []
-    with warnings.catch_warnings(record=True) as warned, contextlib.redirect_stdout(io.StringIO()):
-        warnings.simplefilter("always")
-        try:
-            run()
-        except AssertionError as error:
-            why = _plain(str(error)) or traceback.extract_tb(error.__traceback__)[-1].line or "an assertion"
-            advice = "Samplers copy what they record; others must, too" if "share an object" in why else _ADVICE[name]
-            found.append(Finding(name, "warning", f"{what} finds: {why}", advice, traceback_of(error)))
-        except (Exception, SystemExit) as error:
-            text = f"{what} ended with {_plain(summary_of(error))}"
-            advice = _OF_BASES if name == "PettingZoo" and isinstance(error, AttributeError) else _ADVICE[name]
-            found.append(Finding(name, "warning", text, advice, traceback_of(error)))
-    texts = dict.fromkeys(_plain(str(each.message)) for each in warned if issubclass(each.category, UserWarning))
-    said = [text for text in texts if not any(part in text for part in _NO_FAULT[name])]
-    found += [Finding(name, "warning", f"{what} warns: {text}", _ADVICE[name]) for text in said]
-    return found or [Finding(name, "pass", f"{what} finds nothing")]
-
-
-def _plain(text: str) -> str:
-    return " ".join(_COLOUR.sub("", text).replace("WARN: ", "", 1).split())
 
 
 def probe_rows(agent: Any, spaces: tuple[Any, Any], env: Any) -> Finding:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -19,6 +19,7 @@ from streamsampler.checking.benchmark_report import RoundTally
 from streamsampler.core.errors import SamplerError
 from streamsampler.core.progress import Snapshot
 from streamsampler.core.seeding import SeedUse, derived_seed
+from streamsampler.core.words import count
 from streamsampler.data.trees import map_tree, n_rows_of
 from streamsampler.environments.updates import EnvUpdate, NewEnvUpdate, SpecEnvUpdate
 from streamsampler.protocol.limits import Limits
@@ -63,6 +64,7 @@ class Problem:
         step_timeout: Seconds that a timestep or a reset may take in a process.
         construction_timeout: Seconds that making the environments of a process may take.
         is_vector: Whether the environment is a vector environment, of `n_envs`.
+        in_flight: Where something waits, how many trajectories are in flight in a process: the numbers that are tried.
     """
 
     env: EnvUpdate
@@ -77,6 +79,7 @@ class Problem:
     step_timeout: float
     construction_timeout: float
     is_vector: bool = False
+    in_flight: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,7 @@ class Way:
         in_parent: Whether the agent lives in the caller's process.
         n_processes: How many processes it has besides that.
         n_in_turn: How many environments are stepped in each process, one after the other.
+        in_flight: How many wait in each process at the same time.
         lacking: What it lacks; empty where it can be tried.
         steps_only: Whether it is no way of this library, and neither records nor restores.
     """
@@ -127,18 +131,19 @@ class Way:
     in_parent: bool = False
     n_processes: int = 0
     n_in_turn: int = 1
+    in_flight: int = 1
     lacking: str = ""
     steps_only: bool = False
 
     @property
     def n_envs(self) -> int:
         """How many environments there are in all processes."""
-        return max(1, self.n_processes) * self.n_in_turn
+        return max(1, self.n_processes) * self.n_in_turn * self.in_flight
 
 
 def ways_of(problem: Problem) -> list[Way]:
     """Return all ways, those that need least first."""
-    if problem.is_vector:
+    if problem.is_vector or problem.in_flight:
         return ways_in_workers(problem)
     local = Way(
         "LocalSampler", f"LocalSampler(agent, {problem.env_code})",
@@ -149,6 +154,8 @@ def ways_of(problem: Problem) -> list[Way]:
 
 def ways_in_workers(problem: Problem) -> list[Way]:
     """Return those in which agent and environments run in worker processes, where they may hang, or end them."""
+    if problem.in_flight:
+        return _in_flight(problem)
     return [_native(problem)] if problem.is_vector else [_workers(problem), _vec_workers(problem), _native(problem)]
 
 
@@ -228,6 +235,26 @@ def _vec_workers(problem: Problem) -> Way:
         n_processes=problem.n_workers,
         n_in_turn=problem.n_envs,
     )
+
+
+def _in_flight(problem: Problem) -> list[Way]:
+    """Return: several trajectories in flight, in one worker; and the most in each of several workers."""
+
+    def way(number: int, n_workers: int) -> Way:
+        several, arguments = replace(problem, n_workers=n_workers), {"in_flight": number}
+        each = "" if n_workers == 1 else " in each"
+        return Way(
+            f"{count(n_workers, 'worker')}, {number:,} in flight{each}",
+            _call(several, several.env_code, f'worker_args={{"in_flight": {number}}}'),
+            lambda: _sampler(several, worker_args=arguments),
+            run_sampler,
+            n_processes=n_workers,
+            in_flight=number,
+        )
+
+    most = problem.in_flight[-1]
+    further = [way(most, problem.n_workers)] if problem.n_workers > 1 else []
+    return [*(way(number, 1) for number in problem.in_flight), *further]
 
 
 def _native(problem: Problem) -> Way:

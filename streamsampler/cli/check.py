@@ -116,7 +116,7 @@ _HOW = options_of(
         help="How many processes."),
     option("How", "--vec", "n_envs", type=POSITIVE, metavar="N",
         show_default="8, or fewer where making, resetting or stepping them takes long",
-        help="How many environments a process has, where it has several."),
+        help="How many environments a process has, where it has several; how many are in flight, where they wait."),
     option("How", "--step-timeout", type=ABOVE_ZERO, default=10.0, show_default=True, metavar="SECONDS",
         help="How long a reset or a timestep may take in a process: with more it is taken to hang."),
 )  # fmt: skip

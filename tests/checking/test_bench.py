@@ -1,5 +1,6 @@
 """`streamsampler.checking.bench`: every way is measured or says why it cannot be, and one is recommended."""
 
+import asyncio
 import json
 import math
 import os
@@ -16,6 +17,7 @@ from streamsampler.checking import costs
 from streamsampler.checking.bench import BenchInterruptedError, bench
 from streamsampler.checking.costs import BenchEnvError, Costs, probe
 from streamsampler.errors import UsageError
+from streamsampler.workers.factory import usable_cores
 from tests.patience import wait_for_exit_codes
 
 
@@ -54,14 +56,14 @@ def one_by_one(observation):
 def unhurried(monkeypatch):
     """Let no way be given up because the machine is busy: all costs are known, and all that starts has time."""
 
-    def known(update):
-        return replace(probe(update), costs=Costs(construction=1e-3, reset=1e-4, step=1e-5))
+    def known(*given):
+        return replace(probe(*given), costs=Costs(construction=1e-3, reset=1e-4, step=1e-5))
 
     wait_for_exit_codes(monkeypatch)
     monkeypatch.setattr(costs, "_PROBED_SECONDS", 60.0)
     monkeypatch.setattr(costs, "_FAST_CONSTRUCTION", math.inf)  # none is made twice because the first took long
     monkeypatch.setattr(bench_module, "probe", known)
-    monkeypatch.setattr(costs, "agent_seconds", lambda *_: (1e-6, False))
+    monkeypatch.setattr(costs, "agent_seconds", lambda *_: (1e-6, False, 0.0))
     monkeypatch.setattr(bench_module, "_PATIENCE", 120.0)
     return {"step_timeout": 120.0, "n_workers": 1}
 
@@ -164,6 +166,58 @@ def test_an_interrupted_run_has_what_was_measured(unhurried):
     assert rates == [True] * 6 + [False] * 3  # CartPole-v1 has a vector environment of its own
     assert report.ways[-1].obstacle == "not measured"
     assert report.ways[0].uncertain  # processes start in the first round
+
+
+class Waits(Nested):
+    async def reset(self, **arguments):  # type: ignore[override]
+        await asyncio.sleep(1e-3)
+        return super().reset(**arguments)
+
+    async def step(self, action):  # type: ignore[override]
+        await asyncio.sleep(1e-3)
+        return super().step(action)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("agent", [one_by_one, None])
+def test_what_waits_is_measured_with_numbers_in_flight(unhurried, agent):
+    report = bench(Waits, agent, seconds=0.2, n_envs=3, **{**unhurried, "n_workers": 2})
+    assert {way.name: (way.n_processes, way.in_flight, bool(way.rates)) for way in report.ways} == {
+        "1 worker, 1 in flight": (1, 1, True),
+        "1 worker, 3 in flight": (1, 3, True),
+        "2 workers, 3 in flight in each": (2, 3, True),
+    }
+    assert report.ways[1].call == 'MultiprocessingSampler(agent, env, n_workers=1, worker_args={"in_flight": 3})'
+    assert report.recommendation in report.ways
+    assert report.recommendation_in_parent is None
+    assert "in flight: a timestep waits " in str(report)
+    facts = json.loads(report.to_json())
+    assert [way["in_flight"] for way in facts["ways"]] == [1, 3, 3]
+    assert facts["why_in_flight"] == report.why_in_flight
+
+
+@pytest.mark.parametrize(
+    ("waiting", "n_workers", "names", "why", "hint"),
+    [
+        (2e-3, None, ["1 worker, 1 in flight", "1 worker, 50 in flight"], "one is busy with 50 in flight", False),
+        (0.1, None, ["1 worker, 1 in flight", "1 worker, 10 in flight"], "it has time for more in flight", True),
+        (0.1, 3, ["1 worker, 1 in flight", "3 workers, 200 in flight in each"], "as many as asked for", True),
+    ],
+)
+def test_several_workers_are_measured_where_one_is_busy(monkeypatch, waiting, n_workers, names, why, hint):
+    """Nothing runs: each way takes more time than there is."""
+    costs = Costs(construction=40.0, reset=0.0, step=waiting, waiting=waiting)
+    monkeypatch.setattr(bench_module, "probe", lambda update: replace(probe(update), costs=costs))
+    report = bench(Waits, seconds=1, n_workers=n_workers)
+    assert set(names) <= {way.name for way in report.ways}
+    assert why in report.why_workers
+    several = [way for way in report.ways if way.n_processes > 1]
+    assert len(several) == (report.n_workers > 1)
+    assert report.n_workers == (n_workers or (1 if hint else usable_cores()))
+    assert report.ways[0].obstacle.startswith("given up: its first timesteps take about 40 s")
+    assert report.ways[-1].obstacle.startswith("given up: its first timesteps take about ")
+    assert "about 40 s" not in report.ways[-1].obstacle  # it has more environments
+    assert report.recommendation is None
 
 
 @pytest.mark.parametrize(

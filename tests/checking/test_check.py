@@ -14,6 +14,7 @@ from streamsampler.checking.check import CheckInterruptedError, CheckRun
 from streamsampler.core.errors import RemoteTraceback, UnknownEnvironmentError, UsageError, WorkerHungError
 from streamsampler.protocol.messages import Phase
 from tests.checking.envs import Agent, Batched, Rule
+from tests.checking.waiting_envs import Later, Waits
 from tests.patience import wait_for_exit_codes, wait_for_stacks
 
 # So long that nothing is taken for a hang that only waits for a core.
@@ -124,6 +125,16 @@ def test_all_workers_that_there_are_for_an_environment_are_measured(env, n_ways,
     assert call in report.recommendation.call
 
 
+@pytest.mark.slow
+def test_a_number_in_flight_is_recommended_for_an_environment_that_waits():
+    agent: Any = Later()
+    report = check(Waits, agent, time_limit=600.0, step_timeout=120.0)
+    assert report.ok
+    assert all(way.in_flight and way.rates for way in report.workers.ways)
+    assert f'worker_args={{"in_flight": {report.recommendation.in_flight}}}' in report.recommendation.call
+    assert report.workers.why_in_flight in " ".join(str(report).split())
+
+
 def test_the_time_limit(monkeypatch):
     """In the middle of the first trajectory, and for all that follows."""
     inspect = CheckRun._environment
@@ -145,7 +156,7 @@ def test_the_time_limit(monkeypatch):
 def test_progress_counts_the_checks():
     seen = []
     checked("raises in reset", progress=seen.append)
-    assert (seen[0].unit, seen[0].n_trajectories, seen[-1].n_trajectories, seen[-1].target) == ("checks", 0, 6, 6)
+    assert (seen[0].unit, seen[0].n_trajectories, seen[-1].n_trajectories, seen[-1].target) == ("checks", 0, 7, 7)
     assert seen[-1].complete
 
 

@@ -3,6 +3,7 @@
 No clock and no process: timesteps come at known times.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from streamsampler.checking.benchmark_report import RoundTally
 from streamsampler.checking.costs import Costs, Spinning, processes_for
+from streamsampler.checking.in_flight import enough_in_flight, hint_of_in_flight, numbers_in_flight, why_in_flight
 from streamsampler.checking.ways import Round, Stopwatch, TooSlowError
 from streamsampler.core.progress import Snapshot
 
@@ -44,6 +46,7 @@ def test_an_agent_computes_while_environments_wait():
     waiting = Costs(construction=0.0, reset=0.0, step=3e-3, cpu_share=0.0)
     assert waiting.with_agent(1e-3, batched=True) == Costs(0.0, 0.0, 3e-3, 1e-3, True, 0.25)
     assert waiting.with_agent(0.0, batched=False).cpu_share == 0.0
+    assert waiting.with_agent(1e-3, batched=False, waiting=1e-3).cpu_share == 0.0
     assert Costs(0.0, 0.0, 0.0).with_agent(0.0, batched=True).cpu_share == 1.0
     spinning = Spinning()
     assert spinning.share == 1.0
@@ -60,6 +63,30 @@ def test_what_takes_long_is_tried_with_fewer_environments_and_shorter_trajectori
     assert Costs(0.0, 0.0, 0.01).longest(1, 2, seconds=10) == 49
     assert Costs(**none, agent=0.05, batched=False).longest(8, 2, seconds=10) == 2
     assert Costs(0.0, 0.0, 7.0).longest(1, 1, seconds=10) == 1
+
+
+@pytest.mark.parametrize(
+    ("step", "computed", "agent", "agent_computed", "enough", "numbers"),
+    [
+        (2e-3, 2e-3, 0.0, 0.0, 1, (1,)),  # nothing waits
+        (50e-3, 0.25e-3, 0.0, 0.0, 499, (1, 10, 50, 200)),  # more than a check may ask a service for
+        (50e-3, 1.15e-3, 0.0, 0.0, 50, (1, 2, 10, 50)),
+        (50e-3, 1.15e-3, 4e-3, 4e-3, 11, (1, 5, 20)),  # an agent that computes
+        (50e-3, 1.15e-3, 50e-3, 0.0, 100, (1, 5, 20, 100)),  # and one that waits
+    ],
+)
+def test_how_many_in_flight_are_measured(step, computed, agent, agent_computed, enough, numbers):
+    alone = Costs(construction=0.0, reset=0.0, step=step, waiting=step - computed)
+    costs = alone.with_agent(agent, batched=False, waiting=agent - agent_computed)
+    assert (enough_in_flight(costs), numbers_in_flight(costs)) == (enough, numbers)
+    why = why_in_flight(costs)
+    assert why.startswith(f"a timestep waits {1e3 * (step - computed + agent - agent_computed):.3g} ms")
+    assert ("the agent's included" in why) == (agent > agent_computed)
+    assert f"So about {enough} in flight keep a process busy" in why
+    shared = replace(costs, step=2 * step - costs.waiting, agent=2 * agent - costs.agent_waiting, free_share=0.5)
+    assert enough_in_flight(shared) == enough  # with another program on the core
+    assert hint_of_in_flight(costs, enough) == ""
+    assert hint_of_in_flight(costs, enough - 1).startswith(f"{enough} in flight in a worker")
 
 
 # ---------------------------------------------------------------------- rates

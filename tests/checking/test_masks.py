@@ -95,7 +95,7 @@ def test_policies_that_take_none_are_named():
 
 def test_an_agent_that_takes_masks_is_measured_with_one_and_not_with_managers():
     spaces = gymnasium.spaces.Box(0, 1000, (2,), np.float32), SPACES["discrete"]
-    seconds, _ = agent_seconds(Alone(), Probed(spaces, np.zeros(2, np.float32), Costs(0.0, 0.0, 0.0), None, 1.0))
+    seconds, *_ = agent_seconds(Alone(), Probed(spaces, np.zeros(2, np.float32), Costs(0.0, 0.0, 0.0), None, 1.0))
     assert seconds > 0
     problem = partial(Problem, as_env_update(Masked), "env", n_workers=1, n_envs=2, max_episode_length=9, cuts=False)
     of_times: Any = {"length": 5.0, "reset_seconds": 0.0, "step_timeout": 9.0, "construction_timeout": 9.0}

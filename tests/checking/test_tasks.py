@@ -11,17 +11,11 @@ from gymnasium import wrappers
 
 from streamsampler import LocalSampler
 from streamsampler.checking import check as checking
-from streamsampler.checking import tasks
+from streamsampler.checking import other_checkers, tasks
 from streamsampler.checking.check import CheckRun, CheckSettings
+from streamsampler.checking.other_checkers import run_gymnasium_checker, run_pettingzoo_tests
 from streamsampler.checking.report import Finding
-from streamsampler.checking.tasks import (
-    CheckSetup,
-    TimeIsUpError,
-    call_apart,
-    probe_rows,
-    run_gymnasium_checker,
-    run_pettingzoo_tests,
-)
+from streamsampler.checking.tasks import CheckSetup, TimeIsUpError, call_apart, probe_rows
 from streamsampler.environments.updates import as_env_update
 from tests.checking.envs import Agent, Ball, Batched, Nested, Rule
 from tests.scripted.games import Chooser, Comings, Turns
@@ -137,7 +131,7 @@ def test_a_vector_environment(mode):
     def make(breaks=""):
         return gymnasium.vector.SyncVectorEnv([partial(Rule, breaks)] * 3, autoreset_mode=mode)
 
-    checked = run(make, Batched(), stages=5)
+    checked = run(make, Batched(), stages=6)
     findings = by_name(checked.findings)
     assert {each.verdict for each in checked.findings if each.name not in ("Gymnasium", "seed")} == {"pass"}
     assert {"agent", "actions", "rows", "seed", "processes"} <= findings.keys()
@@ -325,7 +319,7 @@ def test_several_agents_that_do_not_run_are_no_matter_of_gymnasiums_checker():
 
 
 def test_a_base_class_is_advised_where_pettingzoos_test_misses_its_attributes():
-    (found,) = tasks._findings_of("PettingZoo", "parallel_api_test", lambda: None.unwrapped)  # type: ignore[attr-defined]
+    (found,) = other_checkers._findings_of("PettingZoo", "parallel_api_test", lambda: None.unwrapped)  # type: ignore[attr-defined]
     assert "AttributeError" in found.what
     assert "derive the environment from it: pettingzoo.ParallelEnv" in found.advice
 
