@@ -30,8 +30,8 @@ GROUPS = {
         *("drop_if", "record_taken", "abnormal", "copy", "success", "return_of", "bounds", "video", "video_of"),
     ),
     "When something fails": (
-        *("on_failure", "step_timeout", "reset_timeout", "max_restarts", "restart_on", "restart_wait", "renew"),
-        *("restore_limit", "verify", "limits"),
+        *("on_failure", "step_timeout", "trajectory_timeout", "reset_timeout", "max_restarts", "restart_on"),
+        *("restart_wait", "renew", "restore_limit", "verify", "limits"),
     ),
     "Other arguments": ("progress", "options"),
 }

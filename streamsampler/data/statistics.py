@@ -310,6 +310,8 @@ class Stats:
         restarts: Workers that were started in place of others: dead ones, hung ones, too large ones.
         hangs: Workers that made no progress and were killed.
         replaced: Workers that had more memory than they may, and ended.
+        timed_out: How often a trajectory exceeded `step_timeout` or `trajectory_timeout` where environments wait: the
+            trajectory was run again, or left out.
         further_envs: Environments that were made for whole trajectories, because episodes of fragments go on in those
             that there were.
         reports: Answers of workers.
@@ -351,6 +353,7 @@ class Stats:
     restarts: int = 0
     hangs: int = 0
     replaced: int = 0
+    timed_out: int = 0
     further_envs: int = 0
     reports: int = 0
     seconds: float = 0.0
@@ -389,6 +392,7 @@ class Stats:
             "lost": count(self.lost_timesteps, "timestep"),
             "checked": _amount(self.checked_trajectories, self.checked_timesteps),
             "failed": f"{count(self.failed_trajectories, 'trajectory')}; {self.dropped_trajectories:,} were left out",
+            **({"timed out": count(self.timed_out, "trajectory")} if self.timed_out else {}),
             "anomalies": f"{self.anomalies:,}" + (f", first {self.first_anomaly}" if self.first_anomaly else ""),
             "restarts": f"{self.restarts:,} of {count(len(self.workers), 'worker')}; {self.hangs:,} hung, "
             f"{self.replaced:,} had too much memory",
@@ -421,6 +425,7 @@ class Stats:
         self.abandoned_trajectories += report.n_abandoned
         self.abandoned_timesteps += report.abandoned_timesteps
         self.lost_timesteps += report.lost_timesteps
+        self.timed_out += report.n_timed_out
         if report.metrics:
             self.metric_kinds.update(report.metrics)
         if report.checked is not None:

@@ -146,6 +146,8 @@ class Report:
         further_envs: How many environments the worker made for whole trajectories since its last report, because
             fragments go on in those that it had.
         ended_fragments: Whether it has none of those any more.
+        n_timed_out: How often a trajectory exceeded a time limit that the worker keeps itself, and was run again or
+            left out.
     """
 
     ticket: Ticket
@@ -165,6 +167,7 @@ class Report:
     metrics: tuple[tuple[str, str], ...] = ()
     further_envs: int = 0
     ended_fragments: bool = False
+    n_timed_out: int = 0
 
     @property
     def ran_timesteps(self) -> int:

@@ -119,7 +119,9 @@ class Supervision:
         assert self._watch is not None
         for known in self._workers:
             progress = seen.get(known.worker)
-            if progress is not None and known.side.unanswered and known.side.state is not SamplerState.CONDEMNED:
+            if progress is not None and progress.phase is Phase.IN_FLIGHT:
+                known.stillness.reset()  # its event loop waits, and ends what waits for too long
+            elif progress is not None and known.side.unanswered and known.side.state is not SamplerState.CONDEMNED:
                 has_begun = progress.version >= known.side.unanswered[0].version
                 rows[known.worker] = known.stillness, progress, not has_begun or progress.phase in _CONSTRUCTING
         suspects, hung = self._watch.look(rows)

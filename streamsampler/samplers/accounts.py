@@ -29,6 +29,10 @@ _ANOMALY = (
     '{}; such data are counted in stats.anomalies, and reported this once; check="error" ends the call, check=None '
     "looks for nothing"
 )
+_LATE = (
+    "trajectories are left out because they exceed a time limit ({}). So the batch depends on time, and short "
+    "trajectories are in it more often than long ones: raise the limit, or leave none out, and they are run again"
+)
 
 
 class CallAccounts:
@@ -70,6 +74,9 @@ class CallAccounts:
             self._session.record_answer(event.worker, answer)
         if isinstance(answer, Report):
             self.stats.take_report(event.worker, answer)
+            if answer.n_timed_out:
+                late = (it.error for it in answer.dropped if it.error.startswith("TimeoutError"))
+                self._session.warn_of(("late", _LATE.format(error)) for error in late)
             return
         if answer.checked is not None:
             self.stats.take_checked(answer.checked)

@@ -103,6 +103,9 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
             batch: the trajectories are run again. The next loss ends the call with an error that lists them all. A loss
             in a trajectory that the batch does not need does not count.
         restart_on: Types of exceptions of user code that count as losses, too: an exception type, or a tuple of them.
+        trajectory_timeout: Seconds that a trajectory may take, in environments that wait (`AsyncWorker`). One that
+            takes longer is cancelled and run again; the third time is an error. With `on_failure="drop"` it is left
+            out. See `streamsampler/docs/waiting.md`.
         limits: Limits of time, memory and restarts whose defaults fit most programs; see `Limits`.
         check: What is done about environments and agents whose trajectories depend on more than their seeds, so that
             batches differ with the number of workers, and about data that may be wrong. "warn" logs a warning, once;
@@ -199,6 +202,7 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
         on_failure: OnFailure = Policy.on_failure,
         max_restarts: Quota = Policy.max_restarts,
         restart_on: type[BaseException] | tuple[type[BaseException], ...] = Policy.restart_on,
+        trajectory_timeout: float | None = None,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         filters = Filters(observation_filter, reward_filter)
@@ -239,6 +243,8 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
             fingerprint=check_mode(fingerprint, "fingerprint"),
             hooks=pickled_hooks(hooks, drop_if),
             record_taken=check_record_taken(record_taken),
+            step_timeout=self._step_timeout,
+            trajectory_timeout=trajectory_timeout,
         )
         if order not in ("index", "arrival"):
             raise UsageError(f'order must be "index" or "arrival", got {order!r}')

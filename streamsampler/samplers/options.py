@@ -132,6 +132,7 @@ class SamplerOptions(TypedDict, total=False):
     on_failure: OnFailure
     max_restarts: Quota
     restart_on: type[BaseException] | tuple[type[BaseException], ...]
+    trajectory_timeout: float | None
     limits: Limits
 
 

@@ -50,7 +50,9 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
         envs: See `Sampler`.
         step_timeout: Seconds that a reset, an action or a timestep may take. A worker that makes no progress for so
             long, while this process waits for it, is killed and counts as a loss (see `max_restarts`), with its
-            Python stacks in the log or the error. It is noticed within half as much again. None for no limit.
+            Python stacks in the log or the error. It is noticed within half as much again. Where environments wait
+            (`AsyncWorker`), a trajectory that waits for so long is treated as with `trajectory_timeout`, and the worker
+            goes on. None for no limit.
         engine: How workers are connected to this process. "processes" (the default on Linux): pipes and
             shared memory. "queues" (the default elsewhere): queues of Python's own `multiprocessing`, and nothing else;
             it takes no `limits.max_worker_memory`. Batches are the same.

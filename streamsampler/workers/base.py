@@ -7,6 +7,7 @@ is passed as `worker_class`. The guide is `streamsampler/docs/extending.md`.
 from __future__ import annotations
 
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -50,6 +51,7 @@ class Outcome:
             the worker loop measures the whole rollout, and counts it as steps.
         dropped: The trajectories that raised and were left out; see `messages.Report`.
         metrics: See `messages.Report`.
+        n_timed_out: See `messages.Report`.
     """
 
     rollouts: Rollouts | None
@@ -60,6 +62,7 @@ class Outcome:
     seconds: tuple[float, ...] = (0.0, 0.0, 0.0)
     dropped: tuple[Dropped, ...] = ()
     metrics: tuple[tuple[str, str], ...] = ()
+    n_timed_out: int = 0
 
 
 class AbnormalTrajectoryError(Exception):
@@ -102,6 +105,8 @@ class WorkerContext:
         hooks: The pickled hooks and `drop_if` (`workers.hooks.Hooks`); None for none.
         record_taken: In which info environments say which action they took (`data.taken`); None where they do not.
         rebuild: Replaces agent and environment by new ones, as they were at the last update.
+        step_timeout: Seconds that a reset, a step or an action may take, for workers with `keeps_time_limits`.
+        trajectory_timeout: Seconds that a trajectory may take, likewise.
     """
 
     row: WorkerRow
@@ -114,6 +119,8 @@ class WorkerContext:
     rebuild: Callable[[], None] = _nothing
     hooks: Any = None
     record_taken: str | None = None
+    step_timeout: float = math.inf
+    trajectory_timeout: float = math.inf
 
 
 class Worker(ABC):
@@ -145,6 +152,7 @@ class Worker(ABC):
         can_drop: Whether this kind of worker can leave out trajectories.
         resets: The seeds and the reset options that a call was given; None if it was given none. The seeds are those
             that `rollout` gets.
+        keeps_time_limits: Whether it ends what exceeds `step_timeout` and `trajectory_timeout` itself, and goes on.
         can_take_options: Whether this kind of worker hands `resets.options_of(index)` to its environment's reset.
         can_call_hooks: Whether this kind of worker calls `WorkerContext.hooks`.
         hook_callers: What calls them, for each of its own environments (`workers.hooks.HookCaller`); none without
@@ -178,6 +186,7 @@ class Worker(ABC):
     can_continue = False
     continues_side_by_side = False
     can_take_options = False
+    keeps_time_limits = False
     further_args: frozenset[str] = frozenset()
     runs_lanes = False
     runs_longer_blocks = False

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, Self
 
-from streamsampler.core.errors import CheckMode, UsageError, keywords, positive
+from streamsampler.core.errors import CheckMode, UsageError, keywords, positive, positive_seconds
 from streamsampler.core.keywords import refuse_unknown, suggesting
 from streamsampler.core.seeding import check_seed
 from streamsampler.workers.base import Worker, WorkerContext
@@ -120,9 +120,11 @@ class WorkerSetup:
         fingerprint: What the sampler does about workers that compute otherwise than others.
         hooks: The pickled hooks and `drop_if`; None where there are none.
         record_taken: See `WorkerContext`.
+        step_timeout: See `WorkerContext`; None for no limit.
+        trajectory_timeout: See `WorkerContext`; None for no limit.
 
     Raises:
-        UsageError: This kind of worker cannot leave out trajectories, or calls no hooks.
+        UsageError: This kind of worker cannot leave out trajectories, calls no hooks, or has no `trajectory_timeout`.
     """
 
     factory: WorkerFactory
@@ -132,6 +134,8 @@ class WorkerSetup:
     fingerprint: CheckMode = "warn"
     hooks: Hooks | None = None
     record_taken: str | None = None
+    step_timeout: float | None = None
+    trajectory_timeout: float | None = None
 
     def __post_init__(self) -> None:
         worker_class = self.factory.worker_class
@@ -141,6 +145,13 @@ class WorkerSetup:
             )
         if self.drop_unless not in (None, raises_all) and not worker_class.can_drop:
             raise UsageError(f'{worker_class.__name__} cannot leave out trajectories: on_failure must be "raise"')
+        if self.trajectory_timeout is not None:
+            positive_seconds("trajectory_timeout", self.trajectory_timeout)
+            if not worker_class.keeps_time_limits:
+                raise UsageError(
+                    f"{worker_class.__name__} has no trajectory_timeout, which environments with async def step have "
+                    '(worker_args={"in_flight": 100}): pass step_timeout, or limit timesteps with max_episode_length'
+                )
 
     def for_replay(self, index: int) -> WorkerSetup:
         """Return the same for a worker that runs a trajectory whatever becomes of it, and checks nothing."""
@@ -160,5 +171,6 @@ class WorkerSetup:
     def make_worker(self, context: WorkerContext) -> Worker:
         """Make a worker, where it is to run; see `WorkerFactory`."""
         return self.factory(replace(
-            context, check=self.check, drop_unless=self.drop_unless, hooks=self.hooks, record_taken=self.record_taken
+            context, check=self.check, drop_unless=self.drop_unless, hooks=self.hooks, record_taken=self.record_taken,
+            step_timeout=self.step_timeout or math.inf, trajectory_timeout=self.trajectory_timeout or math.inf,
         ))  # fmt: skip

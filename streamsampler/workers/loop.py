@@ -371,6 +371,7 @@ class WorkerLoop:
             metrics=outcome.metrics,
             further_envs=worker.further_envs,
             ended_fragments=worker.has_ended_fragments,
+            n_timed_out=outcome.n_timed_out,
         )
         worker.further_envs, worker.has_ended_fragments = 0, False
         self._seconds = [0.0, 0.0, 0.0]

@@ -325,13 +325,22 @@ def test_packing_a_large_ticket_is_no_step():
     """It takes long, in code that cannot tell how far it is."""
     hooks = {Phase.HOOK_START, Phase.HOOK_TIMESTEP, Phase.HOOK_END, Phase.HOOK_LOST, Phase.DROP_IF}
     within_trajectories = {Phase.RESET, Phase.AGENT_RESET, Phase.ACTION, Phase.STEP, *hooks}
-    for phase in set(Phase) - {Phase.UNSEEN, Phase.STARTING, Phase.CALL}:
+    for phase in set(Phase) - {Phase.UNSEEN, Phase.STARTING, Phase.CALL, Phase.IN_FLIGHT}:
         driven = Driven(step_timeout=1.0, construction_timeout=8.0)
         driven.progress = Progress(1, 7, 2, phase)
         assert driven.until_killed()
-        assert (driven.now < 2.0) == (
-            phase in {*within_trajectories, Phase.WAITING, Phase.CLOSE, Phase.CHECK, Phase.IN_FLIGHT}
-        ), phase
+        assert (driven.now < 2.0) == (phase in {*within_trajectories, Phase.WAITING, Phase.CLOSE, Phase.CHECK}), phase
+
+
+def test_an_event_loop_that_waits_does_not_hang():
+    """It ends what waits for too long itself. A step that computes for as long holds it up, and hangs."""
+    driven = Driven(step_timeout=1.0)
+    driven.progress = Progress(1, 7, 2, Phase.IN_FLIGHT, waits=5)
+    assert not driven.until_killed()
+    driven.progress = Progress(1, 7, 2, Phase.STEP, waits=6)
+    began = driven.now
+    assert driven.until_killed() == [Kill(0, hangs=True)]
+    assert driven.now - began > 1.0
 
 
 # ---------------------------------------------------------------- replacing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,6 +11,7 @@ from types import coroutine
 from typing import Any
 
 from streamsampler.agents.masks import MaskFinder
+from streamsampler.agents.updates import name_of
 from streamsampler.core.awaiting import is_awaitable
 from streamsampler.core.seeding import SeedUse, derived_seed
 from streamsampler.core.timing import collector_in_use
@@ -18,11 +20,15 @@ from streamsampler.protocol.messages import Phase
 from streamsampler.rollouts.script import Binding, End, Script, own_error, phase_of, trajectory
 from streamsampler.workers.base import Worker
 from streamsampler.workers.board import phase_number
-from streamsampler.workers.explain import explain_rollout
+from streamsampler.workers.explain import explain_rollout, name_of_env
 from streamsampler.workers.finishing import value_of
 from streamsampler.workers.restoring import Rounding, own_copy
 from streamsampler.workers.seams import ShownTrajectory
 from streamsampler.workers.waiting.awaited_env import AwaitedEnv
+from streamsampler.workers.waiting.deadlines import Clock, place_of_wait
+
+_LONGEST_TURN = 1e-2
+"""Seconds for which a trajectory may go on, from step to step, without waiting: a sampler may have called it off."""
 
 
 @dataclass(slots=True, eq=False)
@@ -47,12 +53,19 @@ class FlightTotals:
         agent: Seconds of the agent.
         step: Seconds of steps.
         n_timesteps: Their timesteps that are in no answer yet.
+        n_timed_out: How often one exceeded a time limit.
     """
 
     reset: Spent = field(default_factory=Spent)
     agent: Spent = field(default_factory=Spent)
     step: Spent = field(default_factory=Spent)
     n_timesteps: int = 0
+    n_timed_out: int = 0
+
+    def take_timed_out(self) -> int:
+        """Return how often a trajectory exceeded a time limit, and set it to 0."""
+        taken, self.n_timed_out = self.n_timed_out, 0
+        return taken
 
     def take_seconds(self) -> tuple[Spent, Spent, Spent]:
         """Return the seconds of resets, of the agent and of steps, and set them to 0."""
@@ -90,15 +103,21 @@ class Turns:
     Args:
         worker: The worker, whose board shows which trajectory's code runs, and in which phase.
         index: The trajectory's index.
+        clock: Is told since when the trajectory waits.
+
+    Attributes:
+        phase: The phase of the last turn.
     """
 
-    def __init__(self, worker: Worker, index: int) -> None:
-        self._worker, self._index = worker, index
+    def __init__(self, worker: Worker, index: int, clock: Clock) -> None:
+        self._worker, self._index, self._clock = worker, index, clock
         self._block: Any = None  # the `timed` block that the trajectory is in
+        self.phase = Phase.RESET
+        self._waited_at = perf_counter()  # when others could have a turn last
 
     def begin(self, phase: Phase) -> None:
         """Begin a turn."""
-        worker = self._worker
+        worker, self.phase = self._worker, phase
         row = worker.row
         worker.phase, worker.trajectory = phase, self._index
         row.words[row.phase_word] = phase_number(phase)
@@ -110,32 +129,43 @@ class Turns:
         collector = collector_in_use()
         self._block, collector.here = collector.here, None
 
+    async def let_others(self, phase: Phase, spent: Spent) -> None:
+        """Let others have a turn, and messages come in, where this trajectory has waited for nothing for long."""
+        if perf_counter() - self._waited_at > _LONGEST_TURN:
+            await self.take(asyncio.sleep(0), phase, spent)
+
     @coroutine
     def take(self, awaitable: Any, phase: Phase, spent: Spent) -> Generator[Any, Any, Any]:
         """Await something, with a turn each time that it goes on."""
-        steps = awaitable.__await__()
+        steps, clock = awaitable.__await__(), self._clock
         resume: Callable[[], Any] = partial(next, steps)
-        while True:
-            self.begin(phase)
-            began = perf_counter()
-            try:
-                future = resume()
-            except StopIteration as stopped:
-                return stopped.value
-            finally:
-                ended = perf_counter()
-                spent.running += ended - began
-                self.end()
-            try:
-                yield future
-                resume = partial(next, steps)
-            except GeneratorExit:
-                steps.close()
-                raise
-            except BaseException as error:
-                resume = partial(steps.throw, error)
-            finally:
-                spent.waiting += perf_counter() - ended
+        began = clock.waits_since = perf_counter()
+        try:
+            while True:
+                self.begin(phase)
+                try:
+                    future = resume()
+                except StopIteration as stopped:
+                    if clock.exceeded is not None:
+                        raise asyncio.CancelledError from None  # it came too late, although it came
+                    return stopped.value
+                finally:
+                    ended = perf_counter()
+                    spent.running += ended - began
+                    self.end()
+                try:
+                    yield future
+                    resume = partial(next, steps)
+                except GeneratorExit:
+                    steps.close()
+                    raise
+                except BaseException as error:
+                    resume = partial(steps.throw, error)
+                finally:
+                    began = self._waited_at = perf_counter()
+                    spent.waiting += began - ended
+        finally:
+            clock.waits_since = None
 
 
 class FlightDriver:
@@ -151,11 +181,13 @@ class FlightDriver:
         has_begun: Whether the environment was reset.
         n_timesteps: The timesteps so far.
         phase: What the trajectory was doing when it raised.
+        clock: Since when it runs and waits.
     """
 
     def __init__(self, worker: Worker, around: Surroundings, index: int, waited: FlightTotals) -> None:
         self._worker, self._around, self._waited = worker, around, waited
-        self._turns = Turns(worker, index)
+        self.clock = Clock(perf_counter())
+        self._turns = Turns(worker, index, self.clock)
         self._result: Any = None  # of the last reset or step, whose last part is the info
         self.has_begun = False
         self.n_timesteps = 0
@@ -213,11 +245,16 @@ class FlightDriver:
                 await self._record_last_value(end.observation)
             outside = Phase.RECORDING
             around.recorder.end(end.observation, end.terminated, end.truncated, limited=end.limited)
+        except GeneratorExit:  # nothing runs it any more
+            script.close()
+            raise
         except BaseException as error:
             script.close()
             turns.end()
             raised = own_error(error)
             self._worker.phase = self.phase = phase_of(raised, outside, self._worker.phase)
+            if self.clock.exceeded is not None:
+                raised = self._too_long(place_of_wait(error))
             if around.shown is not None:
                 around.shown.lost(raised)
             try:
@@ -225,8 +262,19 @@ class FlightDriver:
             finally:
                 self.phase = self._worker.phase
             if raised is not error:
-                raise raised from None
+                raise raised from (None if self.clock.exceeded is None else error)
             raise
+
+    def error_of_limit(self) -> TimeoutError:
+        """Return the error of a trajectory that exceeded a time limit, and has not ended although it was cancelled."""
+        self.phase = self._turns.phase
+        return self._too_long("; it was cancelled, and goes on")
+
+    def _too_long(self, place: str) -> TimeoutError:
+        name = {Phase.RESET: "reset", Phase.STEP: "step"}.get(self.phase)
+        of = name_of(self._around.agent) if name is None else name_of_env(self._around.env)
+        when = "" if self.phase is Phase.RESET else f", at timestep {self.n_timesteps},"
+        return TimeoutError(f"{name or 'get_action'} of {of}{when} exceeded {self.clock.exceeded}{place}")
 
     async def _next(self, script: Script, pending: Any, what: str) -> Any:
         """Return what a script yields when it is sent the result of a reset or a step; its end where it ends."""
@@ -241,6 +289,7 @@ class FlightDriver:
         self.has_begun = True
         if what == "step":
             self._count_timestep()  # now, since one that is cancelled need not have been taken
+            await self._turns.let_others(Phase.STEP, self._waited.step)
         try:
             return script.send(result)
         except StopIteration as stopped:

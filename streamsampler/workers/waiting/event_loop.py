@@ -65,15 +65,15 @@ class WorkerEventLoop:
         self._made: asyncio.SelectorEventLoop | None = None
         self.tasks: set[asyncio.Task[Any]] = set()  # those that may go on after `run`
 
-    @property
-    def _loop(self) -> asyncio.SelectorEventLoop:
+    def get(self) -> asyncio.SelectorEventLoop:
+        """Return asyncio's event loop, which is made when it is needed."""
         if self._made is None:
             self._made = asyncio.SelectorEventLoop(_WaitingSelector(self._worker))
         return self._made
 
     def start(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Start a task, which goes on while `run` runs."""
-        task = self._loop.create_task(coroutine)
+        task = self.get().create_task(coroutine)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
         return task
@@ -91,8 +91,8 @@ class WorkerEventLoop:
         """
         descriptor = self._worker.descriptor
         if on_message is not None and descriptor is not None:
-            self._loop.add_reader(descriptor, self._read, descriptor, on_message)
-        task = self._loop.create_task(coroutine)
+            self.get().add_reader(descriptor, self._read, descriptor, on_message)
+        task = self.get().create_task(coroutine)
         try:
             self._run(task)
         except BaseException:
@@ -100,34 +100,34 @@ class WorkerEventLoop:
             raise
         finally:
             if on_message is not None and descriptor is not None:
-                self._loop.remove_reader(descriptor)
+                self.get().remove_reader(descriptor)
         return task.result()
 
     def _read(self, descriptor: int, on_message: Callable[[], bool]) -> None:
         if not on_message():
-            self._loop.remove_reader(descriptor)
+            self.get().remove_reader(descriptor)
 
     def _run(self, task: asyncio.Task[Any]) -> None:
         with SignalPipe() as signals:
             try:
                 asyncio.get_running_loop()
             except RuntimeError:
-                self._loop.add_reader(signals.descriptor, signals.read)
+                self.get().add_reader(signals.descriptor, signals.read)
                 try:
                     self._run_here(task)
                 finally:
-                    self._loop.remove_reader(signals.descriptor)
+                    self.get().remove_reader(signals.descriptor)
             else:
                 self._run_in_thread(task, signals)
 
     def _run_here(self, task: asyncio.Task[Any]) -> None:
         def stop(_: Any) -> None:
-            self._loop.stop()
+            self.get().stop()
 
         task.add_done_callback(stop)
         try:
             while not task.done():
-                self._loop.run_forever()
+                self.get().run_forever()
                 if not task.done():
                     raise UsageError(_STOPPED)
         finally:
@@ -153,7 +153,7 @@ class WorkerEventLoop:
             _thread.start_new_thread(context.run, (run,))
             signals.wait_for(ended)
         except BaseException:
-            self._loop.call_soon_threadsafe(task.cancel)
+            self.get().call_soon_threadsafe(task.cancel)
             signals.wait_for(ended)
             raise
         finally:
@@ -170,8 +170,15 @@ class WorkerEventLoop:
         for task in tasks:
             task.cancel()
         unfinished = self.run(_unfinished(tasks))
-        self.tasks -= unfinished
+        for task in unfinished:
+            self.leave(task)
         return unfinished
+
+    def leave(self, task: asyncio.Task[Any]) -> None:
+        """Wait no more for a task that does not end although it was cancelled."""
+        self.tasks.discard(task)
+        left: Any = task
+        left._log_destroy_pending = False  # or asyncio complains when the loop is closed: the warning is given already
 
     def close(self) -> None:
         """Close the loop, on which nothing runs."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from bisect import insort
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
@@ -13,8 +14,9 @@ from streamsampler.data.recorder import RolloutRecorder, Rollouts
 from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.workers.base import AbnormalTrajectoryError, Worker
 from streamsampler.workers.explain import is_interrupt
+from streamsampler.workers.waiting.deadlines import ATTEMPTS, Clock, Deadlines, TimeLimits
 from streamsampler.workers.waiting.driver import FlightDriver, FlightTotals
-from streamsampler.workers.waiting.event_loop import WorkerEventLoop
+from streamsampler.workers.waiting.event_loop import CLEANUP_SECONDS, WorkerEventLoop
 from streamsampler.workers.waiting.slots import Slot, Slots
 
 
@@ -23,16 +25,25 @@ class Flight:
     """A trajectory that has begun.
 
     Attributes:
-        position: Its position in its ticket.
+        ticket: Its ticket.
+        position: Its position in that.
         slot: Where it runs.
         driver: Drives its script.
         task: The task that it is.
+        is_lost: Whether it goes on although it was cancelled: whatever becomes of it is of no interest.
     """
 
+    ticket: TicketInFlight
     position: int
     slot: Slot
     driver: FlightDriver
     task: asyncio.Task[Any] | None = None
+    is_lost: bool = False
+
+    @property
+    def clock(self) -> Clock:
+        """Since when it runs and waits."""
+        return self.driver.clock
 
 
 @dataclass(slots=True, eq=False)
@@ -57,28 +68,30 @@ class TicketInFlight:
     Attributes:
         ticket: The ticket.
         seeds: Its trajectories' seeds.
-        waiting: The positions of the trajectories that have not begun.
+        waiting: The positions of the trajectories that have not begun, in order.
         begun: The trajectories in flight, by position.
         recorded: Of those that ended, their records and their recorders, by position.
         dropped: Those that are left out, by position; see `messages.Report`.
         failure: The first exception, in the ticket's order, that was raised so far and is not dropped.
+        timed_out: The positions of the trajectories that exceeded a time limit, as often as they did.
         ran_timesteps: Those of the trajectories that have ended, however they did.
     """
 
     ticket: Ticket
     seeds: list[int]
-    waiting: Iterator[int]
+    waiting: deque[int]
     begun: dict[int, Flight] = field(default_factory=dict)
     recorded: dict[int, tuple[Rollouts, RolloutRecorder]] = field(default_factory=dict)
     dropped: dict[int, Any] = field(default_factory=dict)
     failure: TicketFailure | None = None
+    timed_out: list[int] = field(default_factory=list)
     ran_timesteps: int = 0
 
     @property
     def is_decided(self) -> bool:
         """Whether all trajectories have ended; after a failure, all before it."""
         if self.failure is not None:
-            return not any(position < self.failure.position for position in self.begun)
+            return not self.waiting and not any(position < self.failure.position for position in self.begun)
         return len(self.recorded) + len(self.dropped) == len(self.seeds)
 
     def fail(self, failure: TicketFailure) -> None:
@@ -86,7 +99,7 @@ class TicketInFlight:
         if self.failure is not None and self.failure.position < failure.position:
             return
         self.failure = failure
-        self.waiting = iter(())
+        self.waiting = deque(position for position in self.waiting if position < failure.position)
         for position, flight in self.begun.items():
             if position > failure.position and flight.task is not None:
                 flight.task.cancel()
@@ -99,6 +112,7 @@ class Flights:
         worker: The worker, which looks ahead for tickets.
         loop: Runs the trajectories.
         slots: Where they run.
+        limits: How long they may take.
         trajectory: Returns the coroutine that runs a trajectory and returns its record: takes the ticket's version, an
             index, a seed, the slot and the driver.
 
@@ -107,12 +121,13 @@ class Flights:
     """
 
     def __init__(
-        self, worker: Worker, loop: WorkerEventLoop, slots: Slots,
+        self, worker: Worker, loop: WorkerEventLoop, slots: Slots, limits: TimeLimits,
         trajectory: Callable[[int, int, int, Slot, FlightDriver], Coroutine[Any, Any, Rollouts]],
     ) -> None:  # fmt: skip
         self._worker, self._loop, self._slots, self._trajectory = worker, loop, slots, trajectory
         self._tickets: deque[TicketInFlight] = deque()
         self._decided = asyncio.Event()  # of the call of `run`, in which a trajectory ends
+        self._deadlines = Deadlines(limits, self._running, loop.get, self._cancel_late)
         self.waited = FlightTotals()
 
     @property
@@ -128,20 +143,31 @@ class Flights:
         return self._tickets[0]
 
     def _append(self, ticket: Ticket, seeds: list[int]) -> None:
-        self._tickets.append(TicketInFlight(ticket, seeds, iter(range(len(seeds)))))
+        self._tickets.append(TicketInFlight(ticket, seeds, deque(range(len(seeds)))))
+
+    def _running(self) -> Iterator[Flight]:
+        return (flight for running in self._tickets for flight in running.begun.values())
 
     async def run(self) -> bool:
         """Run until the ticket in hand is decided; return False where its version may not run any more."""
         row, running, self._decided = self._worker.row, self.in_hand, asyncio.Event()
         self._look_ahead()
-        while True:
-            self.begin_more()
-            if running.is_decided:
-                return True
-            if self._worker.is_called_off() or not row.may_run(running.ticket.version):
-                return False
-            self._decided.clear()
-            await self._decided.wait()
+        self._deadlines.begin()
+        try:
+            while True:
+                self.begin_more()
+                if running.is_decided:
+                    return True
+                if self._worker.is_called_off() or not row.may_run(running.ticket.version):
+                    return False
+                self._decided.clear()
+                await self._decided.wait()
+        finally:
+            self._deadlines.end()
+
+    def look_again(self) -> None:
+        """Let `run` look whether more trajectories can begin."""
+        self._decided.set()
 
     def wake(self) -> bool:
         """Take in what has come; return whether to be called when more comes."""
@@ -159,61 +185,92 @@ class Flights:
         while (found := self._next()) is not None:
             running, position, slot = found
             self._launch(running, position, slot)
+        self._deadlines.arm()
 
     def _next(self) -> tuple[TicketInFlight, int, Slot] | None:
         for running in self._tickets:
+            if running.waiting:
+                slot = self._slots.take()
+                return None if slot is None else (running, running.waiting.popleft(), slot)
             if running.failure is not None:
                 return None  # nothing after it is to begin
-            if (position := next(running.waiting, None)) is None:
-                continue
-            if (slot := self._slots.take()) is not None:
-                return running, position, slot
-            running.waiting = _before(position, running.waiting)
-            return None
         return None
 
     def _launch(self, running: TicketInFlight, position: int, slot: Slot) -> None:
         index, seed = running.ticket.indices[position], running.seeds[position]
         driver = FlightDriver(self._worker, slot.surroundings, index, self.waited)
-        flight = running.begun[position] = Flight(position, slot, driver)
+        flight = running.begun[position] = Flight(running, position, slot, driver)
         trajectory = self._trajectory(running.ticket.version, index, seed, slot, driver)
-        flight.task = task = self._loop.start(self._fly(running, flight, trajectory))
+        flight.task = task = self._loop.start(self._fly(flight, trajectory))
         task.add_done_callback(lambda _: trajectory.close())  # one that is cancelled before it begins awaits nothing
 
-    async def _fly(self, running: TicketInFlight, flight: Flight, trajectory: Coroutine[Any, Any, Rollouts]) -> None:
+    async def _fly(self, flight: Flight, trajectory: Coroutine[Any, Any, Rollouts]) -> None:
         """Run a trajectory, and take its end."""
-        position, slot = flight.position, flight.slot
+        slot, slots = flight.slot, self._slots
         try:
-            running.recorded[position] = await trajectory, slot.surroundings.recorder
-            slot.surroundings.recorder = self._slots.new_recorder()
-            self._slots.put_back(slot)
+            flight.ticket.recorded[flight.position] = await trajectory, slot.surroundings.recorder
+            slot.surroundings.recorder = slots.new_recorder()
+            slots.put_back(slot)
         except asyncio.CancelledError:
-            self._slots.put_back(slot)
+            slots.put_back(slot)
         except BaseException as error:
             if is_interrupt(error):
                 raise
-            self._take_error(running, flight, error)
+            if flight.is_lost:
+                return
+            self._take_error(flight, error)
             if isinstance(error, AbnormalTrajectoryError):
-                self._slots.put_back(slot)
+                slots.put_back(slot)
             else:
-                self._slots.replace(slot)  # its environment, and an agent of its own, may be in any state
+                slots.replace(slot)  # its environment, and an agent of its own, may be in any state
         finally:
-            running.begun.pop(position, None)
-            running.ran_timesteps += flight.driver.n_timesteps
-            self._decided.set()
+            if not flight.is_lost:
+                self._forget(flight)
 
-    def _take_error(self, running: TicketInFlight, flight: Flight, error: BaseException) -> None:
-        """Leave a trajectory out, or let its ticket fail."""
-        worker, position = self._worker, flight.position
+    def _forget(self, flight: Flight) -> None:
+        flight.ticket.begun.pop(flight.position, None)
+        flight.ticket.ran_timesteps += flight.driver.n_timesteps
+        self._decided.set()
+
+    def _take_error(self, flight: Flight, error: BaseException) -> None:
+        """Leave a trajectory out, let it begin once more, or let its ticket fail."""
+        worker, position, running = self._worker, flight.position, flight.ticket
         ticket = running.ticket
         index = worker.trajectory = ticket.indices[position]
         worker.phase = flight.driver.phase
         if isinstance(error, DataError) and error.position is not None:
             error.position = position
+        if is_late := flight.clock.exceeded is not None:
+            running.timed_out.append(position)
+            self.waited.n_timed_out += 1
         if worker.drops(error):
             running.dropped[position] = worker.left_out_by(error, ticket, index)[index]
+        elif is_late and running.timed_out.count(position) < ATTEMPTS:
+            insort(running.waiting, position)
         else:
             running.fail(TicketFailure(position, worker.phase, error))
+
+    def _cancel_late(self, flight: Flight) -> None:
+        """Cancel a trajectory that exceeded a time limit, and be done with it even if it does not end."""
+        assert flight.task is not None
+        flight.task.cancel()
+        self._loop.get().call_later(CLEANUP_SECONDS, self._lose, flight)
+
+    def _lose(self, flight: Flight) -> None:
+        """Go on without a trajectory that has not ended although it was cancelled; its slot is of no use any more."""
+        assert flight.task is not None
+        if flight.is_lost or flight.task.done():
+            return
+        self._abandon(flight)
+        self._take_error(flight, flight.driver.error_of_limit())
+        self._forget(flight)
+
+    def _abandon(self, flight: Flight) -> None:
+        assert flight.task is not None
+        flight.is_lost = True
+        flight.clock.exceeded = flight.clock.exceeded or "the time to end"  # so its script does not go on
+        self._loop.leave(flight.task)
+        self._slots.abandon(flight.slot)
 
     def end_ticket(self) -> None:
         """Forget the ticket in hand: the one after it is in hand now."""
@@ -233,10 +290,5 @@ class Flights:
         if unfinished := self._loop.cancel():
             for flight in flights:
                 if flight.task in unfinished:
-                    self._slots.abandon(flight.slot)
+                    self._abandon(flight)
         return n_trajectories, n_timesteps
-
-
-def _before(position: int, positions: Iterator[int]) -> Iterator[int]:
-    yield position
-    yield from positions

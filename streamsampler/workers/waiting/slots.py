@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
@@ -17,6 +17,7 @@ from streamsampler.data.recorder import RolloutRecorder
 from streamsampler.data.spaces import same_spaces
 from streamsampler.environments.updates import AnyEnv, EnvUpdate, apply_env_update, for_worker
 from streamsampler.protocol.messages import Phase
+from streamsampler.workers.explain import name_of_env
 from streamsampler.workers.fragments import InForce
 from streamsampler.workers.generators import kept_generators, restore_generators, seed_constructors
 from streamsampler.workers.lending import LendingWorker
@@ -25,8 +26,8 @@ from streamsampler.workers.restoring import AS_GIVEN, refuse_copies_of
 from streamsampler.workers.seams import ShownTrajectory
 from streamsampler.workers.waiting.awaited_env import AwaitedEnv
 from streamsampler.workers.waiting.driver import Surroundings
+from streamsampler.workers.waiting.event_loop import CLEANUP_SECONDS
 
-_LOG = logging.getLogger("streamsampler")
 _OF_AGENT = {Phase.ACTION, Phase.AGENT_RESET}
 
 
@@ -59,13 +60,17 @@ class Slots:
         worker: The worker, which has the updates in force.
         most: How many there may be.
         finish: Runs what the `close` of an environment returned, if that is to be awaited.
+        tell_free: Is told that a slot is free, while the event loop runs, which has not ended a trajectory.
 
     Attributes:
         agent: The agent that was given; None before.
     """
 
-    def __init__(self, worker: LendingWorker, most: int, finish: Callable[[Any], None]) -> None:
-        self._worker, self._most, self._finish = worker, most, finish
+    def __init__(
+        self, worker: LendingWorker, most: int, finish: Callable[[Any], None], tell_free: Callable[[], None]
+    ) -> None:
+        self._worker, self._most, self._finish, self._tell_free = worker, most, finish, tell_free
+        self._closing: set[asyncio.Task[None]] = set()
         self._all: list[Slot] = []
         self._free: list[Slot] = []
         self._spaces: tuple[Any, Any] | None = None
@@ -88,6 +93,7 @@ class Slots:
 
     def update_env(self, update: EnvUpdate) -> None:
         """Replace or change the first environment; others are made from the update in force as they are needed."""
+        self._finish_closing()
         old, self._all, self._free, self._spaces = self._all, [], [], None
         with contextlib.ExitStack() as closing:
             for slot in old[1:]:
@@ -212,15 +218,36 @@ class Slots:
             self._free.append(slot)
 
     def replace(self, slot: Slot) -> None:
-        """Take back a slot whose environment, or agent, raised: the next trajectory here gets others."""
+        """Take back a slot whose environment, or agent, raised: the next trajectory here gets others.
+
+        The event loop runs: an asynchronous `close` is awaited by a task of its own, before the slot is free.
+        """
         if slot not in self._all:
             return
-        with contextlib.suppress(Exception, SystemExit):
-            self.close_env(slot.env)
         if self._worker.phase in _OF_AGENT and not self._has_own_agents:
             self.agent = self._fresh_agent()
         slot.is_spoiled, slot.in_force = True, None
-        self._free.append(slot)
+        closing: Any = None
+        with contextlib.suppress(Exception, SystemExit):
+            closing = slot.env.close()  # type: ignore[func-returns-value]
+        if not is_awaitable(closing):
+            self._free.append(slot)
+            return
+        task = asyncio.get_running_loop().create_task(self._free_when_closed(slot, closing))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def _free_when_closed(self, slot: Slot, closing: Any) -> None:
+        with contextlib.suppress(Exception, SystemExit):
+            await asyncio.wait_for(closing, CLEANUP_SECONDS)
+        if slot in self._all:
+            self._free.append(slot)
+            self._tell_free()
+
+    def _finish_closing(self) -> None:
+        """Let environments end that are being closed."""
+        if self._closing:
+            self._finish(asyncio.wait(self._closing))
 
     def _fresh_agent(self) -> Any:
         """Return the agent in force, as no trajectory has changed it."""
@@ -231,10 +258,11 @@ class Slots:
     def abandon(self, slot: Slot) -> None:
         """Have a slot no more, because its trajectory does not end although it was cancelled."""
         self._all.remove(slot)
-        _LOG.warning(
-            "a trajectory in %s was cancelled, and goes on: its reset or step catches asyncio.CancelledError. Let it "
-            "raise that again; until the worker ends, this environment is of no use",
-            type(slot.env.unwrapped).__qualname__,
+        name = name_of_env(slot.env)
+        self._worker.warn_once(
+            f"ends late: {name}",
+            f"a trajectory in {name} was cancelled, and goes on: its reset or step catches asyncio.CancelledError. Let "
+            "it raise that again; until the worker ends, this environment is of no use",
         )
 
     def awaited(self, env: AnyEnv) -> AwaitedEnv:
@@ -249,6 +277,7 @@ class Slots:
 
     def close(self) -> None:
         """Close all environments; whatever they raise comes after all are closed."""
+        self._finish_closing()
         slots, self._all, self._free = self._all, [], []
         with contextlib.ExitStack() as closing:
             for slot in slots:

@@ -30,6 +30,8 @@ from streamsampler.workers.lending import LendingWorker
 from streamsampler.workers.purity import BrokenOff
 from streamsampler.workers.resets import reset_function
 from streamsampler.workers.trajectory_context import TrajectoryContext, reset_of
+from streamsampler.workers.waiting.alone import run_apart
+from streamsampler.workers.waiting.deadlines import TimeLimits
 from streamsampler.workers.waiting.driver import FlightDriver, FlightTotals
 from streamsampler.workers.waiting.event_loop import WorkerEventLoop
 from streamsampler.workers.waiting.flights import Flights, TicketInFlight
@@ -67,7 +69,7 @@ class AsyncWorker(LendingWorker):
         UsageError: `in_flight` is no positive integer.
     """
 
-    can_drop = can_call_hooks = can_rehearse = can_take_options = True
+    can_drop = can_call_hooks = can_rehearse = can_take_options = keeps_time_limits = True
     runs_lanes = True
     revision = ""  # the trajectories are those of DefaultWorker
 
@@ -75,8 +77,9 @@ class AsyncWorker(LendingWorker):
         super().__init__(context)
         self._in_flight = positive("in_flight", in_flight)
         self._loop = WorkerEventLoop(self)
-        self._slots = Slots(self, self._in_flight, self._complete)
-        self._flights = Flights(self, self._loop, self._slots, self._trajectory)
+        self._limits = TimeLimits(context.step_timeout, context.trajectory_timeout)
+        self._slots = Slots(self, self._in_flight, self._complete, lambda: self._flights.look_again())
+        self._flights = Flights(self, self._loop, self._slots, self._limits, self._trajectory)
         self._draws_before: tuple[Any, ...] = ()
 
     @classmethod
@@ -204,7 +207,7 @@ class AsyncWorker(LendingWorker):
         self._end_ticket(running)
         return Outcome(
             rollouts, len(positions), n_timesteps, seconds=seconds, metrics=tuple(metrics.items()),
-            dropped=tuple(sorted(dropped.values())),
+            dropped=tuple(sorted(dropped.values())), n_timed_out=self._flights.waited.take_timed_out(),
         )  # fmt: skip
 
     def _end_ticket(self, running: TicketInFlight) -> None:
@@ -218,7 +221,10 @@ class AsyncWorker(LendingWorker):
         n_timesteps = sum(rollouts.n_timesteps for rollouts, _ in running.recorded.values())
         n_begun, n_ran = self._flights.cancel()
         self.ran_timesteps, self.running_timesteps = n_ran, 0
-        return Outcome(None, n_ended, n_timesteps, n_begun - n_ended, n_ran - n_timesteps, seconds)
+        return Outcome(
+            None, n_ended, n_timesteps, n_begun - n_ended, n_ran - n_timesteps, seconds,
+            n_timed_out=self._flights.waited.take_timed_out(),
+        )  # fmt: skip
 
     def abandon(self) -> tuple[int, int]:
         """Cancel the trajectories of later tickets that are in flight already."""
@@ -263,20 +269,20 @@ class AsyncWorker(LendingWorker):
         seed_generators(seeds[0])
         driver = FlightDriver(self, around, indices[0], FlightTotals())
         reset = reset_function(cast("AnyEnv", around.env), self.resets, indices)
-        running = self._loop.start(driver.run(reset, seeds[0], self.context.max_episode_length))
-
-        def look() -> bool:
-            if not self.row.may_run(version):
-                running.cancel()
-            return not self.is_called_off()
-
+        trajectory = driver.run(reset, seeds[0], self.context.max_episode_length)
+        may_go_on = partial(self.row.may_run, version)
+        has_ended = True
         try:
-            self._loop.run(_result_of(running), look)
+            has_ended = run_apart(
+                self._loop, driver, trajectory, self._limits, lambda: (may_go_on(), not self.is_called_off())
+            )
         except asyncio.CancelledError:
             raise BrokenOff from None
         finally:
-            self._loop.cancel()
-            self._slots.put_back(slot)
+            if has_ended:
+                self._slots.put_back(slot)
+            else:
+                self._slots.abandon(slot)
 
     def stepped(self, env: Any) -> Any:
         """Return what awaits the resets and steps of an environment."""
@@ -304,7 +310,3 @@ class AsyncWorker(LendingWorker):
     def end(self) -> None:
         """Close the event loop."""
         self._loop.close()
-
-
-async def _result_of(task: asyncio.Task[Any]) -> Any:
-    return await task

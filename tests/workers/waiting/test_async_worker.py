@@ -51,7 +51,7 @@ def twin(agent: Any = None, env: Any = Game, **options: Any) -> LocalSampler:
 
 
 @pytest.mark.parametrize("agent", [Draws(), DrawsLater()], ids=["plain", "waits"])
-@pytest.mark.parametrize("in_flight", [1, 7, 200])
+@pytest.mark.parametrize("in_flight", [pytest.param(1, marks=pytest.mark.slow), 7, 200])
 @pytest.mark.parametrize("n_workers", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize(("kind", "options"), ENGINES)
 def test_batches_are_those_of_the_twin(
