@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Generator
+from functools import partial
+from typing import Any, TypeAlias, TypeVar, cast
 
-__all__ = ["has_coroutines", "is_awaitable", "run_alone", "then"]
+__all__ = ["Pendings", "awaited", "completed", "has_coroutines", "is_awaitable", "run_alone", "then"]
+
+ResultT = TypeVar("ResultT")
+Pendings: TypeAlias = Generator[Any, Any, ResultT]
+"""Yields what may have to be awaited, and receives the results: `completed` and `awaited` drive it."""
 
 
 def is_awaitable(value: Any) -> bool:
@@ -22,6 +27,30 @@ def then(result: Any, function: Callable[[Any], Any]) -> Any:
 
 async def _awaited(result: Awaitable[Any], function: Callable[[Any], Any]) -> Any:
     return function(await result)
+
+
+def completed(steps: Pendings[ResultT]) -> ResultT:
+    """Drive a generator where nothing has to be awaited; return what it returns."""
+    result = None
+    while True:
+        try:
+            result = steps.send(result)
+        except StopIteration as stopped:
+            return cast("ResultT", stopped.value)
+
+
+async def awaited(steps: Pendings[ResultT], wait: Callable[[Any], Awaitable[Any]]) -> ResultT:
+    """Drive a generator, and await what it yields with a function; return what it returns."""
+    resume: Callable[[], Any] = partial(next, steps)
+    while True:
+        try:
+            pending = resume()
+        except StopIteration as stopped:
+            return cast("ResultT", stopped.value)
+        try:
+            resume = partial(steps.send, await wait(pending))
+        except BaseException as error:
+            resume = partial(steps.throw, error)
 
 
 def run_alone(awaitable: Awaitable[Any]) -> None:

@@ -33,8 +33,8 @@ from streamsampler.environments.multi_agent import MultiAgentEnv, OfSeveralAgent
 
 __all__ = [
     "AnyEnv", "AnyVectorEnv", "EnvCloseError", "EnvLike", "EnvUpdate", "ExistingEnvUpdate", "NewEnvUpdate",
-    "SetTaskUpdate", "SpecEnvUpdate", "apply_any_env_update", "apply_env_update", "as_env_update", "closing_with",
-    "describe", "find_method", "for_worker", "foreign_kind", "foreign_kind_in", "lacks", "task_setter",
+    "SetTaskUpdate", "SpecEnvUpdate", "apply_any_env_update", "apply_env_update", "as_env_update", "close_env",
+    "closing_with", "describe", "find_method", "for_worker", "foreign_kind", "foreign_kind_in", "lacks", "task_setter",
     "with_worker_number",
 ]  # fmt: skip
 
@@ -570,13 +570,18 @@ def closing_with(run_to_end: Callable[[Any], None]) -> Iterator[None]:
         _run_to_end.reset(token)
 
 
+def close_env(env: AnyEnv | AnyVectorEnv) -> None:
+    """Close an environment, and wait until it is closed: see `closing_with`."""
+    closing: Any = env.close()
+    if is_awaitable(closing):
+        _run_to_end.get()(closing)
+
+
 def _close(env: AnyEnv | AnyVectorEnv | None) -> None:
     if env is None:
         return
     try:
-        closing: Any = env.close()
-        if is_awaitable(closing):
-            _run_to_end.get()(closing)
+        close_env(env)
     except Exception as error:
         name = type(env.unwrapped).__qualname__
         raise EnvCloseError(f"closing the environment {name} raised {type(error).__name__}: {error}") from error

@@ -105,7 +105,7 @@ class WorkerContext:
         hooks: The pickled hooks and `drop_if` (`workers.hooks.Hooks`); None for none.
         record_taken: In which info environments say which action they took (`data.taken`); None where they do not.
         rebuild: Replaces agent and environment by new ones, as they were at the last update.
-        step_timeout: Seconds that a reset, a step or an action may take, for workers with `keeps_time_limits`.
+        step_timeout: Seconds that a reset, a step or an action may take, for workers that wait.
         trajectory_timeout: Seconds that a trajectory may take, likewise.
     """
 
@@ -152,7 +152,8 @@ class Worker(ABC):
         can_drop: Whether this kind of worker can leave out trajectories.
         resets: The seeds and the reset options that a call was given; None if it was given none. The seeds are those
             that `rollout` gets.
-        keeps_time_limits: Whether it ends what exceeds `step_timeout` and `trajectory_timeout` itself, and goes on.
+        waits: Whether its environments and agents may have to be awaited. It keeps `step_timeout` and
+            `trajectory_timeout` itself, and goes on.
         can_take_options: Whether this kind of worker hands `resets.options_of(index)` to its environment's reset.
         can_call_hooks: Whether this kind of worker calls `WorkerContext.hooks`.
         hook_callers: What calls them, for each of its own environments (`workers.hooks.HookCaller`); none without
@@ -186,7 +187,7 @@ class Worker(ABC):
     can_continue = False
     continues_side_by_side = False
     can_take_options = False
-    keeps_time_limits = False
+    waits = False
     further_args: frozenset[str] = frozenset()
     runs_lanes = False
     runs_longer_blocks = False

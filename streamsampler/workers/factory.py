@@ -147,7 +147,7 @@ class WorkerSetup:
             raise UsageError(f'{worker_class.__name__} cannot leave out trajectories: on_failure must be "raise"')
         if self.trajectory_timeout is not None:
             positive_seconds("trajectory_timeout", self.trajectory_timeout)
-            if not worker_class.keeps_time_limits:
+            if not worker_class.waits:
                 raise UsageError(
                     f"{worker_class.__name__} has no trajectory_timeout, which environments with async def step have "
                     '(worker_args={"in_flight": 100}): pass step_timeout, or limit timesteps with max_episode_length'

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate, repeat
 from typing import Any
 
+from streamsampler.core.awaiting import Pendings
 from streamsampler.core.seeding import SeedUse, TrajectorySeeds, derived_seed
 from streamsampler.data.recorder import EnvFragment, EpisodeState, Rollouts
 from streamsampler.environments.multi_agent import MultiAgentEnv
@@ -107,7 +108,7 @@ class FragmentRow:
         self.lost = why
         self._begin_next()
 
-    def restore(self, worker: Worker, standing: Standing, version: int, *, agent_is_known: bool) -> int:
+    def restore(self, worker: Worker, standing: Standing, version: int, *, agent_is_known: bool) -> Pendings[int]:
         """Go on where another worker was lost, if an episode went on there; otherwise let a new one begin.
 
         Args:
@@ -121,6 +122,9 @@ class FragmentRow:
 
         Raises:
             AbandonedError: The version may not run any more.
+
+        Yields:
+            What the environment returned, which may have to be awaited.
         """
         self.episode = standing.episode
         if standing.state is None:
@@ -130,11 +134,11 @@ class FragmentRow:
             return 0
         worker.take_in_hand(self.index)
         seed = self.seed
-        self._fresh = set_states(seed, None)
+        self._seed_generators(seed)
         limit = worker.context.max_episode_length
         recorder, begin = self._recorder_of_agents(), self._begin_agents
         try:
-            restored = apply_actions(
+            restored = yield from apply_actions(
                 self.env, seed, standing, worker.row, worker.spaces, version, limit, recorder,
                 None if recorder is None else begin,
             )  # fmt: skip
@@ -146,6 +150,10 @@ class FragmentRow:
         self._digests, self.length = restored.digests, standing.state.length
         self.suspended = None if recorder is None else recorder.suspended
         return restored.n_timesteps
+
+    def _seed_generators(self, seed: int) -> None:
+        """Seed the global generators for an episode that is run anew."""
+        self._fresh = set_states(seed, None)
 
     def _recorder_of_agents(self) -> JointRecorder | None:
         """Return what records an episode that is restored, where there are several agents."""

@@ -10,7 +10,7 @@ their own.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import repeat
 from typing import Any, NamedTuple, cast
@@ -19,11 +19,12 @@ from streamsampler.agents.base import reset_agent_function
 from streamsampler.agents.filters import FilterParameters
 from streamsampler.agents.masks import MaskFinder
 from streamsampler.agents.updates import updated_agent
+from streamsampler.core.awaiting import Pendings, completed
 from streamsampler.core.by_value import dumps_by_value
 from streamsampler.core.errors import SerializationError
 from streamsampler.core.seeding import SeedUse, TrajectorySeeds, derived_seed
 from streamsampler.core.times import Times
-from streamsampler.data.recorder import RolloutRecorder
+from streamsampler.data.recorder import RolloutRecorder, Rollouts
 from streamsampler.environments.multi_agent import SpacesOfAgents
 from streamsampler.environments.updates import AnyEnv, apply_env_update, for_worker
 from streamsampler.protocol.messages import Phase, Ticket
@@ -150,7 +151,7 @@ class Running:
         seed_constructors(worker.context.seed)
         with for_worker(worker.context.worker_number):
             update = worker.load(worker.in_force["env"]).of_slot(slot)
-            env = apply_env_update(update, None, several=worker.can_play_several)
+            env = apply_env_update(update, None, several=worker.can_play_several, waits=worker.waits)
         self._claim(env)
         if hooks is None:
             return env, None
@@ -205,6 +206,7 @@ class FragmentEnv(FragmentRow):
     def __init__(self, worker: WorkerWithSeams, *args: Any) -> None:
         super().__init__(*args)
         self._worker, self._limit = worker, worker.context.max_episode_length
+        self.env = cast("AnyEnv", worker.stepped(self.env))
         self._rounding = rounding_for(self.env.action_space)
         self._in_force = InForce(worker, self._update)
         self._agent: Any = None
@@ -268,9 +270,14 @@ class FragmentEnv(FragmentRow):
             masks=self._masks, info=self.info, rounding=self._rounding,
         )  # fmt: skip
         abandoned = driver.run(self._parts(driver, n_timesteps), self._take_end)
-        if self.length and abandoned < 0:
-            self._generators = drawn_states(self._fresh)  # the next one to run seeds the global generators
+        if abandoned < 0:
+            self._keep_generators()
         return abandoned, driver.seconds
+
+    def _keep_generators(self) -> None:
+        """Keep where the global generators stand: the next episode to run seeds them."""
+        if self.length:
+            self._generators = drawn_states(self._fresh)
 
     def _reset(self, *, seed: int) -> Any:
         self._fresh = generator_states()  # the driver has seeded the global generators
@@ -296,13 +303,17 @@ class FragmentEnv(FragmentRow):
         worker, seed = self._worker, self.seed
         worker.trajectory = self.index
         worker.enter(Phase.RESET)
-        set_states(seed, self._generators)
+        self._set_generators(seed)
         if self._seams is not None:
             self._seams.resume(self._seams.context_of(self.index, seed), self.length, self.kept, self.info)
         if self._agent_is_new and self._reset_agent is not None:
             worker.enter(Phase.AGENT_RESET)
             self._reset_agent(derived_seed(seed, SeedUse.AGENT))
         self._agent_is_new = False
+
+    def _set_generators(self, seed: int) -> None:
+        """Set the global generators to where the episode that goes on left them."""
+        set_states(seed, self._generators)
 
     def _take_end(self, end: End) -> None:
         """Take the end of an episode, or of the fragment."""
@@ -340,10 +351,10 @@ class FragmentEnv(FragmentRow):
             give_memory(self._agent, memory)
             self._agent_is_new = False
 
-    def take_over(self, standing: Standing, version: int) -> int:
+    def take_over(self, standing: Standing, version: int) -> Pendings[int]:
         """Go on where another worker was lost; see `FragmentRow.restore`."""
-        state = standing.state
-        ran = self.restore(self._worker, standing, version, agent_is_known=state is not None and state.restorable)
+        known = standing.state is not None and standing.state.restorable
+        ran = yield from self.restore(self._worker, standing, version, agent_is_known=known)
         if self.length:
             try:
                 with no_failure(whose_memory(self._worker)):
@@ -390,12 +401,12 @@ class RunningEnvs(Running):
         recorder.clear()
         seconds, envs, restored = Times(), [], 0
         for number in ticket.indices:
+            env, standing = self.env_of(number, order)
             try:
-                env, ran = self._env(number, order, ticket.version)
+                restored += 0 if standing is None else completed(env.take_over(standing, ticket.version))
             except AbandonedError as error:
                 worker.ran_timesteps += restored + error.ran
                 return Outcome(None, recorder.n_trajectories, recorder.n_timesteps, seconds=seconds)
-            restored += ran
             abandoned, more = env.run(ticket.version, order.n_timesteps, resets, recorder)
             seconds = seconds.plus(more)
             if abandoned >= 0:
@@ -404,15 +415,19 @@ class RunningEnvs(Running):
         worker.ran_timesteps += restored
         owners = [index for env in envs for index in env.recorded()]
         rollouts = worker.finished(recorder.finish, owners, worker.environments()[0])
-        memories = [env.memory() for env in envs]
-        packed = b"" if all(memory is None for memory in memories) else packed_memory(worker, memories)
-        places = [None if memory is None else (packed, place) for place, memory in enumerate(memories)]
-        rollouts.fragments = tuple(told(envs, rollouts, [env.restorable for env in envs], places))
+        self.tell(envs, rollouts)
         metrics = tuple(recorder.metrics.items())
         return Outcome(rollouts, recorder.n_trajectories, recorder.n_timesteps, seconds=seconds, metrics=metrics)
 
-    def _env(self, number: int, order: FragmentOrder, version: int) -> tuple[FragmentEnv, int]:
-        """Return an environment with the agent in force, and how many timesteps it was run to restore its episode."""
+    def tell(self, envs: Sequence[FragmentEnv], rollouts: Rollouts) -> None:
+        """Add to rollouts what the fragments consist of that these environments ran."""
+        memories = [env.memory() for env in envs]
+        packed = b"" if all(memory is None for memory in memories) else packed_memory(self._worker, memories)
+        places = [None if memory is None else (packed, place) for place, memory in enumerate(memories)]
+        rollouts.fragments = tuple(told(envs, rollouts, [env.restorable for env in envs], places))
+
+    def env_of(self, number: int, order: FragmentOrder) -> tuple[FragmentEnv, Standing | None]:
+        """Return an environment with the agent in force, and where it stood if its episode is to be restored."""
         worker, env = self._worker, self._of_number.get(number)
         worker.trajectory = None  # what is made and updated here is of none
         is_new = env is None
@@ -421,6 +436,6 @@ class RunningEnvs(Running):
             env = self._of_number[number] = self._kind(worker, number, *claimed, order.n_envs, self._seeds)
         env.update_agent(self._load)
         if not is_new or number not in order.standings:
-            return env, 0
+            return env, None
         worker.enter(Phase.RESET)
-        return env, env.take_over(order.standings[number], version)
+        return env, order.standings[number]

@@ -13,6 +13,7 @@ import numpy as np
 from gymnasium import spaces as gym_spaces
 from numpy.typing import NDArray
 
+from streamsampler.core.awaiting import Pendings
 from streamsampler.core.errors import ActionError, UsageError, WorkerError
 from streamsampler.data import trees
 from streamsampler.data.copying import Leaf
@@ -21,7 +22,7 @@ from streamsampler.data.recorder import RolloutRecorder, Rollouts
 from streamsampler.data.spaces import AnySpace
 from streamsampler.data.trees import Array, snapshot
 from streamsampler.environments.multi_agent import SpacesOfAgents
-from streamsampler.environments.updates import AnyEnv, AnyVectorEnv, EnvUpdate, describe
+from streamsampler.environments.updates import AnyEnv, AnyVectorEnv, EnvUpdate, close_env, describe
 from streamsampler.protocol.messages import Phase
 from streamsampler.rollouts.script import Binding, Cut, End, Script, own_error, trajectory
 from streamsampler.workers.board import WorkerRow
@@ -342,7 +343,7 @@ def apply_actions(
     limit: int | None = None,
     recorder: RolloutRecorder | None = None,
     begin: Callable[[int], None] | None = None,
-) -> RestoredEpisode:
+) -> Pendings[RestoredEpisode]:
     """Drive a new script with an episode's actions.
 
     Args:
@@ -359,17 +360,22 @@ def apply_actions(
     Raises:
         NotRestoredError: What the environment says is not what it said before; or it raised.
         AbandonedError: The version may not run any more.
+
+    Yields:
+        What the environment returned, which may have to be awaited.
     """
     recorder, state = recorder or RolloutRecorder(*spaces), standing.state
     assert state is not None
     script = trajectory(
-        lambda seed: reset_one(env, Resets(options=standing.options), 0, seed), Binding(env.step, recorder), seed,
-        begin, limit,
+        lambda seed: reset_one(env, Resets(options=standing.options), 0, seed), Binding(env.step, recorder, waits=True),
+        seed, begin, limit,
     )  # fmt: skip
     rounded = rounding_for(env.action_space).round
     try:
         with no_failure("its environment"):
-            end = _applied(script, map(rounded, singles_of(spaces[1], standing.actions)), recorder, row, version)
+            end = yield from _applied(
+                script, map(rounded, singles_of(spaces[1], standing.actions)), recorder, row, version
+            )
             recorder.end(end.observation, False, False)
             rollouts = recorder.finish()
             compared = compared_of(rollouts)
@@ -383,15 +389,19 @@ def apply_actions(
     return RestoredEpisode(script, end, digests, n)
 
 
-def _applied(script: Script, actions: Iterable[Any], recorder: RolloutRecorder, row: WorkerRow, version: int) -> End:
+def _applied(
+    script: Script, actions: Iterable[Any], recorder: RolloutRecorder, row: WorkerRow, version: int
+) -> Pendings[End]:
     """Drive a script with actions; return its end, or where it is cut after the last one."""
     try:
-        next(script)
+        pending = next(script)
+        script.send((yield pending))
         row.set_phase(Phase.STEP)
         for n, action in enumerate(actions, 1):
             recorder.record_action(action)
+            pending = script.send(own_copy(action))
             try:
-                script.send(own_copy(action))
+                script.send((yield pending))
             except StopIteration as stopped:
                 end: End = stopped.value
                 return end
@@ -468,7 +478,7 @@ def close_all(envs: Iterable[AnyEnv | AnyVectorEnv], but: Sequence[Any] = ()) ->
     with contextlib.ExitStack() as closing:
         for env in envs:
             if not any(env is kept for kept in but):
-                closing.callback(env.close)
+                closing.callback(close_env, env)
 
 
 def _error(env: Any, update: EnvUpdate) -> UsageError:

@@ -29,7 +29,7 @@ to 2 % of a cheap environment's speed. With a network, which pushes this code ou
 one timestep of eight cost 1 %. So it is done once in as many timesteps as take about this long, with at most
 `_MOST_APART` between. `StatusBoard.request_progress` asks for each timestep."""
 _MOST_APART = 63
-_WHOLE = 2**62
+WHOLE = 2**62
 """As the timesteps of a part: it is not cut."""
 
 
@@ -99,7 +99,7 @@ class SingleDriver:
         limit = self._worker.context.max_episode_length
         reset, binding, begin, seed_generators = self._reset, self.binding, self._begin_agent, seeding(seeds).__next__
         for index, seed in zip(indices, seeds, strict=True):
-            yield index, seed_generators, trajectory(reset, binding, seed, begin, limit), None, _WHOLE
+            yield index, seed_generators, trajectory(reset, binding, seed, begin, limit), None, WHOLE
 
     def run(  # noqa: C901 - see below
         self, parts: Iterable[Part], take_end: Callable[[End], None] | None = None

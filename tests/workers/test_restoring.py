@@ -14,6 +14,7 @@ import pytest
 from gymnasium import spaces
 
 from streamsampler import DefaultWorker, VecWorker
+from streamsampler.core.awaiting import completed
 from streamsampler.core.serialization import dumps, loads
 from streamsampler.data.recorder import EpisodeState, RolloutRecorder
 from streamsampler.data.trees import object_array
@@ -49,7 +50,7 @@ def restore(ends_at: int, digests: tuple[int, ...]) -> Any:
     env = Watched(Steps(100), board, ends_at)
     standing = Standing(0, EpisodeState(N, None, digests, True), np.zeros(N, np.int64))
     both = env.observation_space, env.action_space
-    return env.n_steps, apply_actions(env, SEED, standing, board.row(0), both, VERSION)
+    return env.n_steps, completed(apply_actions(env, SEED, standing, board.row(0), both, VERSION))
 
 
 def test_the_actions_lead_where_they_led_and_that_is_compared():

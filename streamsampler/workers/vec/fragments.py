@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from streamsampler.core.awaiting import completed
 from streamsampler.core.errors import ActionError, DataError
 from streamsampler.data.recorder import Rollouts
 from streamsampler.protocol.messages import Phase, Ticket
@@ -302,7 +303,7 @@ class Group(RowsDriver):
 
     def _restore(self, row: FragmentRow, standing: Standing, version: int, agent_is_known: bool) -> int:
         """Restore a row's episode, if one went on; return how many timesteps its environment was run for it."""
-        return row.restore(self._worker, standing, version, agent_is_known=agent_is_known)
+        return completed(row.restore(self._worker, standing, version, agent_is_known=agent_is_known))
 
     def _restore_agent(self, packed: bytes, *, is_replaced: bool) -> None:
         memory, generators, kept = pickle.loads(packed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
@@ -13,17 +13,20 @@ from typing import Any
 from streamsampler.agents.masks import MaskFinder
 from streamsampler.agents.updates import name_of
 from streamsampler.core.awaiting import is_awaitable
+from streamsampler.core.errors import ActionError, DataError
 from streamsampler.core.seeding import SeedUse, derived_seed
 from streamsampler.core.timing import collector_in_use
-from streamsampler.data.recorder import RolloutRecorder
+from streamsampler.data.recorder import RolloutRecorder, Rollouts
 from streamsampler.protocol.messages import Phase
-from streamsampler.rollouts.script import Binding, End, Script, own_error, phase_of, trajectory
+from streamsampler.rollouts.script import Binding, Cut, End, Script, own_error, phase_of, trajectory
 from streamsampler.workers.base import Worker
 from streamsampler.workers.board import phase_number
-from streamsampler.workers.explain import explain_rollout, name_of_env
+from streamsampler.workers.explain import explain_rollout, locate, name_of_env
 from streamsampler.workers.finishing import value_of
 from streamsampler.workers.restoring import Rounding, own_copy
 from streamsampler.workers.seams import ShownTrajectory
+from streamsampler.workers.single import Part
+from streamsampler.workers.trajectory_context import TrajectoryContext
 from streamsampler.workers.waiting.awaited_env import AwaitedEnv
 from streamsampler.workers.waiting.deadlines import Clock, place_of_wait
 
@@ -74,6 +77,16 @@ class FlightTotals:
         return seconds
 
 
+class ShownFlight(ShownTrajectory):
+    """Shows the trajectories of a driver to hooks.
+
+    Attributes:
+        context_of: Returns the context of a trajectory that begins, or goes on: takes its index and its seed.
+    """
+
+    context_of: Callable[[int, int], TrajectoryContext]
+
+
 @dataclass(slots=True, eq=False)
 class Surroundings:
     """What a trajectory runs in, and is recorded by.
@@ -94,7 +107,7 @@ class Surroundings:
     masks: MaskFinder | None
     rounding: Rounding
     recorder: RolloutRecorder
-    shown: ShownTrajectory | None
+    shown: ShownFlight | None
 
 
 class Turns:
@@ -106,11 +119,12 @@ class Turns:
         clock: Is told since when the trajectory waits.
 
     Attributes:
+        index: The trajectory's index.
         phase: The phase of the last turn.
     """
 
     def __init__(self, worker: Worker, index: int, clock: Clock) -> None:
-        self._worker, self._index, self._clock = worker, index, clock
+        self._worker, self.index, self._clock = worker, index, clock
         self._block: Any = None  # the `timed` block that the trajectory is in
         self.phase = Phase.RESET
         self._waited_at = perf_counter()  # when others could have a turn last
@@ -119,9 +133,9 @@ class Turns:
         """Begin a turn."""
         worker, self.phase = self._worker, phase
         row = worker.row
-        worker.phase, worker.trajectory = phase, self._index
+        worker.phase, worker.trajectory = phase, self.index
         row.words[row.phase_word] = phase_number(phase)
-        row.words[row.trajectory_word] = self._index + 1
+        row.words[row.trajectory_word] = self.index + 1
         collector_in_use().here = self._block
 
     def end(self) -> None:
@@ -169,54 +183,91 @@ class Turns:
 
 
 class FlightDriver:
-    """Drives one script.
+    """Drives scripts one after the other: that of a whole trajectory, or those of the parts in a fragment.
 
     Args:
         worker: The worker, whose board shows the timesteps of all trajectories in flight.
-        around: What the trajectory runs in.
-        index: The trajectory's index.
+        around: What they run in.
+        index: The first one's index.
         waited: Where seconds and timesteps are added up.
 
     Attributes:
+        reset: Resets the environment: `reset(seed=seed)`; set before `script` is called.
+        binding: For the scripts.
+        info: The info that came with the last observation.
         has_begun: Whether the environment was reset.
         n_timesteps: The timesteps so far.
+        restored_timesteps: Those that were run to restore an episode.
         phase: What the trajectory was doing when it raised.
         clock: Since when it runs and waits.
     """
+
+    reset: Callable[..., Any]
 
     def __init__(self, worker: Worker, around: Surroundings, index: int, waited: FlightTotals) -> None:
         self._worker, self._around, self._waited = worker, around, waited
         self.clock = Clock(perf_counter())
         self._turns = Turns(worker, index, self.clock)
-        self._result: Any = None  # of the last reset or step, whose last part is the info
+        self._seed = 0  # of the script that was made last
+        self.binding = Binding(around.env.step, around.recorder, around.shown, waits=True)
+        self.info: Any = None
         self.has_begun = False
-        self.n_timesteps = 0
+        self.n_timesteps = self.restored_timesteps = 0
         self.phase = Phase.RESET
 
-    async def run(  # noqa: C901 - one trajectory, with the phase of each of its parts
-        self, reset: Callable[..., Any], seed: int, limit: int | None
-    ) -> None:
-        """Run a trajectory to its end, and end its record.
+    @property
+    def index(self) -> int:
+        """The index of the trajectory in hand."""
+        return self._turns.index
+
+    def script(self, seed: int, limit: int | None) -> Script:
+        """Return a new script of a trajectory, which may have so many timesteps; None for any number."""
+        self._seed = seed
+        begin = None if self._around.reset_agent is None else self._begin_agent
+        return trajectory(self.reset, self.binding, seed, begin, limit)
+
+    async def run(self, parts: Iterable[Part], take_end: Callable[[End], None] | None = None) -> None:
+        """Drive scripts, each to its end, or for as many timesteps as its part may have.
 
         Args:
-            reset: Resets the environment.
-            seed: The trajectory's seed.
-            limit: The number of timesteps that it may have; None for any.
+            parts: The parts. The next one is asked for after each part.
+            take_end: Ends the record of a part; None for the recorder's `end`.
 
         Raises:
             BaseException: What environment, agent or hooks raise.
         """
-        around, turns = self._around, self._turns
-        begin = None if around.reset_agent is None else self._begin_agent
-        binding = Binding(around.env.step, around.recorder, around.shown, waits=True)
-        script = trajectory(reset, binding, seed, begin, limit)
+        shown = self._around.shown
+        for index, seed_generators, script, binding, n_timesteps in parts:
+            self._turns.index = index
+            if seed_generators is not None:
+                seed_generators()
+            if shown is not None and binding is None:
+                shown.context = shown.context_of(index, self._seed)
+            await self._drive(script, binding, n_timesteps, take_end or self._end)
+
+    def _end(self, end: End) -> None:
+        self._around.recorder.end(end.observation, end.terminated, end.truncated, limited=end.limited)
+
+    async def _drive(  # noqa: C901 - one trajectory, with the phase of each of its parts
+        self, script: Script, binding: Binding | None, n_timesteps: int, take_end: Callable[[End], None]
+    ) -> None:
+        around, turns, recorder = self._around, self._turns, self._around.recorder
+        rewards, rounding = recorder.float_rewards, around.rounding
+        stop = len(rewards) + n_timesteps
         action: Any = None
+        agent_info: Any = None
         outside: Phase | None = None  # the phase of what is not the script's
         try:
             turns.begin(Phase.RESET)
-            pending = script.send(None)
-            observation = await self._next(script, pending, "reset")
+            observation: Any = script.send(binding)
+            if binding is None:
+                observation = await self._next(script, observation, "reset")
+            self.has_begun = True
             while True:
+                if len(rewards) >= stop:
+                    turns.begin(Phase.STEP)
+                    end: End = script.throw(Cut())
+                    break
                 outside = Phase.ACTION
                 turns.begin(outside)
                 began = perf_counter()
@@ -225,26 +276,27 @@ class FlightDriver:
                 if is_awaitable(chosen):
                     chosen = await turns.take(chosen, outside, self._waited.agent)
                 action, agent_info = chosen
-                around.recorder.record_action(action)
-                if around.rounding.dtype is not None:
-                    action = around.rounding.round(action)
+                recorder.record_action(action)
+                if rounding.dtype is not None:
+                    action = rounding.round(action)
                 outside = Phase.RECORDING
                 if agent_info.__class__ is not dict or agent_info:
-                    around.recorder.record_agent_info(len(around.recorder.float_rewards), agent_info)
+                    recorder.record_agent_info(len(rewards), agent_info)
                 if around.shown is not None:
                     self._show_action(around.shown, action, agent_info)
                 action = own_copy(action)
                 outside = None
                 turns.begin(Phase.STEP)
                 pending = script.send(action)
-                end = observation = await self._next(script, pending, "step")
-                if end.__class__ is End:
+                observation = await self._next(script, pending, "step")
+                if observation.__class__ is End:
+                    end = observation
                     break
             outside = Phase.ACTION
             if not end.terminated and agent_info.__class__ is dict and "value" in agent_info:
                 await self._record_last_value(end.observation)
             outside = Phase.RECORDING
-            around.recorder.end(end.observation, end.terminated, end.truncated, limited=end.limited)
+            take_end(end)
         except GeneratorExit:  # nothing runs it any more
             script.close()
             raise
@@ -258,12 +310,29 @@ class FlightDriver:
             if around.shown is not None:
                 around.shown.lost(raised)
             try:
-                explain_rollout(self._worker, raised, action, around.env, around.recorder, asking=FlightDriver.run)
+                explain_rollout(self._worker, raised, action, around.env, recorder, asking=FlightDriver._drive)
             finally:
                 self.phase = self._worker.phase
             if raised is not error:
                 raise raised from (None if self.clock.exceeded is None else error)
             raise
+
+    def finish(self) -> Rollouts:
+        """Return the record."""
+        around, self.phase = self._around, Phase.RECORDING
+        try:
+            return around.recorder.finish()
+        except DataError as error:
+            locate(error, around.env, error.timestep)
+            if isinstance(error, ActionError):
+                self.phase = Phase.ACTION
+            raise
+
+    async def wait(self, pending: Any) -> Any:
+        """Return the result of a reset or a step that restores an episode."""
+        if not is_awaitable(pending):
+            return pending
+        return await self._turns.take(pending, Phase.RESET, self._waited.reset)
 
     def error_of_limit(self) -> TimeoutError:
         """Return the error of a trajectory that exceeded a time limit, and has not ended although it was cancelled."""
@@ -285,8 +354,7 @@ class FlightDriver:
                 result = await self._turns.take(pending, Phase.STEP, self._waited.step)
         except Exception as error:
             return script.throw(error)  # so its traceback says what the script did
-        self._result = result
-        self.has_begun = True
+        self.info = result[-1] if isinstance(result, tuple) and result else None
         if what == "step":
             self._count_timestep()  # now, since one that is cancelled need not have been taken
             await self._turns.let_others(Phase.STEP, self._waited.step)
@@ -303,10 +371,10 @@ class FlightDriver:
         around = self._around
         if around.masks is None:
             return around.agent.get_action(observation)
-        return around.agent.get_action(observation, action_mask=around.masks(observation, self._result[-1]))
+        return around.agent.get_action(observation, action_mask=around.masks(observation, self.info))
 
     @staticmethod
-    def _show_action(shown: ShownTrajectory, action: Any, agent_info: Any) -> None:
+    def _show_action(shown: ShownFlight, action: Any, agent_info: Any) -> None:
         assert shown.context is not None
         shown.context.action, shown.agent_info = action, agent_info
 

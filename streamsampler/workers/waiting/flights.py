@@ -7,17 +7,38 @@ from bisect import insort
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 from streamsampler.core.errors import DataError
 from streamsampler.data.recorder import RolloutRecorder, Rollouts
 from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.workers.base import AbnormalTrajectoryError, Worker
 from streamsampler.workers.explain import is_interrupt
-from streamsampler.workers.waiting.deadlines import ATTEMPTS, Clock, Deadlines, TimeLimits
+from streamsampler.workers.waiting.deadlines import Clock, Deadlines, TimeLimits
 from streamsampler.workers.waiting.driver import FlightDriver, FlightTotals
 from streamsampler.workers.waiting.event_loop import CLEANUP_SECONDS, WorkerEventLoop
-from streamsampler.workers.waiting.slots import Slot, Slots
+
+RunInPlace: TypeAlias = Callable[[int, int, int, Any, FlightDriver], Coroutine[Any, Any, Rollouts]]
+"""See `Flights.use`."""
+
+
+class Places(Protocol):
+    """Where trajectories run: each place has an environment and `surroundings`."""
+
+    def take(self, index: int, /) -> Any:
+        """Return a place for a trajectory, in which nothing runs; None if there is none now."""
+
+    def put_back(self, place: Any, /) -> None:
+        """Take back a place, in which another trajectory may run."""
+
+    def replace(self, place: Any, /) -> None:
+        """Take back a place whose environment, or agent, may be in any state."""
+
+    def abandon(self, place: Any, /) -> None:
+        """Have a place no more, because its trajectory does not end although it was cancelled."""
+
+    def new_recorder(self) -> RolloutRecorder:
+        """Return what records the next trajectory in a place."""
 
 
 @dataclass(slots=True, eq=False)
@@ -27,7 +48,7 @@ class Flight:
     Attributes:
         ticket: Its ticket.
         position: Its position in that.
-        slot: Where it runs.
+        place: Where it runs.
         driver: Drives its script.
         task: The task that it is.
         is_lost: Whether it goes on although it was cancelled: whatever becomes of it is of no interest.
@@ -35,7 +56,7 @@ class Flight:
 
     ticket: TicketInFlight
     position: int
-    slot: Slot
+    place: Any
     driver: FlightDriver
     task: asyncio.Task[Any] | None = None
     is_lost: bool = False
@@ -51,12 +72,14 @@ class TicketFailure:
     """The exception that a ticket is answered with.
 
     Attributes:
-        position: The position of its trajectory.
+        position: The position of its trajectory, or of its environment, in the ticket.
+        index: The index of its trajectory.
         phase: What the trajectory was doing.
         error: The exception.
     """
 
     position: int
+    index: int
     phase: Phase
     error: BaseException
 
@@ -74,7 +97,8 @@ class TicketInFlight:
         dropped: Those that are left out, by position; see `messages.Report`.
         failure: The first exception, in the ticket's order, that was raised so far and is not dropped.
         timed_out: The positions of the trajectories that exceeded a time limit, as often as they did.
-        ran_timesteps: Those of the trajectories that have ended, however they did.
+        ran_timesteps: The timesteps of the trajectories that have ended, however they did.
+        restored_timesteps: Those that were run to restore their episodes.
     """
 
     ticket: Ticket
@@ -86,6 +110,7 @@ class TicketInFlight:
     failure: TicketFailure | None = None
     timed_out: list[int] = field(default_factory=list)
     ran_timesteps: int = 0
+    restored_timesteps: int = 0
 
     @property
     def is_decided(self) -> bool:
@@ -106,29 +131,38 @@ class TicketInFlight:
 
 
 class Flights:
-    """Begins trajectories in slots that are free, and takes their ends.
+    """Begins trajectories in places that are free, and takes their ends.
 
     Args:
         worker: The worker, which looks ahead for tickets.
         loop: Runs the trajectories.
-        slots: Where they run.
         limits: How long they may take.
-        trajectory: Returns the coroutine that runs a trajectory and returns its record: takes the ticket's version, an
-            index, a seed, the slot and the driver.
 
     Attributes:
         waited: What trajectories have taken since the last report.
     """
 
-    def __init__(
-        self, worker: Worker, loop: WorkerEventLoop, slots: Slots, limits: TimeLimits,
-        trajectory: Callable[[int, int, int, Slot, FlightDriver], Coroutine[Any, Any, Rollouts]],
-    ) -> None:  # fmt: skip
-        self._worker, self._loop, self._slots, self._trajectory = worker, loop, slots, trajectory
+    _places: Places
+    _run: RunInPlace
+    _attempts: int
+
+    def __init__(self, worker: Worker, loop: WorkerEventLoop, limits: TimeLimits) -> None:
+        self._worker, self._loop = worker, loop
         self._tickets: deque[TicketInFlight] = deque()
         self._decided = asyncio.Event()  # of the call of `run`, in which a trajectory ends
         self._deadlines = Deadlines(limits, self._running, loop.get, self._cancel_late)
         self.waited = FlightTotals()
+
+    def use(self, places: Places, run: RunInPlace, attempts: int) -> None:
+        """Say where the trajectories of the tickets to come run.
+
+        Args:
+            places: The places.
+            run: Returns the coroutine that runs a trajectory, or a fragment, and returns its record: takes the ticket's
+                version, an index, a seed, the place and the driver.
+            attempts: How many time limits a trajectory may exceed before that is an error.
+        """
+        self._places, self._run, self._attempts = places, run, attempts
 
     @property
     def in_hand(self) -> TicketInFlight:
@@ -183,36 +217,36 @@ class Flights:
     def begin_more(self) -> None:
         """Begin trajectories as long as there is one, and room for it."""
         while (found := self._next()) is not None:
-            running, position, slot = found
-            self._launch(running, position, slot)
+            running, position, place = found
+            self._launch(running, position, place)
         self._deadlines.arm()
 
-    def _next(self) -> tuple[TicketInFlight, int, Slot] | None:
+    def _next(self) -> tuple[TicketInFlight, int, Any] | None:
         for running in self._tickets:
             if running.waiting:
-                slot = self._slots.take()
-                return None if slot is None else (running, running.waiting.popleft(), slot)
+                place = self._places.take(running.ticket.indices[running.waiting[0]])
+                return None if place is None else (running, running.waiting.popleft(), place)
             if running.failure is not None:
                 return None  # nothing after it is to begin
         return None
 
-    def _launch(self, running: TicketInFlight, position: int, slot: Slot) -> None:
+    def _launch(self, running: TicketInFlight, position: int, place: Any) -> None:
         index, seed = running.ticket.indices[position], running.seeds[position]
-        driver = FlightDriver(self._worker, slot.surroundings, index, self.waited)
-        flight = running.begun[position] = Flight(running, position, slot, driver)
-        trajectory = self._trajectory(running.ticket.version, index, seed, slot, driver)
+        driver = FlightDriver(self._worker, place.surroundings, index, self.waited)
+        flight = running.begun[position] = Flight(running, position, place, driver)
+        trajectory = self._run(running.ticket.version, index, seed, place, driver)
         flight.task = task = self._loop.start(self._fly(flight, trajectory))
         task.add_done_callback(lambda _: trajectory.close())  # one that is cancelled before it begins awaits nothing
 
     async def _fly(self, flight: Flight, trajectory: Coroutine[Any, Any, Rollouts]) -> None:
         """Run a trajectory, and take its end."""
-        slot, slots = flight.slot, self._slots
+        place, places = flight.place, self._places
         try:
-            flight.ticket.recorded[flight.position] = await trajectory, slot.surroundings.recorder
-            slot.surroundings.recorder = slots.new_recorder()
-            slots.put_back(slot)
+            flight.ticket.recorded[flight.position] = await trajectory, place.surroundings.recorder
+            place.surroundings.recorder = places.new_recorder()
+            places.put_back(place)
         except asyncio.CancelledError:
-            slots.put_back(slot)
+            places.put_back(place)
         except BaseException as error:
             if is_interrupt(error):
                 raise
@@ -220,9 +254,9 @@ class Flights:
                 return
             self._take_error(flight, error)
             if isinstance(error, AbnormalTrajectoryError):
-                slots.put_back(slot)
+                places.put_back(place)
             else:
-                slots.replace(slot)  # its environment, and an agent of its own, may be in any state
+                places.replace(place)  # its environment, and an agent of its own, may be in any state
         finally:
             if not flight.is_lost:
                 self._forget(flight)
@@ -230,13 +264,14 @@ class Flights:
     def _forget(self, flight: Flight) -> None:
         flight.ticket.begun.pop(flight.position, None)
         flight.ticket.ran_timesteps += flight.driver.n_timesteps
+        flight.ticket.restored_timesteps += flight.driver.restored_timesteps
         self._decided.set()
 
     def _take_error(self, flight: Flight, error: BaseException) -> None:
         """Leave a trajectory out, let it begin once more, or let its ticket fail."""
         worker, position, running = self._worker, flight.position, flight.ticket
         ticket = running.ticket
-        index = worker.trajectory = ticket.indices[position]
+        index = worker.trajectory = flight.driver.index
         worker.phase = flight.driver.phase
         if isinstance(error, DataError) and error.position is not None:
             error.position = position
@@ -245,10 +280,10 @@ class Flights:
             self.waited.n_timed_out += 1
         if worker.drops(error):
             running.dropped[position] = worker.left_out_by(error, ticket, index)[index]
-        elif is_late and running.timed_out.count(position) < ATTEMPTS:
+        elif is_late and running.timed_out.count(position) < self._attempts:
             insort(running.waiting, position)
         else:
-            running.fail(TicketFailure(position, worker.phase, error))
+            running.fail(TicketFailure(position, index, worker.phase, error))
 
     def _cancel_late(self, flight: Flight) -> None:
         """Cancel a trajectory that exceeded a time limit, and be done with it even if it does not end."""
@@ -257,7 +292,7 @@ class Flights:
         self._loop.get().call_later(CLEANUP_SECONDS, self._lose, flight)
 
     def _lose(self, flight: Flight) -> None:
-        """Go on without a trajectory that has not ended although it was cancelled; its slot is of no use any more."""
+        """Go on without a trajectory that has not ended although it was cancelled; its place is of no use any more."""
         assert flight.task is not None
         if flight.is_lost or flight.task.done():
             return
@@ -270,7 +305,7 @@ class Flights:
         flight.is_lost = True
         flight.clock.exceeded = flight.clock.exceeded or "the time to end"  # so its script does not go on
         self._loop.leave(flight.task)
-        self._slots.abandon(flight.slot)
+        self._places.abandon(flight.place)
 
     def end_ticket(self) -> None:
         """Forget the ticket in hand: the one after it is in hand now."""

@@ -23,9 +23,8 @@ from streamsampler.workers.generators import kept_generators, restore_generators
 from streamsampler.workers.lending import LendingWorker
 from streamsampler.workers.masks import finder_of
 from streamsampler.workers.restoring import AS_GIVEN, refuse_copies_of
-from streamsampler.workers.seams import ShownTrajectory
 from streamsampler.workers.waiting.awaited_env import AwaitedEnv
-from streamsampler.workers.waiting.driver import Surroundings
+from streamsampler.workers.waiting.driver import ShownFlight, Surroundings
 from streamsampler.workers.waiting.event_loop import CLEANUP_SECONDS
 
 _OF_AGENT = {Phase.ACTION, Phase.AGENT_RESET}
@@ -130,7 +129,7 @@ class Slots:
     def _around(self, env: AnyEnv, number: int) -> Surroundings:
         self._worker.make_callers(number + 1)
         callers = self._worker.hook_callers
-        shown = ShownTrajectory(self._worker, callers[number]) if callers else None
+        shown = ShownFlight(self._worker, callers[number]) if callers else None
         recorder = RolloutRecorder(env.observation_space, env.action_space)
         return Surroundings(AwaitedEnv(env), None, None, None, AS_GIVEN, recorder, shown)
 
@@ -149,7 +148,7 @@ class Slots:
 
     # ------------------------------------------------------------------ lending
 
-    def take(self) -> Slot | None:
+    def take(self, _index: int) -> Slot | None:
         """Return a slot in which nothing runs, with its environment and agent up to date; None if all are taken."""
         if not self._free:
             if len(self._all) >= self._most:
@@ -266,8 +265,13 @@ class Slots:
         )
 
     def awaited(self, env: AnyEnv) -> AwaitedEnv:
-        """Return what awaits the resets and steps of a slot's environment."""
-        return next(slot.surroundings.env for slot in self._all if slot.env is env)
+        """Return what awaits the resets and steps of an environment."""
+        return next((slot.surroundings.env for slot in self._all if slot.env is env), None) or AwaitedEnv(env)
+
+    def lend_first(self) -> None:
+        """Have the first slot no more: episodes of fragments go on in its environment."""
+        lent = self._all.pop(0)
+        self._free = [slot for slot in self._free if slot is not lent]
 
     def close_env(self, env: AnyEnv) -> None:
         """Close an environment, and wait for that."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
@@ -13,7 +13,7 @@ import gymnasium
 
 from streamsampler.agents.base import acts_alone
 from streamsampler.agents.updates import has_rows_alone, name_of, updated_agent
-from streamsampler.core.errors import ActionError, DataError, UsageError, positive
+from streamsampler.core.errors import DataError, UsageError, positive
 from streamsampler.core.times import Times
 from streamsampler.core.timing import collector_in_use, timed
 from streamsampler.data.joining import joined
@@ -23,18 +23,19 @@ from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.protocol.plans import Layout
 from streamsampler.workers.base import Outcome, WorkerContext
 from streamsampler.workers.board import phase_number
-from streamsampler.workers.explain import locate
 from streamsampler.workers.finishing import shares
 from streamsampler.workers.generators import generator_states, seed_generators
 from streamsampler.workers.lending import LendingWorker
 from streamsampler.workers.purity import BrokenOff
-from streamsampler.workers.resets import reset_function
+from streamsampler.workers.resets import Resets, reset_function
+from streamsampler.workers.single import WHOLE
 from streamsampler.workers.trajectory_context import TrajectoryContext, reset_of
 from streamsampler.workers.waiting.alone import run_apart
-from streamsampler.workers.waiting.deadlines import TimeLimits
+from streamsampler.workers.waiting.deadlines import ATTEMPTS, TimeLimits
 from streamsampler.workers.waiting.driver import FlightDriver, FlightTotals
 from streamsampler.workers.waiting.event_loop import WorkerEventLoop
 from streamsampler.workers.waiting.flights import Flights, TicketInFlight
+from streamsampler.workers.waiting.fragments import AwaitedEnvs, AwaitedFragmentEnv
 from streamsampler.workers.waiting.slots import Slot, Slots
 
 _IN_FLIGHT = 16
@@ -69,7 +70,9 @@ class AsyncWorker(LendingWorker):
         UsageError: `in_flight` is no positive integer.
     """
 
-    can_drop = can_call_hooks = can_rehearse = can_take_options = keeps_time_limits = True
+    _running: AwaitedEnvs | None
+
+    can_drop = can_call_hooks = can_rehearse = can_continue = can_take_options = waits = True
     runs_lanes = True
     revision = ""  # the trajectories are those of DefaultWorker
 
@@ -79,7 +82,7 @@ class AsyncWorker(LendingWorker):
         self._loop = WorkerEventLoop(self)
         self._limits = TimeLimits(context.step_timeout, context.trajectory_timeout)
         self._slots = Slots(self, self._in_flight, self._complete, lambda: self._flights.look_again())
-        self._flights = Flights(self, self._loop, self._slots, self._limits, self._trajectory)
+        self._flights = Flights(self, self._loop, self._limits)
         self._draws_before: tuple[Any, ...] = ()
 
     @classmethod
@@ -114,6 +117,7 @@ class AsyncWorker(LendingWorker):
         """
         self.phase = Phase.ENV_CONSTRUCTION
         self._flights.cancel()
+        self._leave_lent()
         try:
             with closing_with(self._complete):
                 self._slots.update_env(env_update)
@@ -135,6 +139,14 @@ class AsyncWorker(LendingWorker):
     def rollout(self, ticket: Ticket, seeds: list[int]) -> Outcome:
         """Run the ticket's trajectories, and those of later tickets meanwhile."""
         flights, began = self._flights, perf_counter()
+        order = None if self.resets is None else self.resets.fragments
+        if order is None:
+            self._take_environments()
+            flights.use(self._slots, self._trajectory, ATTEMPTS)
+        else:
+            self._running = self._running or AwaitedEnvs(self, order.base_version, self._in_flight)
+            self._running.begin_call(ticket.version, cast("Resets", self.resets), order)
+            flights.use(self._running, partial(self._fragment, order.n_timesteps), 1)
         running = flights.take_in_hand(ticket, seeds)
         self._look_at_generators(seeds[0])
         self.phase = Phase.STEP
@@ -146,7 +158,7 @@ class AsyncWorker(LendingWorker):
             if not may_run:
                 return self._given_up(running, seconds)
             self._raise_failure(running)
-            return self._outcome(running, seconds)
+            return self._outcome(running, seconds) if order is None else self._outcome_of_fragments(running, seconds)
         except BaseException:
             phase, trajectory = self.phase, self.trajectory
             self.ran_timesteps, self.running_timesteps = flights.cancel()[1], 0
@@ -166,7 +178,7 @@ class AsyncWorker(LendingWorker):
 
     def _raise_failure(self, running: TicketInFlight) -> None:
         if (failure := running.failure) is not None:
-            self.phase, self.trajectory = failure.phase, running.ticket.indices[failure.position]
+            self.phase, self.trajectory = failure.phase, failure.index
             raise failure.error
 
     def _seconds(self, elapsed: float) -> Times:
@@ -210,9 +222,21 @@ class AsyncWorker(LendingWorker):
             dropped=tuple(sorted(dropped.values())), n_timed_out=self._flights.waited.take_timed_out(),
         )  # fmt: skip
 
+    def _outcome_of_fragments(self, running: TicketInFlight, seconds: Times) -> Outcome:
+        running_envs, numbers, records = self._running, running.ticket.indices, running.recorded
+        assert running_envs is not None
+        parts = [records[position][0] for position in range(len(numbers))]
+        rollouts = self.finished(partial(joined, parts), running_envs.owners(numbers), self._slots.envs[0])
+        running_envs.tell(running_envs.envs(numbers), rollouts)
+        metrics = {name: how for _, recorder in records.values() for name, how in recorder.metrics.items()}
+        self._end_ticket(running)
+        return Outcome(
+            rollouts, rollouts.n_trajectories, rollouts.n_timesteps, seconds=seconds, metrics=tuple(metrics.items())
+        )
+
     def _end_ticket(self, running: TicketInFlight) -> None:
         self._flights.end_ticket()
-        self.ran_timesteps = running.ran_timesteps
+        self.ran_timesteps = running.ran_timesteps + running.restored_timesteps
         self._flights.waited.n_timesteps -= running.ran_timesteps
         self.running_timesteps = self._flights.waited.n_timesteps
 
@@ -234,20 +258,24 @@ class AsyncWorker(LendingWorker):
     async def _trajectory(self, version: int, index: int, seed: int, slot: Slot, driver: FlightDriver) -> Rollouts:
         """Run a trajectory in a slot; return its record."""
         around = slot.surroundings
-        if self._in_flight == 1:
-            seed_generators(seed)
         if around.shown is not None:
-            around.shown.context = self._context_of(slot, version, index, seed)
-        reset = reset_function(cast("AnyEnv", around.env), self.resets, (index,))
-        await driver.run(reset, seed, self.context.max_episode_length)
-        driver.phase = Phase.RECORDING
-        try:
-            return around.recorder.finish()
-        except DataError as error:
-            locate(error, slot.env, error.timestep)
-            if isinstance(error, ActionError):
-                driver.phase = Phase.ACTION
-            raise
+            around.shown.context_of = partial(self._context_of, slot, version)
+        await self._run_whole(driver, reset_function(cast("AnyEnv", around.env), self.resets, (index,)), index, seed)
+        return driver.finish()
+
+    async def _fragment(
+        self, n_timesteps: int, version: int, _number: int, _seed: int, env: AwaitedFragmentEnv, driver: FlightDriver
+    ) -> Rollouts:
+        """Run a fragment of an environment; return its record."""
+        await env.run_fragment(version, n_timesteps, driver)
+        return driver.finish()
+
+    async def _run_whole(
+        self, driver: FlightDriver, reset: Callable[..., Any], index: int, seed: int, *, seeds_generators: bool = False
+    ) -> None:
+        driver.reset = reset
+        seeding = partial(seed_generators, seed) if seeds_generators or self._in_flight == 1 else None
+        await driver.run([(index, seeding, driver.script(seed, self.context.max_episode_length), None, WHOLE)])
 
     def _context_of(self, slot: Slot, version: int, index: int, seed: int) -> TrajectoryContext:
         around = slot.surroundings
@@ -262,14 +290,13 @@ class AsyncWorker(LendingWorker):
         Raises:
             BrokenOff: The version may not run any more.
         """
-        slot = self._slots.take()
+        slot = self._slots.take(indices[0])
         assert slot is not None  # nothing is in flight
         around = replace(slot.surroundings, env=stand_ins[0], recorder=self._slots.new_recorder(), shown=None)
         around.recorder.record_agent_info = stand_ins[0].take_agent_info
-        seed_generators(seeds[0])
         driver = FlightDriver(self, around, indices[0], FlightTotals())
         reset = reset_function(cast("AnyEnv", around.env), self.resets, indices)
-        trajectory = driver.run(reset, seeds[0], self.context.max_episode_length)
+        trajectory = self._run_whole(driver, reset, indices[0], seeds[0], seeds_generators=True)
         may_go_on = partial(self.row.may_run, version)
         has_ended = True
         try:
@@ -290,8 +317,14 @@ class AsyncWorker(LendingWorker):
 
     # ------------------------------------------------------------------ ending
 
+    def keep_fragments(self, base_version: int) -> None:
+        """Close the environments of fragments, unless their episodes go on."""
+        with closing_with(self._complete):
+            super().keep_fragments(base_version)
+
     def _leave_lent(self) -> None:
-        pass  # it runs no fragments
+        if self._lends():
+            self._slots.lend_first()
 
     def _complete(self, awaitable: Any) -> None:
         """Wait for what an environment's `close` returned."""
@@ -305,6 +338,7 @@ class AsyncWorker(LendingWorker):
         """Close the environments."""
         self.phase, self.trajectory = Phase.CLOSE, None
         self._flights.cancel()
+        self._leave_lent()
         self._slots.close()
 
     def end(self) -> None:
