@@ -51,7 +51,7 @@ DRIVERS = {
     "workers.restoring.apply_actions",
     "stepping.server.EnvServer._replay",
     "workers.default.DefaultWorker._roll",
-    "workers.waiting.driver.FlightDriver.run",
+    "workers.waiting.driver.FlightDriver.__init__",
 }
 # What stands in an environment's place, and passes a step on to it.
 STEP_WRAPPERS = {

@@ -6,7 +6,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, cast, runtime_checkable
 
 import numpy as np
 from gymnasium import registry
@@ -14,6 +14,7 @@ from gymnasium.spaces import Space
 
 from streamsampler.agents.masks import ACTION_MASK, ACTION_MASKS
 from streamsampler.agents.random import RandomAgent
+from streamsampler.core.awaiting import has_coroutines
 from streamsampler.core.errors import UsageError
 from streamsampler.core.words import AGENT_FIRST
 
@@ -145,13 +146,23 @@ class MaskedAgent(Protocol):
         ...
 
 
+class AwaitedAgent(Protocol):
+    """An agent that waits, such as for a language model, for type checkers; see `streamsampler.AsyncWorker`."""
+
+    async def get_action(self, observation: Any, /) -> tuple[Any, dict[str, Any]]:
+        """Choose an action."""
+        ...
+
+
 class _MaskedFunction(Protocol):
     """A plain callable that does so."""
 
     def __call__(self, observation: Any, /, *, action_mask: Any) -> Any: ...
 
 
-AgentLike: TypeAlias = Agent | AgentOfRows | MaskedAgent | Callable[[Any], Any] | _MaskedFunction | Literal["random"]
+AgentLike: TypeAlias = (
+    Agent | AgentOfRows | MaskedAgent | AwaitedAgent | Callable[[Any], Any] | _MaskedFunction | Literal["random"]
+)
 """What is taken for an agent; see `as_agent`."""
 
 
@@ -179,6 +190,14 @@ class CallableAgent:
     def get_action(self, observation: Any) -> tuple[Any, dict[str, Any]]:
         """Call the function; there are no infos."""
         return self.function(observation), {}
+
+
+class _AwaitedCallableAgent(CallableAgent):
+    """Makes an agent of an `async def`."""
+
+    async def get_action(self, observation: Any) -> tuple[Any, dict[str, Any]]:  # type: ignore[override]
+        """Call the function; there are no infos."""
+        return await self.function(observation), {}
 
 
 class _MaskedCallableAgent(CallableAgent):
@@ -213,6 +232,8 @@ def as_agent(obj: Any) -> Agent:
         return agent
     if (line := adapter_line(obj)) is not None:
         raise UsageError(f"the agent ({type(obj).__qualname__}) has no get_action: pass {line}")
+    if has_coroutines(obj, "__call__") or inspect.iscoroutinefunction(obj):
+        return cast("Agent", _AwaitedCallableAgent(obj))
     if callable(obj):
         return (_MaskedCallableAgent if _declares(obj, ACTION_MASK) else CallableAgent)(obj)
     if isinstance(obj, str) and obj in NAMED_AGENTS:

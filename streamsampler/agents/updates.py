@@ -27,6 +27,7 @@ from streamsampler.agents.base import (
     is_module,
 )
 from streamsampler.agents.policies import Policies, PolicyUpdates
+from streamsampler.core.awaiting import has_coroutines
 from streamsampler.core.errors import UsageError
 from streamsampler.core.serialization import Payload, dumps, loads
 
@@ -51,6 +52,7 @@ class AgentTraits:
         converter: What its `get_param_converter` gave, pickled; None where it has none.
         takes_spaces: Whether it has `set_spaces`.
         acts_alone: Whether it chooses single actions; otherwise it has `get_actions` alone.
+        waits: Whether it is asynchronous: `async def get_action` or `get_actions`.
         of_policies: Of several agents by policy name, the traits of each; else None.
     """
 
@@ -60,6 +62,7 @@ class AgentTraits:
     converter: Payload | None
     takes_spaces: bool
     acts_alone: bool = True
+    waits: bool = False
     of_policies: Mapping[str, AgentTraits] | None = None
 
     def after(self, before: Any) -> AgentTraits:
@@ -78,7 +81,10 @@ def traits_of(agent: Agent) -> AgentTraits:
     """
     if isinstance(agent, Policies):
         of_policies = {name: traits_of(each) for name, each in agent.agents.items()}
-        return AgentTraits("several policies", True, None, None, takes_spaces=True, of_policies=of_policies)
+        waits = any(each.waits for each in of_policies.values())
+        return AgentTraits(
+            "several policies", True, None, None, takes_spaces=True, waits=waits, of_policies=of_policies
+        )
     converter = _converter_of(agent)
     return AgentTraits(
         name=name_of(agent),
@@ -87,6 +93,7 @@ def traits_of(agent: Agent) -> AgentTraits:
         converter=None if converter is None else dumps(converter, "what the agent's get_param_converter gave").owned(),
         takes_spaces=callable(getattr(agent, "set_spaces", None)),
         acts_alone=acts_alone(agent),
+        waits=has_coroutines(agent, "get_action", "get_actions"),
     )
 
 

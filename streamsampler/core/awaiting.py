@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 from collections.abc import Awaitable, Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -54,12 +56,18 @@ async def awaited(steps: Pendings[ResultT], wait: Callable[[Any], Awaitable[Any]
 
 
 def run_alone(awaitable: Awaitable[Any]) -> None:
-    """Await something on an event loop of its own."""
+    """Await something on an event loop of its own: in a thread of its own, where one runs already in this thread."""
 
     async def run() -> None:
         await awaitable
 
-    asyncio.run(run())
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        asyncio.run(run())
+    else:
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(contextvars.copy_context().run, asyncio.run, run()).result()
 
 
 def has_coroutines(obj: Any, *names: str) -> bool:

@@ -15,6 +15,7 @@ from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
 from streamsampler.core.atomic import sync_directory, temporary_beside
+from streamsampler.core.awaiting import is_awaitable, run_alone, then
 from streamsampler.core.errors import UsageError
 from streamsampler.core.extras import needed
 from streamsampler.environments.ids import MakesMultiAgentEnv
@@ -27,6 +28,7 @@ from streamsampler.environments.updates import (
     SetTaskUpdate,
     SpecEnvUpdate,
     apply_any_env_update,
+    close_env,
     describe,
     lacks,
 )
@@ -77,22 +79,23 @@ class Film:
 class _FilmedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Takes pictures of an environment while the trajectory runs that is filmed."""
 
+    passes_on_coroutines = True
+
     def __init__(self, env: AnyEnv, film: Film) -> None:
         super().__init__(env)
         self._film = film
         self._runs = False
 
-    def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
+    def reset(self, **arguments: Any) -> Any:
         """Reset the environment."""
-        result = self.env.reset(**arguments)
         self._runs = self._film.count_reset()
-        if self._runs:
-            self._film.add_picture(self.env)
-        return result
+        return then(self.env.reset(**arguments), self._taken)
 
     def step(self, action: Any) -> Any:
         """Step the environment."""
-        result = self.env.step(action)
+        return then(self.env.step(action), self._taken)
+
+    def _taken(self, result: Any) -> Any:
         if self._runs:
             self._film.add_picture(self.env)
         return result
@@ -136,7 +139,9 @@ def check_renders(update: EnvUpdate) -> None:
     taken: list[Picture] = []
     env = _FilmedEnv(_rendering(update), Film(0, lambda picture, _: taken.append(picture)))
     try:
-        env.reset(seed=0)
+        reset: Any = env.reset(seed=0)
+        if is_awaitable(reset):
+            run_alone(reset)
     except UsageError:
         raise
     except DependencyNotInstalled as error:  # it says what to install
@@ -145,7 +150,7 @@ def check_renders(update: EnvUpdate) -> None:
         raise UsageError(f"{name} cannot be filmed: {type(error).__name__}: {error}") from error
     finally:
         with contextlib.suppress(Exception):
-            env.close()
+            close_env(env)
 
 
 def _rendering(update: EnvUpdate) -> AnyEnv:
@@ -156,7 +161,7 @@ def _rendering(update: EnvUpdate) -> AnyEnv:
     """
     name = describe(update)
     try:
-        env = apply_any_env_update(_with_mode(update), None, several=True)
+        env = apply_any_env_update(_with_mode(update), None, several=True, waits=True)
     except UsageError:
         raise
     except Exception as error:

@@ -41,8 +41,9 @@ from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.resets import Options, Resets
 from streamsampler.workers.vec.worker import VecWorker
+from streamsampler.workers.waiting.worker import AsyncWorker
 
-_WORKERS: Mapping[str, type[Worker]] = {kind.__name__: kind for kind in (DefaultWorker, VecWorker)}
+_WORKERS: Mapping[str, type[Worker]] = {kind.__name__: kind for kind in (DefaultWorker, VecWorker, AsyncWorker)}
 
 
 class ReplayOptions(TypedDict, total=False):
@@ -120,7 +121,7 @@ def replay(
     if actions:
         check_chosen(one, told.get("record_taken"))
     notes: list[str] = []
-    kind, args = (DefaultWorker, {}) if actions else _kind_of_worker(name, facts, options, notes)
+    kind, args = (DefaultWorker, _in_flight(told)) if actions else _kind_of_worker(name, facts, options, notes)
     limit, cut = told.get("max_episode_length"), False
     if "max_episode_length" not in told and one.truncated[0] and not one.terminated[0]:
         notes.append("max_episode_length is not known, so that only what was recorded is compared")
@@ -224,6 +225,11 @@ def _kind_of_worker(
     if isinstance(said, str) and said != f"{kind.__name__}: {kind.revision}":
         notes.append(f"the workers were of another revision ({said}), which may make other trajectories")
     return kind, dict(args)
+
+
+def _in_flight(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of the worker that applies recorded actions: where an environment waits, it says so."""
+    return {"in_flight": 1} if "in_flight" in (told.get("worker_args") or {}) else {}
 
 
 def _origin(

@@ -28,7 +28,7 @@ from streamsampler.protocol.result import Order
 from streamsampler.samplers.lagging import Lag, check_staleness
 from streamsampler.samplers.life import SamplerLife, SamplerSetup
 from streamsampler.samplers.obtaining import ObtainingSampler
-from streamsampler.samplers.options import SamplerOptions, check_policies, policies_of, refuse_rows_alone
+from streamsampler.samplers.options import SamplerOptions, check_policies, policies_of, refuse_agents
 from streamsampler.samplers.payloads import are_asynchronous, check_side_by_side, pickled_environments, put, put_agents
 from streamsampler.samplers.per_worker import Agents, Envs, items_by_worker
 from streamsampler.samplers.updates import Updates
@@ -227,7 +227,9 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
         )
         as_env = partial(as_env_update, env_kwargs=env_kwargs)
         environments = pickled_environments(envs, factory.n_workers, "envs", "the environment", as_env)
-        if are_asynchronous(environments):
+        updates: Updates[Payload] = Updates(factory.n_workers)
+        put_agents(updates, agents, factory.n_workers, held=self._holds_agent)
+        if are_asynchronous(environments) or any(each.waits for each in updates.about("agent")):
             factory = factory.for_asynchronous()
             worker_class = factory.worker_class
         drop_unless = policy.restarts_on if policy.drops else None
@@ -248,11 +250,9 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
         )
         if order not in ("index", "arrival"):
             raise UsageError(f'order must be "index" or "arrival", got {order!r}')
-        updates: Updates[Payload] = Updates(workers.n_workers)
-        put_agents(updates, agents, workers.n_workers, held=self._holds_agent)
         check_side_by_side(environments, "envs", factory)
         put(updates, "env", environments)
-        refuse_rows_alone(updates.about("agent"), updates.about("env"), worker_class)
+        refuse_agents(updates.about("agent"), updates.about("env"), worker_class)
         dumps(filters, "the filters")
         lag = Lag() if check_staleness(staleness, order, filters) else None
         self._setup = SamplerSetup(workers, order, policy, policy_names, self._holds_agent, updates.about("env"))

@@ -18,7 +18,7 @@ from streamsampler.data.batch_fields import ActionsT, ObservationsT, replaced
 from streamsampler.data.kept_infos import InfosArgument, KeptInfos
 from streamsampler.protocol.plans import AtLeast, Exactly, ExactlyPerWorker, GatherPlan, Layout, Streamed
 from streamsampler.samplers.call import Call
-from streamsampler.samplers.options import refuse_items, refuse_rows_alone
+from streamsampler.samplers.options import refuse_agents, refuse_items
 from streamsampler.samplers.owner import LifeOwner
 from streamsampler.samplers.payloads import (
     check_side_by_side,
@@ -308,7 +308,7 @@ class ObtainingSampler(LifeOwner, Generic[ObservationsT, ActionsT]):
         updates = pickled_updates(agent_update, env_update, in_force, held=setup.holds_agent)
         if "agent" in updates:
             environments = facts_in(updates["env"]) if "env" in updates else in_force.about("env")
-            refuse_rows_alone(facts_in(updates["agent"]), environments, worker_class)
+            refuse_agents(facts_in(updates["agent"]), environments, worker_class)
         if "env" in updates:
             check_side_by_side(updates["env"], "env_update", setup.workers.factory)
         if makes_environment(env_update):

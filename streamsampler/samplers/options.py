@@ -87,18 +87,22 @@ def groups_for(worker_args: Mapping[str, Any], n_envs: int) -> int:
     return n_groups
 
 
-def refuse_rows_alone(
+def refuse_agents(
     traits: Iterable[AgentTraits], environments: Iterable[EnvironmentFacts], worker_class: type[Worker]
 ) -> None:
-    """Refuse agents that have `get_actions` alone where a kind of worker asks for one action at a time.
+    """Refuse agents that a kind of worker cannot ask: asynchronous ones, and those that have `get_actions` alone.
 
     A policy that plays several agents needs no `get_action`. Where a worker must make the environment to know how many
     agents it has, the worker refuses the agent.
     """
-    if worker_class.asks_for_rows or not all(each.single for each in environments):
-        return
+    is_single = all(each.single for each in environments)
     for each in traits:
-        if not each.acts_alone:
+        if each.waits and not worker_class.waits:
+            raise UsageError(
+                f"{each.name} is asynchronous (async def get_action), and {worker_class.__name__} does not await it: "
+                'give it to a new sampler, with worker_args={"in_flight": 100} and without a worker_class'
+            )
+        if is_single and not (worker_class.asks_for_rows or each.acts_alone):
             raise has_rows_alone(each.name, worker_class.__name__)
 
 

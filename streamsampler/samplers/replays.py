@@ -192,6 +192,11 @@ def _copy_of(payload: HeldPayload) -> Payload:
 def _going_on(factory: WorkerFactory, length: int, *, alone: bool) -> WorkerFactory:
     """Return a factory of workers that run one timestep more than was recorded, if the trajectory goes on."""
     limit = min(factory.max_episode_length or length + 1, length + 1)
-    factory = WorkerFactory(n_workers=1, seed=factory.seed) if alone else copy.copy(factory)
+    if not alone:
+        factory = copy.copy(factory)
+    elif factory.worker_class.waits:
+        factory = WorkerFactory(n_workers=1, seed=factory.seed, worker_args={"in_flight": 1})
+    else:
+        factory = WorkerFactory(n_workers=1, seed=factory.seed)
     factory.max_episode_length = limit
     return factory

@@ -109,7 +109,7 @@ def _refuse_synchronous(env: Any) -> None:
     """Refuse wrappers that would take a coroutine for a result: those around what is asynchronous."""
     below = env
     while isinstance(below, gymnasium.Wrapper) and is_asynchronous(below.env):
-        for name in _STEPPED:
+        for name in () if getattr(type(below), "passes_on_coroutines", False) else _STEPPED:
             function = getattr(type(below), name)
             if function is not getattr(gymnasium.Wrapper, name) and not has_coroutines(below, name):
                 known = " outermost, where gymnasium.make has it" if type(below) in _PASS_ON_ACTIONS else ""

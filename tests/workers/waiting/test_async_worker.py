@@ -339,3 +339,25 @@ def test_which_worker_it_is() -> None:
     with pytest.raises(UsageError, match="in_flight"):
         LocalSampler(Draws(), Game, worker_class=VecWorker, worker_args={"in_flight": 3})
     assert issubclass(AsyncWorker, DefaultWorker.__mro__[1])
+
+
+async def later(observation: Any) -> int:
+    await asyncio.sleep(0)
+    return int(observation[0] > 0)
+
+
+@pytest.mark.parametrize(("agent", "plain"), [(later, lambda seen: int(seen[0] > 0)), (DrawsLater(), Draws())])
+def test_an_agent_that_waits(agent: Any, plain: Any) -> None:
+    """It makes the worker, too, whatever the environment is; no other kind of worker takes it."""
+    with LocalSampler(plain, Game, seed=SEED) as expected:
+        batch = expected.obtain_trajectories(9)
+    for env in (Game, Waits):
+        with LocalSampler(agent, env, seed=SEED) as sampler:
+            assert sampler.layout.rows == 16
+            assert sampler.obtain_trajectories(9) == batch
+    refused = pytest.raises(UsageError, match="asynchronous .*does not await it: .*in_flight")
+    for options in ({"worker_class": VecWorker}, {"inference": "parent"}):
+        with refused:
+            MultiprocessingSampler(agent, Game, **options)
+    with LocalSampler(plain, Game) as sampler, refused:
+        sampler.obtain_trajectories(1, agent_update=agent)
