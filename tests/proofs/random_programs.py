@@ -454,16 +454,21 @@ def _no_environment() -> gymnasium.Env[Any, Any]:
     raise OSError("there is none")
 
 
-def run_program(number: int, tally: Counter[str], **how: Any) -> None:
+def run_program(
+    number: int, tally: Counter[str], change: Callable[[Program], Program] = lambda program: program,
+    author: type[Author] = Author, **how: Any,
+) -> None:  # fmt: skip
     """Run a program on processes and on a `LocalSampler`, and compare.
 
     Args:
         number: What it is drawn from.
         tally: Where it is counted what happened.
+        change: Returns the program that processes run, which does the same.
+        author: Draws it.
         how: The engine and the start method, as `MultiprocessingSampler` takes them; none for the default ones.
     """
     faulthandler.dump_traceback_later(_LONGEST_PROGRAM, exit=True)
-    local, program = Author(number).program(), Author(number).program()
+    local, program = author(number).program(), change(author(number).program())
     expected = Runner(LocalSampler(**local.sampler), local.sampler["envs"]).run(local)
     options = {**how, **program.sampler}
     if signal.SIGSTOP in program.ways:

@@ -355,7 +355,7 @@ def test_an_agent_that_waits(agent: Any, plain: Any) -> None:
         with LocalSampler(agent, env, seed=SEED) as sampler:
             assert sampler.layout.rows == 16
             assert sampler.obtain_trajectories(9) == batch
-    refused = pytest.raises(UsageError, match="asynchronous .*does not await it: .*in_flight")
+    refused = pytest.raises(UsageError, match=r"asynchronous .*does not await it: .*in_flight")
     for options in ({"worker_class": VecWorker}, {"inference": "parent"}):
         with refused:
             MultiprocessingSampler(agent, Game, **options)
