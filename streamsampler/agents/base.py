@@ -166,6 +166,9 @@ AgentLike: TypeAlias = (
 """What is taken for an agent; see `as_agent`."""
 
 
+_UNAWAITED = ("reset", "set_param_values", "get_state", "set_state", "set_spaces", "get_param_values", "begin_part")
+
+
 class CallableAgent:
     """Makes an agent of a plain callable.
 
@@ -224,6 +227,11 @@ def as_agent(obj: Any) -> Agent:
     if isinstance(obj, type):
         raise UsageError(
             f"the agent is the class {obj.__qualname__} itself: pass an instance of it. An agent is {WHAT_AN_AGENT_IS}"
+        )
+    if unawaited := [name for name in _UNAWAITED if has_coroutines(obj, name)]:
+        raise UsageError(
+            f"{type(obj).__qualname__} has async def {unawaited[0]}, which nothing awaits: make it an ordinary method. "
+            "Only get_action and get_value may wait"
         )
     if callable(getattr(obj, "get_action", None)) or (
         callable(getattr(obj, "get_actions", None)) and (is_module(obj) or not callable(obj))

@@ -12,9 +12,10 @@ import inspect
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
 from streamsampler.core.errors import UsageError
 from streamsampler.core.keywords import suggesting
@@ -154,6 +155,42 @@ class Collector:
         self.gauges.clear()
         self.here = None
         return taken if any(taken) else None
+
+
+class _PhaseOfTask:
+    """Says in which phase the task in hand runs."""
+
+    def __getitem__(self, _word: int) -> int:
+        return phase_of_task.get()
+
+
+class TaskCollector(Collector):
+    """What a worker has timed in tasks: each, and each that it starts, is in a phase and in blocks of its own.
+
+    Args:
+        collector: The worker's collector, to which it adds.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, collector: Collector) -> None:
+        super().__init__(cast("Any", _PhaseOfTask()), 0, collector._phases)
+        self.outermost, self.used, self.gauges = collector.outermost, collector.used, collector.gauges
+
+    @property
+    def here(self) -> _Block | None:
+        """The block that the task in hand is in; None outside of all."""
+        return _block_of_task.get()
+
+    @here.setter
+    def here(self, block: _Block | None) -> None:
+        _block_of_task.set(block)
+
+
+phase_of_task: ContextVar[int] = ContextVar("streamsampler_phase_of_task", default=0)
+"""The number of the phase in which a task runs."""
+
+_block_of_task: ContextVar[_Block | None] = ContextVar("streamsampler_block_of_task", default=None)
 
 
 # ----------------------------------------------------------------------

@@ -407,6 +407,11 @@ def _shard_names(path: Path) -> set[str]:
     return {name for name in os.listdir(path) if _SHARD.fullmatch(name)}
 
 
+def _decisive(fact: Any) -> Any:
+    """Return what decides about the trajectories of a fact: how many are in flight does not."""
+    return {name: it for name, it in fact.items() if name != "in_flight"} if isinstance(fact, dict) else fact
+
+
 class ShardWriter:
     """Write the shards of a folder, from the first missing one on.
 
@@ -475,7 +480,7 @@ class ShardWriter:
         differences = [
             f"{name} is {there.get(name)!r} there, and {here.get(name)!r} here"
             for name in dict.fromkeys([*there, *here])
-            if there.get(name) != here.get(name) and name != "wanted"
+            if _decisive(there.get(name)) != _decisive(here.get(name)) and name != "wanted"
         ]
         if differences:
             new = there.get("agent_version") != here.get("agent_version")

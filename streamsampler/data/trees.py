@@ -188,6 +188,16 @@ def snapshot(value: Any) -> Any:
         return value
 
 
+def as_constant(value: Any) -> Any:
+    """Let the arrays in a value be read-only, in dicts, lists and tuples too; return the same value."""
+    if isinstance(value, np.ndarray):
+        value.flags.writeable = False
+    elif isinstance(value, dict | list | tuple):
+        for part in value.values() if isinstance(value, dict) else value:
+            as_constant(part)
+    return value
+
+
 def owned(tree: Tree) -> Tree:
     """Copy what the rows of object leaves refer to: arrays among them may lie in memory that is used again."""
 

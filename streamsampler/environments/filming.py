@@ -79,7 +79,7 @@ class Film:
 class _FilmedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Takes pictures of an environment while the trajectory runs that is filmed."""
 
-    passes_on_coroutines = True
+    sees_results = True
 
     def __init__(self, env: AnyEnv, film: Film) -> None:
         super().__init__(env)

@@ -282,7 +282,7 @@ class SetParameters(EnvUpdate):
             old_env.set_with(self)
             return old_env
         try:
-            env = apply_env_update(self.source, old_env, several=True)
+            env = apply_env_update(self.source, old_env, several=True, waits=True)
         except UsageError as error:
             if "vector environment" not in str(error):
                 raise
@@ -323,10 +323,13 @@ def _refuse_nested(name: str, value: Any) -> None:
 class _ParametrisedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Sets parameters before each reset, and adds them to its info."""
 
+    sees_results = True
+
     def __init__(self, env: AnyEnv, update: SetParameters, source: Payload | None) -> None:
         super().__init__(env)
         self.step = env.step  # type: ignore[method-assign]  # timesteps cost what they cost without it
         self._source = source
+        self._drawn: Parameters | None = None  # what is set already for the next reset
         self.set_with(update)
 
     def set_with(self, update: SetParameters) -> None:
@@ -344,10 +347,16 @@ class _ParametrisedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Whether it comes from such a source, and nothing that was set remains once these parameters are."""
         return self._source == source and parameters.keys() >= self.parameters_in_force.keys()
 
+    def before_reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> None:  # noqa: ARG002
+        """Draw the parameters, and set them, where the environment is reset before this wrapper is."""
+        self._drawn = drawn_parameters(self.parameters_in_force, seed)
+        self._set(self._drawn)
+
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Draw the parameters, set them, and reset the environment."""
-        drawn = drawn_parameters(self.parameters_in_force, seed)
-        self._set(drawn)
+        if self._drawn is None:
+            self.before_reset(seed=seed)
+        drawn, self._drawn = self._drawn, None
         result = self.env.reset(seed=seed) if options is None else self.env.reset(seed=seed, options=options)
         return with_info(result, self._info_key, drawn, "pass SetParameters(…, info_key=…) another name")
 

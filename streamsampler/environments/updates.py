@@ -34,6 +34,7 @@ from streamsampler.environments.multi_agent import MultiAgentEnv, OfSeveralAgent
 __all__ = [
     "AnyEnv", "AnyVectorEnv", "EnvCloseError", "EnvLike", "EnvUpdate", "ExistingEnvUpdate", "NewEnvUpdate",
     "SetTaskUpdate", "SpecEnvUpdate", "apply_any_env_update", "apply_env_update", "as_env_update", "close_env",
+    "close_replaced",
     "closing_with", "describe", "find_method", "for_worker", "foreign_kind", "foreign_kind_in", "lacks", "task_setter",
     "with_worker_number",
 ]  # fmt: skip
@@ -100,6 +101,11 @@ def task_setter(env: gymnasium.Env[Any, Any]) -> Callable[[Any], Any]:
         UsageError: There is none.
     """
     if (method := find_method(env, "set_task")) is not None:
+        if inspect.iscoroutinefunction(method):
+            raise UsageError(
+                f"set_task of {type(env.unwrapped).__qualname__} is an async def, which nothing awaits: let it note "
+                "the task for the next reset"
+            )
         return method
     raise UsageError(
         f"a task needs an environment with a method set_task(task); {type(env.unwrapped).__qualname__} has "
@@ -224,7 +230,7 @@ class NewEnvUpdate(EnvUpdate):
 
     def __call__(self, old_env: AnyEnv | None) -> AnyEnv:
         """Close the old environment, then make the new one: both may need the same port."""
-        _close(old_env)
+        close_replaced(old_env)
         return _checked(self.factory(**with_worker_number(self.factory, self.env_kwargs)), describe(self))
 
     def with_seed(self, seed: int) -> NewEnvUpdate | None:
@@ -252,7 +258,7 @@ class ExistingEnvUpdate(EnvUpdate):
     def __call__(self, old_env: AnyEnv | None) -> AnyEnv:
         """Close the old environment unless it is the new one."""
         if old_env is not self.env:
-            _close(old_env)
+            close_replaced(old_env)
         return self.env
 
 
@@ -279,7 +285,7 @@ class SpecEnvUpdate(EnvUpdate):
 
     def __call__(self, old_env: AnyEnv | None) -> AnyEnv:
         """Close the old environment, then make the new one."""
-        _close(old_env)
+        close_replaced(old_env)
         with _lent_to_main(self._main_objects):
             entry = self.spec.entry_point
             creator = load_env_creator(entry) if isinstance(entry, str) else entry
@@ -387,7 +393,7 @@ class SetTaskUpdate(EnvUpdate):
                 return _checked(wrap(env, self.task), f"the wrapper of {self._name}")
         except BaseException:
             # The worker never sees an environment made here, and does not close it.
-            _close(env if env is not old_env else None)
+            close_replaced(env if env is not old_env else None)
             raise
         _origins.put(env, self._source)
         return env
@@ -439,7 +445,7 @@ def apply_env_update(
     env = apply_any_env_update(update, old_env, several=several, waits=waits)
     if not isinstance(env, VectorEnv):  # EnvPool's are both
         return env
-    _close(env)
+    close_replaced(env)
     raise UsageError(
         f"{describe(update)} gives a vector environment ({type(env).__qualname__}), which takes "
         "worker_class=VecWorker; this kind of worker runs one environment. For fragments pass a function that makes a "
@@ -458,14 +464,14 @@ def apply_any_env_update(
     old: Any = old_env if is_ours else as_given(old_env)
     env: AnyEnv | AnyVectorEnv = _checked(update(old), describe(update))
     if not waits and is_asynchronous(env):
-        _close(env)
+        close_replaced(env)
         raise UsageError(
             f"{describe(update)} is asynchronous (async def reset or step), and is run by AsyncWorker alone: pass "
             'worker_args={"in_flight": 100}, without a worker_class, to a sampler'
         )
     if several or not isinstance(env.unwrapped, MultiAgentEnv):
         return env
-    _close(env)
+    close_replaced(env)
     raise UsageError(
         f"{describe(update)} is an environment of several agents, and one of a single agent is needed: {JOINT_VIEW}"
     )
@@ -577,7 +583,12 @@ def close_env(env: AnyEnv | AnyVectorEnv) -> None:
         _run_to_end.get()(closing)
 
 
-def _close(env: AnyEnv | AnyVectorEnv | None) -> None:
+def close_replaced(env: AnyEnv | AnyVectorEnv | None) -> None:
+    """Close an environment in whose place another one comes.
+
+    Raises:
+        EnvCloseError: It cannot be closed.
+    """
     if env is None:
         return
     try:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from streamsampler.core.awaiting import has_coroutines
 from streamsampler.core.errors import UsageError
 from streamsampler.core.serialization import Payload, dumps, loads
 from streamsampler.data.statistics import HOW_METRICS
@@ -80,6 +81,8 @@ def _check_hooks(hooks: Any) -> None:
     if not own or not set(own) <= set(_NAMES):
         which = f"it has {', '.join(own)}" if own else "it has none of them"
         raise UsageError(f"hooks must be an object with methods {', '.join(_NAMES)}, or some of them; {which}")
+    if has_coroutines(hooks, *own):
+        raise UsageError("hooks are called, and not awaited: make them ordinary methods instead of async def")
     check_aggregation(getattr(hooks, "aggregation", {}))
 
 

@@ -31,6 +31,7 @@ def run_apart(
     running, cancelled = loop.start(trajectory), asyncio.Event()
 
     def cancel(_: Any = None) -> None:
+        driver.is_cancelled = True
         running.cancel()
         cancelled.set()
 

@@ -7,6 +7,7 @@ then they are called with an environment below them that returns this result.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import CoroutineType
 from typing import Any
 
@@ -32,7 +33,12 @@ class _Resolved:
         self.result: Any = None
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_env":  # which is not there yet while this is copied
+            raise AttributeError(name)
         return getattr(self._env, name)
+
+    def __reduce__(self) -> Any:  # a copy of the wrappers is of no worker any more, and is around the environment
+        return _as_it_is, (self._env,)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:  # noqa: ARG002
         """Return the result of the environment's reset."""
@@ -43,11 +49,16 @@ class _Resolved:
         return self.result
 
 
+def _as_it_is(env: Any) -> Any:
+    return env
+
+
 class AwaitedEnv:
     """An environment whose `reset` and `step` are coroutines, whatever is around it; all else is the environment's.
 
     Args:
-        env: The environment. The outermost wrappers of `gymnasium.make` see its results from now on, and nothing else.
+        env: The environment. The outermost wrappers of `gymnasium.make`, and this package's own (`sees_results`),
+            see its results from now on, and nothing else.
 
     Attributes:
         given: The same.
@@ -59,8 +70,13 @@ class AwaitedEnv:
     def __init__(self, env: Any) -> None:
         self.given = env
         innermost, below = None, env
-        while type(below) in _PASS_ON_ACTIONS:
+        self._first: list[Callable[..., None]] = []  # to be called before a reset
+        while type(below) in _PASS_ON_ACTIONS or getattr(type(below), "sees_results", False):
+            if hasattr(below, "before_reset"):
+                self._first.append(below.before_reset)
             innermost, below = below, below.env
+        if isinstance(below, _Resolved):  # an update gave the same environment once more
+            below = below._env
         _refuse_synchronous(below)
         self._below = below
         self._outer, self._resolved = None if innermost is None else env, _Resolved(below)
@@ -72,6 +88,8 @@ class AwaitedEnv:
 
     async def reset(self, **arguments: Any) -> Any:
         """Reset the environment; the arguments are those of Gymnasium's `reset`."""
+        for prepare in self._first:
+            prepare(**arguments)
         result = await _result_of(self._below.reset(**arguments), "reset")
         if self._outer is None:
             return result
@@ -109,7 +127,7 @@ def _refuse_synchronous(env: Any) -> None:
     """Refuse wrappers that would take a coroutine for a result: those around what is asynchronous."""
     below = env
     while isinstance(below, gymnasium.Wrapper) and is_asynchronous(below.env):
-        for name in () if getattr(type(below), "passes_on_coroutines", False) else _STEPPED:
+        for name in _STEPPED:
             function = getattr(type(below), name)
             if function is not getattr(gymnasium.Wrapper, name) and not has_coroutines(below, name):
                 known = " outermost, where gymnasium.make has it" if type(below) in _PASS_ON_ACTIONS else ""

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Iterable
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from time import perf_counter
-from types import coroutine
 from typing import Any
 
 from streamsampler.agents.masks import MaskFinder
@@ -15,12 +13,10 @@ from streamsampler.agents.updates import name_of
 from streamsampler.core.awaiting import is_awaitable
 from streamsampler.core.errors import ActionError, DataError
 from streamsampler.core.seeding import SeedUse, derived_seed
-from streamsampler.core.timing import collector_in_use
 from streamsampler.data.recorder import RolloutRecorder, Rollouts
 from streamsampler.protocol.messages import Phase
 from streamsampler.rollouts.script import Binding, Cut, End, Script, own_error, phase_of, trajectory
 from streamsampler.workers.base import Worker
-from streamsampler.workers.board import phase_number
 from streamsampler.workers.explain import explain_rollout, locate, name_of_env
 from streamsampler.workers.finishing import value_of
 from streamsampler.workers.restoring import Rounding, own_copy
@@ -29,52 +25,7 @@ from streamsampler.workers.single import Part
 from streamsampler.workers.trajectory_context import TrajectoryContext
 from streamsampler.workers.waiting.awaited_env import AwaitedEnv
 from streamsampler.workers.waiting.deadlines import Clock, place_of_wait
-
-_LONGEST_TURN = 1e-2
-"""Seconds for which a trajectory may go on, from step to step, without waiting: a sampler may have called it off."""
-
-
-@dataclass(slots=True, eq=False)
-class Spent:
-    """Seconds of trajectories in flight, summed over them.
-
-    Attributes:
-        running: In which their code ran.
-        waiting: In which they waited, or their code could have run and another one's did.
-    """
-
-    running: float = 0.0
-    waiting: float = 0.0
-
-
-@dataclass(slots=True, eq=False)
-class FlightTotals:
-    """What trajectories in flight have taken since the last report, summed over them.
-
-    Attributes:
-        reset: Seconds of resets.
-        agent: Seconds of the agent.
-        step: Seconds of steps.
-        n_timesteps: Their timesteps that are in no answer yet.
-        n_timed_out: How often one exceeded a time limit.
-    """
-
-    reset: Spent = field(default_factory=Spent)
-    agent: Spent = field(default_factory=Spent)
-    step: Spent = field(default_factory=Spent)
-    n_timesteps: int = 0
-    n_timed_out: int = 0
-
-    def take_timed_out(self) -> int:
-        """Return how often a trajectory exceeded a time limit, and set it to 0."""
-        taken, self.n_timed_out = self.n_timed_out, 0
-        return taken
-
-    def take_seconds(self) -> tuple[Spent, Spent, Spent]:
-        """Return the seconds of resets, of the agent and of steps, and set them to 0."""
-        seconds = self.reset, self.agent, self.step
-        self.reset, self.agent, self.step = Spent(), Spent(), Spent()
-        return seconds
+from streamsampler.workers.waiting.turns import FlightTotals, Turns
 
 
 class ShownFlight(ShownTrajectory):
@@ -110,78 +61,6 @@ class Surroundings:
     shown: ShownFlight | None
 
 
-class Turns:
-    """Lets one trajectory have its turn: what belongs to it is in place while its code runs, and no other's.
-
-    Args:
-        worker: The worker, whose board shows which trajectory's code runs, and in which phase.
-        index: The trajectory's index.
-        clock: Is told since when the trajectory waits.
-
-    Attributes:
-        index: The trajectory's index.
-        phase: The phase of the last turn.
-    """
-
-    def __init__(self, worker: Worker, index: int, clock: Clock) -> None:
-        self._worker, self.index, self._clock = worker, index, clock
-        self._block: Any = None  # the `timed` block that the trajectory is in
-        self.phase = Phase.RESET
-        self._waited_at = perf_counter()  # when others could have a turn last
-
-    def begin(self, phase: Phase) -> None:
-        """Begin a turn."""
-        worker, self.phase = self._worker, phase
-        row = worker.row
-        worker.phase, worker.trajectory = phase, self.index
-        row.words[row.phase_word] = phase_number(phase)
-        row.words[row.trajectory_word] = self.index + 1
-        collector_in_use().here = self._block
-
-    def end(self) -> None:
-        """End a turn."""
-        collector = collector_in_use()
-        self._block, collector.here = collector.here, None
-
-    async def let_others(self, phase: Phase, spent: Spent) -> None:
-        """Let others have a turn, and messages come in, where this trajectory has waited for nothing for long."""
-        if perf_counter() - self._waited_at > _LONGEST_TURN:
-            await self.take(asyncio.sleep(0), phase, spent)
-
-    @coroutine
-    def take(self, awaitable: Any, phase: Phase, spent: Spent) -> Generator[Any, Any, Any]:
-        """Await something, with a turn each time that it goes on."""
-        steps, clock = awaitable.__await__(), self._clock
-        resume: Callable[[], Any] = partial(next, steps)
-        began = clock.waits_since = perf_counter()
-        try:
-            while True:
-                self.begin(phase)
-                try:
-                    future = resume()
-                except StopIteration as stopped:
-                    if clock.exceeded is not None:
-                        raise asyncio.CancelledError from None  # it came too late, although it came
-                    return stopped.value
-                finally:
-                    ended = perf_counter()
-                    spent.running += ended - began
-                    self.end()
-                try:
-                    yield future
-                    resume = partial(next, steps)
-                except GeneratorExit:
-                    steps.close()
-                    raise
-                except BaseException as error:
-                    resume = partial(steps.throw, error)
-                finally:
-                    began = self._waited_at = perf_counter()
-                    spent.waiting += began - ended
-        finally:
-            clock.waits_since = None
-
-
 class FlightDriver:
     """Drives scripts one after the other: that of a whole trajectory, or those of the parts in a fragment.
 
@@ -200,6 +79,7 @@ class FlightDriver:
         restored_timesteps: Those that were run to restore an episode.
         phase: What the trajectory was doing when it raised.
         clock: Since when it runs and waits.
+        is_cancelled: Whether the worker has cancelled it.
     """
 
     reset: Callable[..., Any]
@@ -211,7 +91,7 @@ class FlightDriver:
         self._seed = 0  # of the script that was made last
         self.binding = Binding(around.env.step, around.recorder, around.shown, waits=True)
         self.info: Any = None
-        self.has_begun = False
+        self.has_begun = self.is_cancelled = False
         self.n_timesteps = self.restored_timesteps = 0
         self.phase = Phase.RESET
 
@@ -261,12 +141,19 @@ class FlightDriver:
             turns.begin(Phase.RESET)
             observation: Any = script.send(binding)
             if binding is None:
-                observation = await self._next(script, observation, "reset")
+                try:
+                    result = await turns.take(observation, Phase.RESET, self._waited.reset)
+                except Exception as error:
+                    script.throw(error)  # so its traceback says what the script did
+                    raise
+                self.info = result[-1] if isinstance(result, tuple) and result else None
+                observation = script.send(result)
             self.has_begun = True
-            while True:
+            end: End | None = None
+            while end is None:
                 if len(rewards) >= stop:
                     turns.begin(Phase.STEP)
-                    end: End = script.throw(Cut())
+                    end = script.throw(Cut())
                     break
                 outside = Phase.ACTION
                 turns.begin(outside)
@@ -288,15 +175,23 @@ class FlightDriver:
                 outside = None
                 turns.begin(Phase.STEP)
                 pending = script.send(action)
-                observation = await self._next(script, pending, "step")
-                if observation.__class__ is End:
-                    end = observation
-                    break
+                try:
+                    result = await turns.take(pending, Phase.STEP, self._waited.step)
+                except Exception as error:
+                    script.throw(error)
+                    raise
+                self._take_step(result)  # now, since one that is cancelled need not have been taken
+                await turns.let_others(Phase.STEP, self._waited.step)
+                try:
+                    observation = script.send(result)
+                except StopIteration as stopped:
+                    end = stopped.value
             outside = Phase.ACTION
             if not end.terminated and agent_info.__class__ is dict and "value" in agent_info:
                 await self._record_last_value(end.observation)
             outside = Phase.RECORDING
             take_end(end)
+            turns.end()
         except GeneratorExit:  # nothing runs it any more
             script.close()
             raise
@@ -307,6 +202,8 @@ class FlightDriver:
             self._worker.phase = self.phase = phase_of(raised, outside, self._worker.phase)
             if self.clock.exceeded is not None:
                 raised = self._too_long(place_of_wait(error))
+            elif isinstance(raised, asyncio.CancelledError) and not self.is_cancelled:
+                raised = RuntimeError(f"{self._call} raised asyncio.CancelledError, which nothing called for")
             if around.shown is not None:
                 around.shown.lost(raised)
             try:
@@ -314,7 +211,7 @@ class FlightDriver:
             finally:
                 self.phase = self._worker.phase
             if raised is not error:
-                raise raised from (None if self.clock.exceeded is None else error)
+                raise raised from (error if isinstance(raised, TimeoutError | RuntimeError) else None)
             raise
 
     def finish(self) -> Rollouts:
@@ -339,32 +236,20 @@ class FlightDriver:
         self.phase = self._turns.phase
         return self._too_long("; it was cancelled, and goes on")
 
-    def _too_long(self, place: str) -> TimeoutError:
+    @property
+    def _call(self) -> str:
+        """What was called, for messages."""
         name = {Phase.RESET: "reset", Phase.STEP: "step"}.get(self.phase)
         of = name_of(self._around.agent) if name is None else name_of_env(self._around.env)
         when = "" if self.phase is Phase.RESET else f", at timestep {self.n_timesteps},"
-        return TimeoutError(f"{name or 'get_action'} of {of}{when} exceeded {self.clock.exceeded}{place}")
+        return f"{name or 'get_action'} of {of}{when}"
 
-    async def _next(self, script: Script, pending: Any, what: str) -> Any:
-        """Return what a script yields when it is sent the result of a reset or a step; its end where it ends."""
-        try:
-            if what == "reset":
-                result = await self._turns.take(pending, Phase.RESET, self._waited.reset)
-            else:
-                result = await self._turns.take(pending, Phase.STEP, self._waited.step)
-        except Exception as error:
-            return script.throw(error)  # so its traceback says what the script did
-        self.info = result[-1] if isinstance(result, tuple) and result else None
-        if what == "step":
-            self._count_timestep()  # now, since one that is cancelled need not have been taken
-            await self._turns.let_others(Phase.STEP, self._waited.step)
-        try:
-            return script.send(result)
-        except StopIteration as stopped:
-            return stopped.value
+    def _too_long(self, place: str) -> TimeoutError:
+        return TimeoutError(f"{self._call} exceeded {self.clock.exceeded}{place}")
 
     def _begin_agent(self, seed: int) -> None:
         assert self._around.reset_agent is not None
+        self._turns.begin(Phase.AGENT_RESET)
         self._around.reset_agent(derived_seed(seed, SeedUse.AGENT))
 
     def _ask(self, observation: Any) -> Any:
@@ -378,7 +263,9 @@ class FlightDriver:
         assert shown.context is not None
         shown.context.action, shown.agent_info = action, agent_info
 
-    def _count_timestep(self) -> None:
+    def _take_step(self, result: Any) -> None:
+        """Count a timestep, and keep its info."""
+        self.info = result[-1] if isinstance(result, tuple) and result else None
         self.n_timesteps += 1
         self._waited.n_timesteps += 1
         row = self._worker.row

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import _thread
 import asyncio
+import contextlib
 import contextvars
 import os
 import selectors
-from collections.abc import Callable, Coroutine, Sequence
+import signal
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
 from streamsampler.core.errors import UsageError
@@ -15,8 +18,11 @@ from streamsampler.core.timing import collecting, collector_in_use
 from streamsampler.protocol.messages import Phase
 from streamsampler.workers.base import Worker
 from streamsampler.workers.waiting.signals import SignalPipe
+from streamsampler.workers.waiting.turns import has_turn
 
 ResultT = TypeVar("ResultT")
+
+_NONE = -1
 
 CLEANUP_SECONDS = 1.0
 """How long what was cancelled may take to end: closing the connections of an environment, for example."""
@@ -51,6 +57,19 @@ class _WaitingSelector(selectors.DefaultSelector):
             row.set_phase(self._worker.phase)
 
 
+@contextlib.contextmanager
+def outside_loop() -> Iterator[None]:
+    """Let code in the block find no running event loop, as where it is called before one runs; Ctrl-C raises in it."""
+    loop = asyncio._get_running_loop()
+    asyncio._set_running_loop(None)
+    has_turn.here = True
+    try:
+        yield
+    finally:
+        has_turn.here = False
+        asyncio._set_running_loop(loop)
+
+
 class WorkerEventLoop:
     """Runs coroutines of one worker, at one time after another, on one event loop, which is made when it is needed.
 
@@ -64,6 +83,9 @@ class WorkerEventLoop:
         self._worker = worker
         self._made: asyncio.SelectorEventLoop | None = None
         self.tasks: set[asyncio.Task[Any]] = set()  # those that may go on after `run`
+        self._in_hand: asyncio.Task[Any] | None = None  # what `run` runs
+        self._interrupts = 0  # that came meanwhile
+        self._ending = _NONE  # can be read when the thread has ended in which the loop runs; none
 
     def get(self) -> asyncio.SelectorEventLoop:
         """Return asyncio's event loop, which is made when it is needed."""
@@ -103,6 +125,14 @@ class WorkerEventLoop:
                 self.get().remove_reader(descriptor)
         return task.result()
 
+    def complete(self, awaitable: Any) -> None:
+        """Wait for something, while no trajectory is in flight."""
+
+        async def complete() -> None:
+            await awaitable
+
+        self.run(complete())
+
     def _read(self, descriptor: int, on_message: Callable[[], bool]) -> None:
         if not on_message():
             self.get().remove_reader(descriptor)
@@ -121,23 +151,53 @@ class WorkerEventLoop:
                 self._run_in_thread(task, signals)
 
     def _run_here(self, task: asyncio.Task[Any]) -> None:
-        def stop(_: Any) -> None:
+        self._in_hand = task
+        task.add_done_callback(self._stop)
+        try:
+            with self._interrupts_between_turns(task):
+                while not task.done():
+                    self.get().run_forever()
+                    if not task.done():
+                        raise UsageError(_STOPPED)
+        finally:
+            self._in_hand = None
+
+    def _stop(self, task: asyncio.Task[Any]) -> None:
+        if task is self._in_hand:  # of a run that an exception ended, this may be called in the next one
             self.get().stop()
 
-        task.add_done_callback(stop)
+    @contextlib.contextmanager
+    def _interrupts_between_turns(self, task: asyncio.Task[Any]) -> Iterator[None]:
+        """Let Ctrl-C raise in code of trajectories, and where asyncio's own code runs cancel a task.
+
+        An exception in asyncio's code may lose a wake-up, after which a trajectory would never go on.
+        """
+        is_main = threading.current_thread() is threading.main_thread()
+        if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+            yield
+            return
+        self._interrupts = 0
+
+        def interrupt(*_: Any) -> None:
+            self._interrupts += 1
+            if has_turn.here or self._interrupts > 1:
+                raise KeyboardInterrupt
+            task.cancel()
+
+        signal.signal(signal.SIGINT, interrupt)
         try:
-            while not task.done():
-                self.get().run_forever()
-                if not task.done():
-                    raise UsageError(_STOPPED)
+            yield
         finally:
-            task.remove_done_callback(stop)  # a task that is left in the middle must not stop a later run
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if self._interrupts:
+            raise KeyboardInterrupt
 
     def _run_in_thread(self, task: asyncio.Task[Any], signals: SignalPipe) -> None:
         """Run the loop in a thread of its own; Ctrl-C, which comes in this one, cancels the task."""
         failures: list[BaseException] = []
         collector, context = collector_in_use(), contextvars.copy_context()
-        ended, ending = os.pipe()
+        self._wait_for_thread(signals)  # one of a call that two Ctrl-C ended
+        self._ending, ending = os.pipe()
 
         def run() -> None:
             try:
@@ -146,21 +206,25 @@ class WorkerEventLoop:
             except BaseException as error:
                 failures.append(error)
             finally:
-                os.write(ending, b".")
+                os.close(ending)
 
         try:
             # Between this line and its exceptions no signal comes: whatever else is raised, the thread runs.
             _thread.start_new_thread(context.run, (run,))
-            signals.wait_for(ended)
+            self._wait_for_thread(signals)
         except BaseException:
             self.get().call_soon_threadsafe(task.cancel)
-            signals.wait_for(ended)
+            self._wait_for_thread(signals)
             raise
-        finally:
-            os.close(ended)
-            os.close(ending)
         if failures:
             raise failures[0]
+
+    def _wait_for_thread(self, signals: SignalPipe) -> None:
+        """Wait until the thread has ended in which the loop runs, if there is one."""
+        if self._ending != _NONE:
+            signals.wait_for(self._ending)
+            os.close(self._ending)
+            self._ending = _NONE
 
     def cancel(self) -> set[asyncio.Task[Any]]:
         """Cancel all tasks, and let them end; return those that have not ended in `CLEANUP_SECONDS`, and may never."""
@@ -185,10 +249,20 @@ class WorkerEventLoop:
         loop = self._made
         if loop is not None:
             try:
-                self.run(loop.shutdown_asyncgens())
+                self.run(_end_all(loop))
             finally:
                 self._made = None
                 loop.close()
+
+
+async def _end_all(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel what environments and agents have started and left, and let it end."""
+    left = asyncio.all_tasks(loop) - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    if left:
+        await asyncio.wait(left, timeout=CLEANUP_SECONDS)
+    await loop.shutdown_asyncgens()
 
 
 async def _unfinished(tasks: Sequence[asyncio.Task[Any]]) -> set[asyncio.Task[Any]]:

@@ -15,8 +15,9 @@ from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.workers.base import AbnormalTrajectoryError, Worker
 from streamsampler.workers.explain import is_interrupt
 from streamsampler.workers.waiting.deadlines import Clock, Deadlines, TimeLimits
-from streamsampler.workers.waiting.driver import FlightDriver, FlightTotals
-from streamsampler.workers.waiting.event_loop import CLEANUP_SECONDS, WorkerEventLoop
+from streamsampler.workers.waiting.driver import FlightDriver
+from streamsampler.workers.waiting.event_loop import CLEANUP_SECONDS, WorkerEventLoop, outside_loop
+from streamsampler.workers.waiting.turns import FlightTotals
 
 RunInPlace: TypeAlias = Callable[[int, int, int, Any, FlightDriver], Coroutine[Any, Any, Rollouts]]
 """See `Flights.use`."""
@@ -65,6 +66,12 @@ class Flight:
     def clock(self) -> Clock:
         """Since when it runs and waits."""
         return self.driver.clock
+
+    def cancel(self) -> None:
+        """Cancel it."""
+        self.driver.is_cancelled = True
+        if self.task is not None:
+            self.task.cancel()
 
 
 @dataclass(slots=True, eq=False)
@@ -126,8 +133,8 @@ class TicketInFlight:
         self.failure = failure
         self.waiting = deque(position for position in self.waiting if position < failure.position)
         for position, flight in self.begun.items():
-            if position > failure.position and flight.task is not None:
-                flight.task.cancel()
+            if position > failure.position:
+                flight.cancel()
 
 
 class Flights:
@@ -140,8 +147,10 @@ class Flights:
 
     Attributes:
         waited: What trajectories have taken since the last report.
+        raised_in: The phase in which something raised while a place was prepared; None if nothing did.
     """
 
+    raised_in: Phase | None = None
     _places: Places
     _run: RunInPlace
     _attempts: int
@@ -150,6 +159,7 @@ class Flights:
         self._worker, self._loop = worker, loop
         self._tickets: deque[TicketInFlight] = deque()
         self._decided = asyncio.Event()  # of the call of `run`, in which a trajectory ends
+        self._raised: BaseException | None = None  # what is no trajectory's, and passes
         self._deadlines = Deadlines(limits, self._running, loop.get, self._cancel_late)
         self.waited = FlightTotals()
 
@@ -189,9 +199,12 @@ class Flights:
         self._deadlines.begin()
         try:
             while True:
-                self.begin_more()
+                # First, or the next ticket's first trajectory would begin in this one's global generators.
                 if running.is_decided:
                     return True
+                if self._raised is not None:
+                    raise self._raised
+                self.begin_more()
                 if self._worker.is_called_off() or not row.may_run(running.ticket.version):
                     return False
                 self._decided.clear()
@@ -216,9 +229,13 @@ class Flights:
 
     def begin_more(self) -> None:
         """Begin trajectories as long as there is one, and room for it."""
-        while (found := self._next()) is not None:
-            running, position, place = found
-            self._launch(running, position, place)
+        try:
+            with outside_loop():  # constructors may run event loops of their own
+                while (found := self._next()) is not None:
+                    self._launch(*found)
+        except BaseException:
+            self.raised_in = self._worker.phase  # now, before another trajectory has its turn
+            raise
         self._deadlines.arm()
 
     def _next(self) -> tuple[TicketInFlight, int, Any] | None:
@@ -248,10 +265,13 @@ class Flights:
         except asyncio.CancelledError:
             places.put_back(place)
         except BaseException as error:
-            if is_interrupt(error):
-                raise
             if flight.is_lost:
                 return
+            if is_interrupt(error):
+                self._raised = error
+                raise
+            if type(error) is RuntimeError and isinstance(error.__cause__, StopIteration):
+                error = error.__cause__  # Python's own, where a coroutine raises it
             self._take_error(flight, error)
             if isinstance(error, AbnormalTrajectoryError):
                 places.put_back(place)
@@ -287,8 +307,7 @@ class Flights:
 
     def _cancel_late(self, flight: Flight) -> None:
         """Cancel a trajectory that exceeded a time limit, and be done with it even if it does not end."""
-        assert flight.task is not None
-        flight.task.cancel()
+        flight.cancel()
         self._loop.get().call_later(CLEANUP_SECONDS, self._lose, flight)
 
     def _lose(self, flight: Flight) -> None:
@@ -322,6 +341,9 @@ class Flights:
         n_trajectories += sum(len(running.recorded) for running in self._tickets)
         n_timesteps, self.waited.n_timesteps = self.waited.n_timesteps, 0
         self._tickets.clear()
+        self._raised = None
+        for flight in flights:
+            flight.cancel()
         if unfinished := self._loop.cancel():
             for flight in flights:
                 if flight.task in unfinished:

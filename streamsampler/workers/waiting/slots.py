@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 from streamsampler.agents.base import reset_agent_function
@@ -15,7 +16,16 @@ from streamsampler.core.errors import DataError
 from streamsampler.core.timing import not_measuring
 from streamsampler.data.recorder import RolloutRecorder
 from streamsampler.data.spaces import same_spaces
-from streamsampler.environments.updates import AnyEnv, EnvUpdate, apply_env_update, for_worker
+from streamsampler.data.trees import as_constant
+from streamsampler.environments.updates import (
+    AnyEnv,
+    EnvCloseError,
+    EnvUpdate,
+    apply_env_update,
+    close_env,
+    close_replaced,
+    for_worker,
+)
 from streamsampler.protocol.messages import Phase
 from streamsampler.workers.explain import name_of_env
 from streamsampler.workers.fragments import InForce
@@ -25,7 +35,7 @@ from streamsampler.workers.masks import finder_of
 from streamsampler.workers.restoring import AS_GIVEN, refuse_copies_of
 from streamsampler.workers.waiting.awaited_env import AwaitedEnv
 from streamsampler.workers.waiting.driver import ShownFlight, Surroundings
-from streamsampler.workers.waiting.event_loop import CLEANUP_SECONDS
+from streamsampler.workers.waiting.event_loop import CLEANUP_SECONDS, WorkerEventLoop
 
 _OF_AGENT = {Phase.ACTION, Phase.AGENT_RESET}
 
@@ -58,18 +68,17 @@ class Slots:
     Args:
         worker: The worker, which has the updates in force.
         most: How many there may be.
-        finish: Runs what the `close` of an environment returned, if that is to be awaited.
+        loop: The event loop.
         tell_free: Is told that a slot is free, while the event loop runs, which has not ended a trajectory.
 
     Attributes:
         agent: The agent that was given; None before.
     """
 
-    def __init__(
-        self, worker: LendingWorker, most: int, finish: Callable[[Any], None], tell_free: Callable[[], None]
-    ) -> None:
-        self._worker, self._most, self._finish, self._tell_free = worker, most, finish, tell_free
+    def __init__(self, worker: LendingWorker, most: int, loop: WorkerEventLoop, tell_free: Callable[[], None]) -> None:
+        self._worker, self._most, self._loop, self._tell_free = worker, most, loop, tell_free
         self._closing: set[asyncio.Task[None]] = set()
+        self._n_made = 0
         self._all: list[Slot] = []
         self._free: list[Slot] = []
         self._spaces: tuple[Any, Any] | None = None
@@ -91,14 +100,26 @@ class Slots:
         return [slot.env for slot in self._all]
 
     def update_env(self, update: EnvUpdate) -> None:
-        """Replace or change the first environment; others are made from the update in force as they are needed."""
+        """Replace or change the first environment; others are made from the update in force as they are needed.
+
+        Raises:
+            EnvCloseError: One that is replaced could not be closed; then there is none.
+        """
         self._finish_closing()
-        old, self._all, self._free, self._spaces = self._all, [], [], None
-        with contextlib.ExitStack() as closing:
-            for slot in old[1:]:
-                closing.callback(self.close_env, slot.env)
-        env = apply_env_update(update, old[0].env if old else None, waits=True)
-        self._add(env, is_new=not old or env is not old[0].env)
+        known, self._all, self._free, self._spaces = self._all, [], [], None
+        usable = [slot.env for slot in known if not slot.is_spoiled]  # the others are closed
+        first = usable[0] if usable else None
+        try:
+            with contextlib.ExitStack() as closing:
+                for env in usable[1:]:
+                    closing.callback(close_replaced, env)
+        except EnvCloseError:
+            with contextlib.suppress(EnvCloseError):
+                close_replaced(first)
+            raise
+        env = apply_env_update(update, first, waits=True)
+        self._n_made = 0
+        self._add(env, is_new=env is not first)
 
     def update_agent(self, agent: Any) -> None:
         """Let slots have an agent, which is the same one after an update of its parameters."""
@@ -109,7 +130,7 @@ class Slots:
                 slot.in_force = None
 
     def _add(self, env: AnyEnv, *, is_new: bool = True) -> Slot:
-        number = len(self._all)
+        number, self._n_made = self._n_made, self._n_made + 1  # one that is abandoned keeps its hooks
         slot = Slot(number, self._around(env, number))
         if is_new:
             self._tell_hooks_of(slot)
@@ -117,7 +138,8 @@ class Slots:
         if self._spaces is None:
             self._spaces = spaces
         elif not same_spaces(spaces, self._spaces):
-            self.close_env(env)
+            self._begin_closing(env)
+            self._worker.phase = Phase.ENV_CONSTRUCTION
             raise DataError(
                 f"the environments of one worker must have the same spaces: one has {self._spaces[0]} and "
                 f"{self._spaces[1]}, another has {spaces[0]} and {spaces[1]}"
@@ -138,8 +160,7 @@ class Slots:
             try:
                 callers[slot.number].created(slot.env)
             except BaseException:
-                with contextlib.suppress(Exception):
-                    self.close_env(slot.env)
+                self._begin_closing(slot.env)
                 raise
 
     def new_recorder(self) -> RolloutRecorder:
@@ -153,7 +174,7 @@ class Slots:
         if not self._free:
             if len(self._all) >= self._most:
                 return None
-            self._add(self._made(len(self._all)))
+            self._add(self._made(self._n_made))
         slot = self._free.pop()
         try:
             if slot.is_spoiled:
@@ -207,7 +228,8 @@ class Slots:
     def _load(self, kind: str) -> Any:
         payload = self._worker.in_force[kind]
         if kind not in self._loaded or self._loaded[kind][0] is not payload:
-            self._loaded[kind] = payload, self._worker.load(payload)
+            # Slots share it: whoever would write to it is told.
+            self._loaded[kind] = payload, as_constant(self._worker.load(payload))
         return self._loaded[kind][1]
 
     def put_back(self, slot: Slot) -> None:
@@ -226,19 +248,24 @@ class Slots:
         if self._worker.phase in _OF_AGENT and not self._has_own_agents:
             self.agent = self._fresh_agent()
         slot.is_spoiled, slot.in_force = True, None
+        if (closed := self._begin_closing(slot.env)) is None:
+            self._free.append(slot)
+        else:
+            closed.add_done_callback(partial(self._free_closed, slot))
+
+    def _begin_closing(self, env: AnyEnv) -> asyncio.Task[None] | None:
+        """Close an environment, whatever it raises; return what goes on, where that is asynchronous."""
         closing: Any = None
         with contextlib.suppress(Exception, SystemExit):
-            closing = slot.env.close()  # type: ignore[func-returns-value]
+            closing = env.close()  # type: ignore[func-returns-value]
         if not is_awaitable(closing):
-            self._free.append(slot)
-            return
-        task = asyncio.get_running_loop().create_task(self._free_when_closed(slot, closing))
+            return None
+        task = self._loop.get().create_task(_closed(closing))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
+        return task
 
-    async def _free_when_closed(self, slot: Slot, closing: Any) -> None:
-        with contextlib.suppress(Exception, SystemExit):
-            await asyncio.wait_for(closing, CLEANUP_SECONDS)
+    def _free_closed(self, slot: Slot, _: Any) -> None:
         if slot in self._all:
             self._free.append(slot)
             self._tell_free()
@@ -246,7 +273,7 @@ class Slots:
     def _finish_closing(self) -> None:
         """Let environments end that are being closed."""
         if self._closing:
-            self._finish(asyncio.wait(self._closing))
+            self._loop.complete(asyncio.wait(self._closing))
 
     def _fresh_agent(self) -> Any:
         """Return the agent in force, as no trajectory has changed it."""
@@ -273,12 +300,6 @@ class Slots:
         lent = self._all.pop(0)
         self._free = [slot for slot in self._free if slot is not lent]
 
-    def close_env(self, env: AnyEnv) -> None:
-        """Close an environment, and wait for that."""
-        closing: Any = env.close()  # type: ignore[func-returns-value]
-        if is_awaitable(closing):
-            self._finish(closing)
-
     def close(self) -> None:
         """Close all environments; whatever they raise comes after all are closed."""
         self._finish_closing()
@@ -286,4 +307,9 @@ class Slots:
         with contextlib.ExitStack() as closing:
             for slot in slots:
                 if not slot.is_spoiled:
-                    closing.callback(self.close_env, slot.env)
+                    closing.callback(close_env, slot.env)
+
+
+async def _closed(closing: Any) -> None:
+    with contextlib.suppress(Exception, SystemExit):
+        await asyncio.wait_for(closing, CLEANUP_SECONDS)

@@ -15,7 +15,7 @@ from streamsampler.agents.base import acts_alone
 from streamsampler.agents.updates import has_rows_alone, name_of, updated_agent
 from streamsampler.core.errors import DataError, UsageError, positive
 from streamsampler.core.times import Times
-from streamsampler.core.timing import collector_in_use, timed
+from streamsampler.core.timing import TaskCollector, collecting, collector_in_use, timed
 from streamsampler.data.joining import joined
 from streamsampler.data.recorder import Rollouts
 from streamsampler.environments.updates import AnyEnv, EnvCloseError, EnvUpdate, closing_with
@@ -32,11 +32,12 @@ from streamsampler.workers.single import WHOLE
 from streamsampler.workers.trajectory_context import TrajectoryContext, reset_of
 from streamsampler.workers.waiting.alone import run_apart
 from streamsampler.workers.waiting.deadlines import ATTEMPTS, TimeLimits
-from streamsampler.workers.waiting.driver import FlightDriver, FlightTotals
+from streamsampler.workers.waiting.driver import FlightDriver
 from streamsampler.workers.waiting.event_loop import WorkerEventLoop
 from streamsampler.workers.waiting.flights import Flights, TicketInFlight
 from streamsampler.workers.waiting.fragments import AwaitedEnvs, AwaitedFragmentEnv
 from streamsampler.workers.waiting.slots import Slot, Slots
+from streamsampler.workers.waiting.turns import FlightTotals
 
 _IN_FLIGHT = 16
 _WAITED_IN = (Phase.RESET, Phase.ACTION, Phase.STEP)
@@ -81,7 +82,7 @@ class AsyncWorker(LendingWorker):
         self._in_flight = positive("in_flight", in_flight)
         self._loop = WorkerEventLoop(self)
         self._limits = TimeLimits(context.step_timeout, context.trajectory_timeout)
-        self._slots = Slots(self, self._in_flight, self._complete, lambda: self._flights.look_again())
+        self._slots = Slots(self, self._in_flight, self._loop, lambda: self._flights.look_again())
         self._flights = Flights(self, self._loop, self._limits)
         self._draws_before: tuple[Any, ...] = ()
 
@@ -119,7 +120,7 @@ class AsyncWorker(LendingWorker):
         self._flights.cancel()
         self._leave_lent()
         try:
-            with closing_with(self._complete):
+            with closing_with(self._loop.complete):
                 self._slots.update_env(env_update)
         except EnvCloseError:
             self.phase = Phase.CLOSE
@@ -151,7 +152,8 @@ class AsyncWorker(LendingWorker):
         self._look_at_generators(seeds[0])
         self.phase = Phase.STEP
         try:
-            may_run = self._loop.run(flights.run(), flights.wake)
+            with collecting(TaskCollector(collector_in_use())):
+                may_run = self._loop.run(flights.run(), flights.wake)
             if may_run:
                 self._refuse_draws(ticket)
             seconds = self._seconds(perf_counter() - began)
@@ -161,6 +163,8 @@ class AsyncWorker(LendingWorker):
             return self._outcome(running, seconds) if order is None else self._outcome_of_fragments(running, seconds)
         except BaseException:
             phase, trajectory = self.phase, self.trajectory
+            if flights.raised_in is not None:
+                phase, trajectory, flights.raised_in = flights.raised_in, None, None
             self.ran_timesteps, self.running_timesteps = flights.cancel()[1], 0
             self.phase, self.trajectory = phase, trajectory
             raise
@@ -319,27 +323,20 @@ class AsyncWorker(LendingWorker):
 
     def keep_fragments(self, base_version: int) -> None:
         """Close the environments of fragments, unless their episodes go on."""
-        with closing_with(self._complete):
+        with closing_with(self._loop.complete):
             super().keep_fragments(base_version)
 
     def _leave_lent(self) -> None:
         if self._lends():
             self._slots.lend_first()
 
-    def _complete(self, awaitable: Any) -> None:
-        """Wait for what an environment's `close` returned."""
-
-        async def complete() -> None:
-            await awaitable
-
-        self._loop.run(complete())
-
     def shutdown(self) -> None:
         """Close the environments."""
         self.phase, self.trajectory = Phase.CLOSE, None
         self._flights.cancel()
         self._leave_lent()
-        self._slots.close()
+        with closing_with(self._loop.complete):
+            self._slots.close()
 
     def end(self) -> None:
         """Close the event loop."""

@@ -11,7 +11,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
@@ -24,9 +24,11 @@ from streamsampler import (
     MultiprocessingSampler,
     NotReproducibleError,
     RolloutError,
+    SetParameters,
     UsageError,
     VecWorker,
 )
+from streamsampler.environments import Uniform
 from streamsampler.workers.waiting.worker import AsyncWorker
 from tests.patience import closing_patiently
 from tests.workers.waiting.envs import Breaks, BreaksLater, Draws, DrawsLater, Game, Stuck, Told, Waits
@@ -361,3 +363,43 @@ def test_an_agent_that_waits(agent: Any, plain: Any) -> None:
             MultiprocessingSampler(agent, Game, **options)
     with LocalSampler(plain, Game) as sampler, refused:
         sampler.obtain_trajectories(1, agent_update=agent)
+
+
+class Weighted(Game):
+    """Has a parameter."""
+
+    scale = 1.0
+
+    def reset(self, **arguments: Any) -> Any:
+        observation, info = super().reset(**arguments)
+        return observation, {**info, "scale": self.scale}
+
+    def step(self, action: Any) -> Any:
+        observation, reward, *rest = super().step(action)
+        return observation, reward * self.scale, *rest
+
+
+class WeightedLater(Waits, Weighted):
+    """Waits."""
+
+
+@pytest.mark.parametrize("limit", [None, 4])
+def test_parameters_and_tasks(limit: int | None) -> None:
+    """Below the wrappers of `gymnasium.make`, and in updates that keep the environment."""
+    names: dict[Any, str] = {}
+    try:
+        for kind in (Weighted, WeightedLater):
+            names[kind] = f"WaitingTest/{kind.__name__}-v1"
+            gymnasium.register(names[kind], cast("Any", kind), max_episode_steps=limit)
+        with (
+            LocalSampler(Draws(), names[WeightedLater], seed=SEED, worker_args={"in_flight": 4}) as sampler,
+            LocalSampler(Draws(), names[Weighted], seed=SEED) as expected,
+        ):
+            for scale in (2.0, Uniform(1.0, 2.0), Uniform(1.0, 3.0)):
+                update = SetParameters({"scale": scale})
+                found = sampler.obtain_trajectories(20, env_update=update)
+                assert found == expected.obtain_trajectories(20, env_update=update)
+                assert sampler.obtain_trajectories(20) == expected.obtain_trajectories(20)
+    finally:
+        for name in names.values():
+            del gymnasium.registry[name]

@@ -1,0 +1,403 @@
+"""What asynchronous environments and agents may do besides waiting, and what they may not: no call ends in a hang."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamsampler import LocalSampler, MultiprocessingSampler, RolloutError, SetTaskUpdate, UsageError, timed
+from tests.patience import closing_patiently
+from tests.workers.waiting.envs import Draws, DrawsLater, Game, Told, Waits
+from tests.workers.waiting.test_async_worker import interrupt_after
+
+SEED = 5
+
+
+def make(kind: Any, agent: Any, env: Any, in_flight: int = 4, **options: Any) -> Any:
+    if kind is MultiprocessingSampler:
+        options = closing_patiently(options)
+    return kind(agent, env, seed=SEED, worker_args={"in_flight": in_flight}, **options)
+
+
+def twin(agent: Any = None, env: Any = Game, **options: Any) -> LocalSampler:
+    return LocalSampler(agent or Draws(), env, seed=SEED, **options)
+
+
+# ---------------------------------------------------------------------- what raises
+
+
+class Odd(Waits):
+    """Does something in the third step of long trajectories."""
+
+    async def step(self, action: Any) -> Any:  # type: ignore[override]
+        if self.t == 2 and self.length % 4 == 0:
+            await self.odd()
+        return await super().step(action)
+
+    async def odd(self) -> None:
+        raise NotImplementedError
+
+
+class RaisesCancelled(Odd):
+    async def odd(self) -> None:
+        raise asyncio.CancelledError
+
+
+class CancelsItself(Odd):
+    async def odd(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(0)
+
+
+class AwaitsWhatIsCancelled(Odd):
+    async def odd(self) -> None:
+        inner = asyncio.ensure_future(asyncio.sleep(1e3))
+        inner.cancel()
+        await inner
+
+
+class ExecutorShutDown(Odd):
+    async def odd(self) -> None:
+        pool, blocks = ThreadPoolExecutor(1), threading.Event()
+        pool.submit(blocks.wait)
+        pending = asyncio.get_running_loop().run_in_executor(pool, int)
+        pool.shutdown(wait=False, cancel_futures=True)
+        blocks.set()
+        await pending
+
+
+class RaisesGeneratorExit(Odd):
+    async def odd(self) -> None:
+        raise GeneratorExit
+
+
+class RaisesStopIteration(Odd):
+    async def odd(self) -> None:
+        raise StopIteration("over")
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        (RaisesCancelled, "RuntimeError: step of RaisesCancelled, at timestep 2, raised asyncio.CancelledError"),
+        (CancelsItself, "RuntimeError: .* raised asyncio.CancelledError, which nothing called for"),
+        (AwaitsWhatIsCancelled, "RuntimeError: .* raised asyncio.CancelledError"),
+        (ExecutorShutDown, "RuntimeError: .* raised asyncio.CancelledError"),
+        (RaisesGeneratorExit, "RuntimeError: GeneratorExit was raised"),
+        (RaisesStopIteration, "StopIteration: over"),
+    ],
+)
+def test_exceptions_that_asyncio_and_python_use(env: Any, words: str) -> None:
+    """They are failures of the trajectory, which is left out, or ends the call."""
+    with make(LocalSampler, Draws(), env) as sampler, pytest.raises(RolloutError, match=f"stepping the env.*{words}"):
+        sampler.obtain_trajectories(30)
+    with make(LocalSampler, Draws(), env, on_failure="drop") as sampler, twin() as expected:
+        batch = sampler.obtain_trajectories(20)
+        everything = expected.obtain_trajectories(int(batch.indices[-1]) + 1)
+        kept = [it for it in everything if it.env_infos is None or it.lengths[0] % 4]
+        assert batch == type(batch).concatenate(kept)
+
+
+class BadlyRecorded(Waits):
+    async def step(self, action: Any) -> Any:  # type: ignore[override]
+        result = await super().step(action)
+        return (np.zeros(4), *result[1:]) if self.t == 3 else result
+
+
+class BadlyRecordedTwin(Game):
+    def step(self, action: Any) -> Any:
+        result = super().step(action)
+        return (np.zeros(4), *result[1:]) if self.t == 3 else result
+
+
+class ResetsBadly(Draws):
+    def reset(self, seed: int) -> None:
+        super().reset(seed)
+        if seed % 4 == 0:
+            raise ValueError("no memory")
+
+
+@pytest.mark.parametrize(
+    ("agent", "env", "env_of_twin"), [(Draws(), BadlyRecorded, BadlyRecordedTwin), (ResetsBadly(), Waits, Game)]
+)
+@pytest.mark.parametrize("in_flight", [1, 4])
+def test_errors_have_the_phase_and_the_text_of_the_twin(agent: Any, env: Any, env_of_twin: Any, in_flight: int) -> None:
+    errors = []
+    for sampler in (make(LocalSampler, agent, env, in_flight), twin(agent, env_of_twin)):
+        with sampler, pytest.raises(RolloutError) as error:
+            sampler.obtain_trajectories(30)
+        errors.append(str(error.value).replace("Twin", ""))
+    assert errors[0] == errors[1]
+
+
+class OneTooMany(Waits):
+    """Cannot be made for a third time."""
+
+    n_made = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        type(self).n_made += 1
+        if type(self).n_made > 2:
+            raise ValueError("no third one")
+
+
+def test_a_constructor_that_raises_later() -> None:
+    OneTooMany.n_made = 0
+    error = pytest.raises(RolloutError, match="while making the environment of agent version 1: ValueError: no third")
+    with make(LocalSampler, Draws(), OneTooMany) as sampler, error:
+        sampler.obtain_trajectories(30)
+
+
+class Connects(Waits):
+    """Runs an event loop of its own in its constructor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        asyncio.run(asyncio.sleep(0))
+
+
+def test_a_constructor_with_an_event_loop() -> None:
+    with make(LocalSampler, Draws(), Connects, in_flight=6) as sampler, twin() as expected:
+        assert sampler.obtain_trajectories(30) == expected.obtain_trajectories(30)
+
+
+# ---------------------------------------------------------------------- what waits for nothing
+
+
+class Endless(Game):
+    """Never ends, and waits for nothing, while there is a note; tells at its hundredth timestep."""
+
+    def __init__(self, folder: Path) -> None:
+        self._note, self._told = folder / "note", Told(folder)
+
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, truncated, info = super().step(action)
+        if self.t == 100:
+            self._told.tell("t")
+        return observation, reward, terminated and not (self._note.exists() and self.length > 1), truncated, info
+
+
+class EndlessLater(Endless):
+    """Could wait."""
+
+    async def step(self, action: Any) -> Any:  # type: ignore[override]
+        return super().step(action)
+
+
+@pytest.mark.parametrize("env", [Endless, EndlessLater])
+def test_a_trajectory_that_waits_for_nothing_is_called_off(env: Any, tmp_path: Path) -> None:
+    note, told = tmp_path / "note", Told(tmp_path)
+    note.touch()
+    with make(MultiprocessingSampler, Draws(), lambda: env(tmp_path), n_workers=2, check=None) as sampler:
+        with interrupt_after(2, told), pytest.raises(KeyboardInterrupt):
+            sampler.obtain_trajectories(30)
+        note.unlink()
+        with twin() as expected:
+            expected.obtain_trajectories(1)
+            assert sampler.obtain_trajectories(30) == expected.obtain_trajectories(30)
+    told.close()
+
+
+# ---------------------------------------------------------------------- what trajectories share
+
+
+class DrawsGlobally(Game):
+    def step(self, action: Any) -> Any:
+        observation, reward, *rest = super().step(action)
+        return observation, reward + random.random() + np.random.random(), *rest
+
+
+class DrawsGloballyLater(DrawsGlobally):
+    async def step(self, action: Any) -> Any:  # type: ignore[override]
+        await asyncio.sleep(0)
+        return super().step(action)
+
+
+def test_one_in_flight_has_the_global_generators_for_itself() -> None:
+    """Also where one ticket follows on another."""
+    with (
+        make(MultiprocessingSampler, Draws(), DrawsGloballyLater, in_flight=1, check=None) as sampler,
+        twin(env=DrawsGlobally, check=None) as expected,
+    ):
+        for _ in range(5):
+            assert sampler.obtain_samples(300) == expected.obtain_samples(300)
+
+
+class Scribbles(Draws):
+    """Remembers in an array that it was given."""
+
+    def set_param_values(self, values: Any) -> None:
+        self.memory = values["memory"]
+
+    def get_action(self, observation: Any) -> Any:
+        if hasattr(self, "memory"):
+            self.memory[0] += 1
+        return super().get_action(observation)
+
+
+def test_what_agents_share_is_read_only() -> None:
+    error = pytest.raises(RolloutError, match=r"choosing an action .*read-only")
+    with make(LocalSampler, Scribbles(), Waits) as sampler, error:
+        sampler.obtain_trajectories(9, agent_update={"memory": np.zeros(1)})
+
+
+class AsyncReset(Draws):
+    async def reset(self, seed: int) -> None:  # type: ignore[override]
+        super().reset(seed)
+
+
+class AsyncTask(Waits):
+    async def set_task(self, task: Any) -> None:
+        self.task = task
+
+
+class AsyncHooks:
+    async def on_timestep(self, context: Any) -> None: ...
+
+
+def test_what_is_not_awaited_is_refused() -> None:
+    with pytest.raises(UsageError, match="AsyncReset has async def reset, which nothing awaits"):
+        LocalSampler(AsyncReset(), Waits)
+    with pytest.raises(UsageError, match="hooks are called, and not awaited"):
+        LocalSampler(Draws(), Waits, hooks=AsyncHooks())
+    refused = pytest.raises((RolloutError, UsageError), match="set_task of AsyncTask is an async def")
+    with LocalSampler(Draws(), AsyncTask) as sampler, refused:
+        sampler.obtain_trajectories(3, env_update=SetTaskUpdate(AsyncTask, 3))
+
+
+class Accounts(Waits):
+    """Counts environments, and raises in some."""
+
+    made: list[Accounts]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.task, self.n_closed, self.broken = 0, 0, False
+        self.made.append(self)
+
+    def set_task(self, task: int) -> None:
+        self.task = task
+
+    async def reset(self, **arguments: Any) -> Any:  # type: ignore[override]
+        assert not self.broken
+        assert not self.n_closed
+        return await super().reset(**arguments)
+
+    async def step(self, action: Any) -> Any:  # type: ignore[override]
+        if self.t == 2 and self.length % 4 == 0:
+            self.broken = True
+            raise ValueError("broken")
+        return await super().step(action)
+
+    async def close(self) -> None:  # type: ignore[override]
+        await asyncio.sleep(0)
+        self.n_closed += 1
+
+
+@pytest.mark.parametrize("in_flight", [2, 4])
+def test_environments_that_raised_are_closed_once_and_not_used_again(in_flight: int) -> None:
+    Accounts.made = []
+    with make(LocalSampler, Draws(), Accounts, in_flight, on_failure="drop") as sampler:
+        for task in range(8):
+            assert len(sampler.obtain_trajectories(9, env_update=SetTaskUpdate(Accounts, task // 2))) == 9
+    assert len(Accounts.made) > in_flight
+    assert {env.n_closed for env in Accounts.made} == {1}
+
+
+class Stays(Waits):
+    """Goes on although it is cancelled, in some trajectories."""
+
+    let_go: list[asyncio.Event]
+
+    async def step(self, action: Any) -> Any:  # type: ignore[override]
+        if self.t == 2 and self.length % 4 == 0:
+            self.let_go.append(event := asyncio.Event())
+            while not event.is_set():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await event.wait()
+        return await super().step(action)
+
+
+class OwnSums:
+    """Hooks that keep something of a trajectory in themselves: each environment has hooks of its own."""
+
+    def on_trajectory_start(self, context: Any) -> None:
+        self.sum = 0.0
+
+    def on_timestep(self, context: Any) -> None:
+        self.sum += context.reward
+        context.metrics["sum"] = self.sum
+
+
+def test_hooks_of_an_environment_that_is_left() -> None:
+    Stays.let_go = []
+    options: dict[str, Any] = {"hooks": OwnSums(), "on_failure": "drop"}
+    with make(LocalSampler, Draws(), Stays, in_flight=3, trajectory_timeout=0.2, **options) as sampler:
+        batches = [sampler.obtain_trajectories(20) for _ in range(3)]
+    assert Stays.let_go
+    for batch in batches:
+        assert batch.episode_infos["sum"].tolist() == batch.returns.tolist()
+
+
+# ---------------------------------------------------------------------- tasks of its own
+
+
+class Times(Waits):
+    """Times what it does in tasks that it starts."""
+
+    async def step(self, action: Any) -> Any:  # type: ignore[override]
+        async def ask() -> None:
+            with timed("request"):
+                await asyncio.sleep(0)
+                with timed("answer"):
+                    await asyncio.sleep(0)
+
+        with timed("all"):
+            await asyncio.gather(ask(), ask())
+        return await super().step(action)
+
+
+def test_blocks_that_are_timed_in_tasks() -> None:
+    with make(LocalSampler, DrawsLater(), Times, in_flight=7, check=None) as sampler:
+        sampler.obtain_trajectories(40)
+        sampler.close()
+        found = {"/".join(path): it.count for path, it in sampler.stats.timers().walk() if it.count}
+        n = sum(sampler.stats.worker_timesteps)
+    assert {name: number for name, number in found.items() if "waiting" not in name} == {
+        "step/all": n, "step/all/request": 2 * n, "step/all/request/answer": 2 * n,
+    }  # fmt: skip
+
+
+class Beats(Waits):
+    """Starts a task that goes on."""
+
+    ends: list[int]
+
+    async def reset(self, **arguments: Any) -> Any:  # type: ignore[override]
+        if not hasattr(self, "beating"):
+            self.beating = asyncio.ensure_future(self._beat())
+        return await super().reset(**arguments)
+
+    async def _beat(self) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.ends.append(1)
+
+
+def test_tasks_that_an_environment_leaves_end_with_the_sampler() -> None:
+    Beats.ends = []
+    with make(LocalSampler, Draws(), Beats, in_flight=3) as sampler:
+        sampler.obtain_trajectories(9)
+    assert len(Beats.ends) == 3
