@@ -449,6 +449,8 @@ HOW = options_of(
     option(WHERE, "--vec", type=POSITIVE, metavar="N",
         help="Run N environments side by side in each process, and ask the agent for their actions at once: faster "
         "with a network. Another N may give other trajectories."),
+    option(WHERE, "--in-flight", type=POSITIVE, metavar="N",
+        help="Of an environment or an agent that waits (async def), let each process have N trajectories in flight."),
     option(WHERE, "--worker-threads", callback=count_or(none=None), default="1", show_default=True, metavar="N",
         help="How many threads a network computes on in each process; 'none' leaves that to the libraries. The last "
         "bits of its numbers may depend on it."),
@@ -482,6 +484,9 @@ FAILURES = options_of(
     option(
         FAILS, "--step-timeout", type=ABOVE_ZERO, metavar="SECONDS", show_default="no limit",
         help="Kill and replace a process in which a reset, an action or a timestep takes longer."),
+    option(
+        FAILS, "--trajectory-timeout", type=ABOVE_ZERO, metavar="SECONDS", show_default="no limit",
+        help="Of an environment that waits (async def), cancel a trajectory that takes longer, and run it again."),
     option(FAILS, "--max-restarts", callback=count_or(none=None, auto="auto"), default="auto",
         show_default=True, metavar="N",
         help="How many processes that died or hung are replaced within a minute, and ten times as many in all; 'none' "

@@ -37,7 +37,7 @@ from streamsampler.workers.vec.worker import VecWorker
 
 _IN_ALL = 10
 """The quota of losses in a run, as a multiple of the quota within a minute."""
-_OF_ALL_SAMPLERS = ("max_episode_length", "on_failure", "worker_threads", "fingerprint")
+_OF_ALL_SAMPLERS = ("max_episode_length", "on_failure", "trajectory_timeout", "worker_threads", "fingerprint")
 _NEED_PROCESSES = ("engine", "start_method", "step_timeout", "ray_address")
 _DECIDING = ("agent", "max_episode_length", "order", "on_failure", "worker_threads", "vec")
 """Options that decide about the data."""
@@ -69,8 +69,7 @@ def sampler_arguments(options: Mapping[str, Any], seed: int | None) -> dict[str,
     arguments = {"seed": seed, **{name: options[name] for name in _OF_ALL_SAMPLERS}}
     if options.get("policy_of") is not None:
         arguments["policy_of"] = options["policy_of"]
-    if options["vec"] is not None:
-        arguments |= {"worker_class": VecWorker, "worker_args": {"n_envs": options["vec"]}}
+    arguments |= _worker_arguments(options["vec"], options["in_flight"])
     given = {name: options[name] for name in _NEED_PROCESSES if options[name] is not None}
     memory = options["max_worker_memory"]
     if options["workers"] == 0:
@@ -88,6 +87,14 @@ def sampler_arguments(options: Mapping[str, Any], seed: int | None) -> dict[str,
     elif "ray_address" in given:
         raise UsageError("--ray-address needs --engine ray")
     return arguments
+
+
+def _worker_arguments(vec: int | None, in_flight: int | None) -> dict[str, Any]:
+    if vec is not None and in_flight is not None:
+        raise UsageError("--vec asks an agent for many actions at once, --in-flight for one at a time: leave one out")
+    if vec is not None:
+        return {"worker_class": VecWorker, "worker_args": {"n_envs": vec}}
+    return {} if in_flight is None else {"worker_args": {"in_flight": in_flight}}
 
 
 def storable(arguments: Mapping[str, Any]) -> dict[str, Any]:

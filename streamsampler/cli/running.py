@@ -341,6 +341,9 @@ _NAMED = re.compile(
 
 def _in_options(text: str, ctx: click.Context) -> str:
     """Return a message of the library with the options of the command in the place of arguments of Python."""
+    text = re.sub(r'worker_args=\{"in_flight": (\d+)\}', r"--in-flight \1", text).replace(
+        ", without a worker_class,", ""
+    )
     names = dict(_OTHER_NAMES)
     for param in ctx.command.params:
         names |= {str(param.name): each for each in param.opts if each.startswith("--")}

@@ -18,6 +18,7 @@ from streamsampler.core.atomic import sync_directory, temporary_beside
 from streamsampler.core.awaiting import is_awaitable, run_alone, then
 from streamsampler.core.errors import UsageError
 from streamsampler.core.extras import needed
+from streamsampler.environments.closing import close_env
 from streamsampler.environments.ids import MakesMultiAgentEnv
 from streamsampler.environments.parameters import SetParameters
 from streamsampler.environments.updates import (
@@ -28,7 +29,6 @@ from streamsampler.environments.updates import (
     SetTaskUpdate,
     SpecEnvUpdate,
     apply_any_env_update,
-    close_env,
     describe,
     lacks,
 )

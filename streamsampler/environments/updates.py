@@ -22,21 +22,19 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.vector import VectorEnv
 
-from streamsampler.core.awaiting import is_awaitable, run_alone
-from streamsampler.core.errors import SamplerError, UsageError, keywords
+from streamsampler.core.errors import UsageError, keywords
 from streamsampler.core.keywords import suggesting
 from streamsampler.core.serialization import Payload, dumps, loads
 from streamsampler.core.words import AGENT_FIRST
 from streamsampler.environments.asynchronous import is_asynchronous
+from streamsampler.environments.closing import close_replaced
 from streamsampler.environments.ids import JOINT_VIEW, MakesMultiAgentEnv, find_spec, is_pettingzoo_id
 from streamsampler.environments.multi_agent import MultiAgentEnv, OfSeveralAgents, as_multi_agent, is_multi_agent
 
 __all__ = [
-    "AnyEnv", "AnyVectorEnv", "EnvCloseError", "EnvLike", "EnvUpdate", "ExistingEnvUpdate", "NewEnvUpdate",
-    "SetTaskUpdate", "SpecEnvUpdate", "apply_any_env_update", "apply_env_update", "as_env_update", "close_env",
-    "close_replaced",
-    "closing_with", "describe", "find_method", "for_worker", "foreign_kind", "foreign_kind_in", "lacks", "task_setter",
-    "with_worker_number",
+    "AnyEnv", "AnyVectorEnv", "EnvLike", "EnvUpdate", "ExistingEnvUpdate", "NewEnvUpdate", "SetTaskUpdate",
+    "SpecEnvUpdate", "apply_any_env_update", "apply_env_update", "as_env_update", "describe", "find_method",
+    "for_worker", "foreign_kind", "foreign_kind_in", "lacks", "task_setter", "with_worker_number",
 ]  # fmt: skip
 
 # ----------------------------------------------------------------------
@@ -172,10 +170,6 @@ _WHAT_AN_ENVIRONMENT_IS = (
     "an id for gymnasium.make, an EnvSpec, a gymnasium.Env, a callable making one, or an EnvUpdate (with VecWorker "
     "also a gymnasium.vector.VectorEnv or a callable making one)"
 )
-
-
-class EnvCloseError(SamplerError):
-    """An old environment's `close` raised, which is the cause: the new environment is not to blame."""
 
 
 class EnvUpdate(abc.ABC):
@@ -561,41 +555,6 @@ def _checked(env: Any, name: str) -> AnyEnv:
         return cast("AnyEnv", env)  # a vector environment only as far as `apply_any_env_update`
     hint = "" if env is not None else " (is a return missing?)"
     raise UsageError(f"{name} should give a gymnasium.Env, but gave {_shown(env)}{hint}")
-
-
-_run_to_end: ContextVar[Callable[[Any], None]] = ContextVar("streamsampler_run_to_end", default=run_alone)
-
-
-@contextlib.contextmanager
-def closing_with(run_to_end: Callable[[Any], None]) -> Iterator[None]:
-    """Let what `close` of an environment returns be awaited, inside the block, by a function: on its own event loop."""
-    token = _run_to_end.set(run_to_end)
-    try:
-        yield
-    finally:
-        _run_to_end.reset(token)
-
-
-def close_env(env: AnyEnv | AnyVectorEnv) -> None:
-    """Close an environment, and wait until it is closed: see `closing_with`."""
-    closing: Any = env.close()
-    if is_awaitable(closing):
-        _run_to_end.get()(closing)
-
-
-def close_replaced(env: AnyEnv | AnyVectorEnv | None) -> None:
-    """Close an environment in whose place another one comes.
-
-    Raises:
-        EnvCloseError: It cannot be closed.
-    """
-    if env is None:
-        return
-    try:
-        close_env(env)
-    except Exception as error:
-        name = type(env.unwrapped).__qualname__
-        raise EnvCloseError(f"closing the environment {name} raised {type(error).__name__}: {error}") from error
 
 
 def _shown(obj: Any) -> str:

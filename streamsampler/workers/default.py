@@ -17,8 +17,9 @@ from streamsampler.core.times import Times
 from streamsampler.data.copying import Allocate
 from streamsampler.data.recorder import RolloutRecorder
 from streamsampler.data.spaces import same_spaces
+from streamsampler.environments.closing import EnvCloseError
 from streamsampler.environments.multi_agent import MultiAgentEnv
-from streamsampler.environments.updates import AnyEnv, EnvCloseError, EnvUpdate, apply_env_update, as_given
+from streamsampler.environments.updates import AnyEnv, EnvUpdate, apply_env_update, as_given
 from streamsampler.protocol.messages import Dropped, Phase, Ticket
 from streamsampler.workers.base import Outcome, WorkerContext
 from streamsampler.workers.explain import explain_rollout

@@ -15,8 +15,8 @@ from gymnasium.spaces import Discrete
 
 from streamsampler.core.errors import ActionError, DataError, RemoteTraceback, UsageError
 from streamsampler.data.recorder import RolloutRecorder
+from streamsampler.environments.closing import EnvCloseError
 from streamsampler.environments.multi_agent import ParallelEnv, SpacesOfAgents
-from streamsampler.environments.updates import EnvCloseError
 from streamsampler.protocol.messages import Phase
 from streamsampler.rollouts.script import trajectory
 

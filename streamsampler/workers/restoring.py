@@ -21,8 +21,9 @@ from streamsampler.data.digests import digest
 from streamsampler.data.recorder import RolloutRecorder, Rollouts
 from streamsampler.data.spaces import AnySpace
 from streamsampler.data.trees import Array, snapshot
+from streamsampler.environments.closing import close_env
 from streamsampler.environments.multi_agent import SpacesOfAgents
-from streamsampler.environments.updates import AnyEnv, AnyVectorEnv, EnvUpdate, close_env, describe
+from streamsampler.environments.updates import AnyEnv, AnyVectorEnv, EnvUpdate, describe
 from streamsampler.protocol.messages import Phase
 from streamsampler.rollouts.script import Binding, Cut, End, Script, own_error, trajectory
 from streamsampler.workers.board import WorkerRow

@@ -385,3 +385,46 @@ def test_other_streams_that_cannot_be_written_lose_no_result(home: Path) -> None
     script = f'exec "{sys.executable}" -m streamsampler sample CartPole-v1 --num-samples 9 --out o >&- 2>&- <&-'
     assert os.waitstatus_to_exitcode(os.system(f"cd '{home}' && {script}")) == 0
     assert (home / "o.npz").exists()
+
+
+# ---------------------------------------------------------------------- what waits
+
+
+WAITING = """
+import gymnasium
+from tests.workers.waiting.envs import Game, Waits
+gymnasium.register("Waits-v0", Waits)
+gymnasium.register("Game-v0", Game)
+"""
+
+
+def test_an_environment_that_waits(home: Path) -> None:
+    (home / "waiting_env.py").write_text(WAITING)
+    sys.path.insert(0, str(home))
+    try:
+        common = ("--num-trajectories", 20, "--seed", 3, "--workers", 0)
+        done(
+            "sample",
+            "waiting_env:Waits-v0",
+            *common,
+            "--in-flight",
+            5,
+            "--trajectory-timeout",
+            60,
+            "--out",
+            home / "waits",
+        )
+        done("sample", "waiting_env:Game-v0", *common, "--out", home / "game")
+        assert streamsampler.load(home / "waits.npz") == streamsampler.load(home / "game.npz")
+        for wrong, words in (
+            (("--in-flight", 5, "--vec", 3), "--vec asks an agent for many actions at once, --in-flight for one"),
+            (("--trajectory-timeout", 5), "DefaultWorker has no --trajectory-timeout.*--in-flight 100"),
+            (("--in-flight", 0), "Invalid value for '--in-flight'"),
+        ):
+            result = invoke("sample", "waiting_env:Game-v0", *common, *wrong)
+            assert result.exit_code == 2
+            assert re.search(words, result.stderr), result.stderr
+    finally:
+        sys.path.remove(str(home))
+        for name in ("Waits-v0", "Game-v0"):
+            gymnasium.registry.pop(name, None)

@@ -14,8 +14,8 @@ from gymnasium.envs.registration import EnvSpec
 
 from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
 from streamsampler.environments import updates as environments
+from streamsampler.environments.closing import EnvCloseError
 from streamsampler.environments.updates import (
-    EnvCloseError,
     EnvUpdate,
     ExistingEnvUpdate,
     NewEnvUpdate,

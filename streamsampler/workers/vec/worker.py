@@ -16,11 +16,11 @@ from streamsampler.agents.independence import Independence
 from streamsampler.core.errors import DataError, UsageError, positive
 from streamsampler.core.serialization import dumps, loads
 from streamsampler.data.spaces import same_spaces
+from streamsampler.environments.closing import EnvCloseError
 from streamsampler.environments.multi_agent import MultiAgentEnv, refuse_other_agents
 from streamsampler.environments.updates import (
     AnyEnv,
     AnyVectorEnv,
-    EnvCloseError,
     EnvUpdate,
     ExistingEnvUpdate,
     apply_any_env_update,

@@ -17,13 +17,11 @@ from streamsampler.core.timing import not_measuring
 from streamsampler.data.recorder import RolloutRecorder
 from streamsampler.data.spaces import same_spaces
 from streamsampler.data.trees import as_constant
+from streamsampler.environments.closing import EnvCloseError, close_env, close_replaced
 from streamsampler.environments.updates import (
     AnyEnv,
-    EnvCloseError,
     EnvUpdate,
     apply_env_update,
-    close_env,
-    close_replaced,
     for_worker,
 )
 from streamsampler.protocol.messages import Phase

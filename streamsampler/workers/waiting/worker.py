@@ -18,7 +18,8 @@ from streamsampler.core.times import Times
 from streamsampler.core.timing import TaskCollector, collecting, collector_in_use, timed
 from streamsampler.data.joining import joined
 from streamsampler.data.recorder import Rollouts
-from streamsampler.environments.updates import AnyEnv, EnvCloseError, EnvUpdate, closing_with
+from streamsampler.environments.closing import EnvCloseError, closing_with
+from streamsampler.environments.updates import AnyEnv, EnvUpdate
 from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.protocol.plans import Layout
 from streamsampler.workers.base import Outcome, WorkerContext

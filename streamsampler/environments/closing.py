@@ -1,0 +1,52 @@
+"""Close environments, those included whose `close` is to be awaited."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+from streamsampler.core.awaiting import is_awaitable, run_alone
+from streamsampler.core.errors import SamplerError
+
+__all__ = ["EnvCloseError", "close_env", "close_replaced", "closing_with"]
+
+
+class EnvCloseError(SamplerError):
+    """An old environment's `close` raised, which is the cause: the new environment is not to blame."""
+
+
+_run_to_end: ContextVar[Callable[[Any], None]] = ContextVar("streamsampler_run_to_end", default=run_alone)
+
+
+@contextlib.contextmanager
+def closing_with(run_to_end: Callable[[Any], None]) -> Iterator[None]:
+    """Let what `close` of an environment returns be awaited, inside the block, by a function: on its own event loop."""
+    token = _run_to_end.set(run_to_end)
+    try:
+        yield
+    finally:
+        _run_to_end.reset(token)
+
+
+def close_env(env: Any) -> None:
+    """Close an environment, and wait until it is closed: see `closing_with`."""
+    closing: Any = env.close()
+    if is_awaitable(closing):
+        _run_to_end.get()(closing)
+
+
+def close_replaced(env: Any) -> None:
+    """Close an environment in whose place another one comes.
+
+    Raises:
+        EnvCloseError: It cannot be closed.
+    """
+    if env is None:
+        return
+    try:
+        close_env(env)
+    except Exception as error:
+        name = type(env.unwrapped).__qualname__
+        raise EnvCloseError(f"closing the environment {name} raised {type(error).__name__}: {error}") from error
