@@ -37,8 +37,12 @@ def close_env(env: Any) -> None:
         _run_to_end.get()(closing)
 
 
-def close_replaced(env: Any) -> None:
+def close_replaced(env: Any, close: Callable[[Any], None] = close_env) -> None:
     """Close an environment in whose place another one comes.
+
+    Args:
+        env: The environment, or None.
+        close: Closes it.
 
     Raises:
         EnvCloseError: It cannot be closed.
@@ -46,7 +50,7 @@ def close_replaced(env: Any) -> None:
     if env is None:
         return
     try:
-        close_env(env)
+        close(env)
     except Exception as error:
         name = type(env.unwrapped).__qualname__
         raise EnvCloseError(f"closing the environment {name} raised {type(error).__name__}: {error}") from error

@@ -229,8 +229,9 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
         environments = pickled_environments(envs, factory.n_workers, "envs", "the environment", as_env)
         updates: Updates[Payload] = Updates(factory.n_workers)
         put_agents(updates, agents, factory.n_workers, held=self._holds_agent)
-        if are_asynchronous(environments) or any(each.waits for each in updates.about("agent")):
-            factory = factory.for_asynchronous()
+        env_waits = are_asynchronous(environments)
+        if env_waits or any(each.waits for each in updates.about("agent")):
+            factory = factory.for_asynchronous(env=env_waits)
             worker_class = factory.worker_class
         drop_unless = policy.restarts_on if policy.drops else None
         if drop_if is not None:

@@ -22,7 +22,8 @@ from streamsampler.data.anomalies import Anomaly, AnomalyFinder
 from streamsampler.data.copying import Allocate
 from streamsampler.data.recorder import Rollouts
 from streamsampler.data.taken import check_taken
-from streamsampler.environments.updates import AnyEnv, AnyVectorEnv, EnvUpdate
+from streamsampler.environments.closing import close_env
+from streamsampler.environments.updates import AnyEnv, AnyVectorEnv, EnvUpdate, apply_env_update
 from streamsampler.protocol.messages import Dropped, Phase, Ticket
 from streamsampler.protocol.plans import Layout
 from streamsampler.workers.board import WorkerRow
@@ -288,6 +289,14 @@ class Worker(ABC):
     def environments(self) -> Sequence[AnyEnv | AnyVectorEnv]:
         """Return the worker's environments, for `rehearse` and to look for wrappers that do not go with workers."""
         return ()
+
+    def make_env(self, update: EnvUpdate) -> AnyEnv:
+        """Return a new environment, for `fragments`."""
+        return apply_env_update(update, None, several=self.can_play_several, waits=self.waits)
+
+    def close_env(self, env: AnyEnv) -> None:
+        """Close an environment that `make_env` returned."""
+        close_env(env)
 
     def stepped(self, env: Any) -> Any:
         """Return what is reset and stepped for one of `environments`."""

@@ -17,6 +17,7 @@ from streamsampler.workers.base import Worker, WorkerContext
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.hooks import Hooks, raises_all
 from streamsampler.workers.seams import refuse_ignored_seams
+from streamsampler.workers.waiting.threads import LEAVE_OUT_THREADS
 from streamsampler.workers.waiting.worker import AsyncWorker
 
 __all__ = ["WorkerFactory", "WorkerSetup", "usable_cores"]
@@ -83,15 +84,24 @@ class WorkerFactory:
             raise UsageError(f"worker_class must be a subclass of streamsampler.Worker, got {worker_class!r}")
         refuse_ignored_seams(worker_class)
         self.worker_args = keywords("worker_args", worker_args)
-        if worker_class is DefaultWorker and "in_flight" in self.worker_args:
+        if worker_class is DefaultWorker and self.worker_args.keys() & {"in_flight", "threads"}:
             worker_class = AsyncWorker
         self.worker_class = worker_class
         if type(self).__call__ is WorkerFactory.__call__:  # another one may take them in its own way
             refuse_unknown(worker_class.__name__, self.worker_args, worker_class, worker_class.further_args)
         self.layout = worker_class.layout(self.worker_args)
 
-    def for_asynchronous(self) -> Self:
-        """Return the same for environments that are asynchronous, with `AsyncWorker` in place of `DefaultWorker`."""
+    def for_asynchronous(self, *, env: bool) -> Self:
+        """Return the same for what is asynchronous, with `AsyncWorker` in place of `DefaultWorker`.
+
+        Args:
+            env: Whether that is the environment, and not the agent alone.
+
+        Raises:
+            UsageError: The arguments say that environments run on threads, and it is the environment.
+        """
+        if env and self.worker_class is AsyncWorker and self.worker_args.get("threads"):
+            raise UsageError(f"the environment {LEAVE_OUT_THREADS}")
         if self.worker_class is not DefaultWorker or type(self) is not WorkerFactory:
             return self
         return type(self)(

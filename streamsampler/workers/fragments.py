@@ -26,7 +26,7 @@ from streamsampler.core.seeding import SeedUse, TrajectorySeeds, derived_seed
 from streamsampler.core.times import Times
 from streamsampler.data.recorder import RolloutRecorder, Rollouts
 from streamsampler.environments.multi_agent import SpacesOfAgents
-from streamsampler.environments.updates import AnyEnv, apply_env_update, for_worker
+from streamsampler.environments.updates import AnyEnv, for_worker
 from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.rollouts.script import End
 from streamsampler.workers.base import Outcome, Worker
@@ -122,7 +122,7 @@ class Running:
         """Close the environments but the worker's own; whatever they raise comes after all are closed."""
         envs = self._envs
         self.forget()
-        close_all(envs, self._worker.environments())
+        close_all(envs, self._worker.environments(), self._worker.close_env)
 
     def forget(self) -> None:
         """Forget the episodes: others may go on in the environments, which stay open."""
@@ -151,7 +151,7 @@ class Running:
         seed_constructors(worker.context.seed)
         with for_worker(worker.context.worker_number):
             update = worker.load(worker.in_force["env"]).of_slot(slot)
-            env = apply_env_update(update, None, several=worker.can_play_several, waits=worker.waits)
+            env = worker.make_env(update)
         self._claim(env)
         if hooks is None:
             return env, None

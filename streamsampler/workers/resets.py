@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
@@ -414,7 +414,20 @@ def carry_out(env: AnyEnv, order: ResetOrder) -> Any:
     reset = env.reset if order.options is None else partial(env.reset, options=order.options)
     if order.task_number is None:
         return reset(seed=order.seed)
-    task, drawn = order.task, None
+    if (call_on_thread := getattr(env, "call_on_thread", None)) is not None:  # of `ThreadedEnv`
+        return _carried_out(call_on_thread(partial(_set_task, order)), reset, order)
+    drawn = _set_task(order, env)
+    return then(reset(seed=order.seed), lambda result: _with_task(result, order, drawn))
+
+
+async def _carried_out(setting: Awaitable[Any], reset: Callable[..., Any], order: ResetOrder) -> Any:
+    drawn = await setting
+    return _with_task(await reset(seed=order.seed), order, drawn)
+
+
+def _set_task(order: ResetOrder, env: AnyEnv) -> Any:
+    """Set a trajectory's task; return the parameters that were drawn, None where none are."""
+    task = order.task
     if isinstance(task, SetParameters):
         if getattr(env, "has_wrapper_attr", lambda _: False)("parameters_in_force"):
             raise UsageError(
@@ -423,15 +436,16 @@ def carry_out(env: AnyEnv, order: ResetOrder) -> Any:
             )
         drawn = drawn_parameters(task.parameters, order.seed)
         parameter_setter(env, task.parameters)(drawn)
-    else:
-        task_setter(env)(task)
+        return drawn
+    task_setter(env)(task)
+    return None
 
-    def with_task(result: Any) -> Any:
-        if drawn is not None:
-            result = with_info(result, task.info_key, drawn, "pass SetParameters(…, info_key=…) another name")
-        return with_info(result, TASK_INDEX, order.task_number, _ADVICE)
 
-    return then(reset(seed=order.seed), with_task)
+def _with_task(result: Any, order: ResetOrder, drawn: Any) -> Any:
+    """Return the result of a reset with the task's number, and the parameters that were drawn, in its info."""
+    if drawn is not None:
+        result = with_info(result, order.task.info_key, drawn, "pass SetParameters(…, info_key=…) another name")
+    return with_info(result, TASK_INDEX, order.task_number, _ADVICE)
 
 
 # ----------------------------------------------------------------------

@@ -469,17 +469,20 @@ def release(owner: Any) -> None:
         _owners.pop(key, None)
 
 
-def close_all(envs: Iterable[AnyEnv | AnyVectorEnv], but: Sequence[Any] = ()) -> None:
+def close_all(
+    envs: Iterable[AnyEnv | AnyVectorEnv], but: Sequence[Any] = (), close: Callable[[Any], None] = close_env
+) -> None:
     """Close environments; whatever they raise comes after all are closed.
 
     Args:
         envs: The environments.
         but: Those among them that stay open.
+        close: Closes an environment.
     """
     with contextlib.ExitStack() as closing:
         for env in envs:
             if not any(env is kept for kept in but):
-                closing.callback(close_env, env)
+                closing.callback(close, env)
 
 
 def _error(env: Any, update: EnvUpdate) -> UsageError:

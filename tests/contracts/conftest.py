@@ -37,6 +37,7 @@ VEC = {"vec": "local", "vec processes": "processes"}  # workers of several envir
 SIDE_BY_SIDE = {"worker_class": VecWorker, "worker_args": {"n_envs": 3, "block_size": 6}}
 LANES = {"lanes": "local", "lanes processes": "processes"}  # the same with agents whose rows are independent
 WAITING = {"waiting": "local", "waiting processes": "processes"}  # several trajectories in flight on an event loop
+THREADS = {"threads": "local", "threads processes": "processes"}  # the same, with environments on threads
 # Processes with everything through shared memory, however small, and with all that a pipe can hold through pipes.
 INLINE_LIMITS = {"shared memory": -1, "pipes": 1 << 14}
 NO_CPU = {"num_cpus": 0}
@@ -50,7 +51,7 @@ RAY = pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.extras])
 SLOW_QUEUES = slow(*QUEUES) if ALL_BY_ALL else slow("queues fork")
 PROCESSES = ["processes", *SLOW_QUEUES]  # and added engines, where a test may kill a worker
 ENGINES = ["local", "waiting", *PROCESSES, *(name for name in ADDED if name not in PROCESSES)]
-ENGINES += slow("vec processes", "waiting processes", PARENT)
+ENGINES += slow("vec processes", "waiting processes", "threads", "threads processes", PARENT)
 
 
 def on(*engines: Any) -> pytest.MarkDecorator:
@@ -109,6 +110,10 @@ class Traces:
 NOTHING = Traces(frozenset(), frozenset(), frozenset())
 
 
+def _all_waiting(envs: Any) -> Any:
+    return [waiting(env) for env in envs] if isinstance(envs, list) else waiting(envs)
+
+
 class Maker:
     """Makes samplers of one engine, and closes them."""
 
@@ -119,7 +124,7 @@ class Maker:
     @property
     def side_by_side(self) -> bool:
         """Whether a worker runs several trajectories at a time."""
-        return self.engine in VEC | LANES | WAITING or self.engine == PARENT
+        return self.engine in VEC | LANES | WAITING | THREADS or self.engine == PARENT
 
     def __call__(self, agents: Any, envs: Any, *, n_workers: int = 1, **options: Any) -> Any:
         if self.engine == PARENT and any(isinstance(given, list | PerWorker) for given in (agents, envs)):
@@ -129,10 +134,10 @@ class Maker:
         if self.engine in LANES or self.engine == PARENT:
             options = {"worker_class": VecWorker, "worker_args": {"n_envs": max(3, n_workers)}, **options}
             agents = [Independent(agent) for agent in agents] if isinstance(agents, list) else Independent(agents)
-        if self.engine in WAITING:
-            options = {"worker_args": {"in_flight": 3}, **options}
-            envs = [waiting(env) for env in envs] if isinstance(envs, list) else waiting(envs)
-        if (VEC | LANES | WAITING).get(self.engine, self.engine) == "local":
+        if self.engine in WAITING | THREADS:
+            options = {"worker_args": {"in_flight": 3, "threads": self.engine in THREADS}, **options}
+            envs = envs if self.engine in THREADS else _all_waiting(envs)
+        if (VEC | LANES | WAITING | THREADS).get(self.engine, self.engine) == "local":
             return self.adopt(LocalSampler(agents, envs, n_workers=n_workers, **options))
         options = closing_patiently(options)
         if self.engine == "ray":

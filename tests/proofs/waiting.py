@@ -2,8 +2,8 @@
 
 The programs are those of the proof `random_programs` that have one agent and run one environment in each worker. Their
 environments, and half of the agents, wait for times that depend on nothing that a trajectory is, and many trajectories
-are in flight on the event loop of each worker. Workers are killed and stopped meanwhile, at random instants. The same
-is done by a `LocalSampler` in which nothing waits.
+are in flight on the event loop of each worker; or environments that do not wait run on threads. Workers are killed and
+stopped meanwhile, at random instants. The same is done by a `LocalSampler` in which nothing waits.
 """
 
 from __future__ import annotations
@@ -95,8 +95,9 @@ class Pausing:
 
 
 def changed(number: int, program: Program) -> Program:
-    """Return a program whose environments wait, and its agents in every second one."""
-    in_flight, pauses = random.Random(number).choice([1, 2, 5, 40]), number % 2 == 0
+    """Return a program whose environments wait, or run on threads, and its agents wait in every second one."""
+    dice = random.Random(number)
+    in_flight, pauses, on_threads = dice.choice([1, 2, 5, 40]), number % 2 == 0, dice.random() < 0.3
 
     def of(name: str, value: Any) -> Any:
         if isinstance(value, list | PerWorker):
@@ -105,7 +106,7 @@ def changed(number: int, program: Program) -> Program:
         if value is None:
             return None
         if name in _ENV:
-            return waiting(value)
+            return value if on_threads else waiting(value)
         return Pausing(value) if pauses and type(value) in (Alone, ForgetfulAlone, SpeakingAlone) else value
 
     def mapped(given: dict[str, Any]) -> dict[str, Any]:
@@ -115,7 +116,7 @@ def changed(number: int, program: Program) -> Program:
         (name, tuple(mapped(it) if isinstance(it, dict) else it for it in arguments))
         for name, arguments in program.steps
     ]
-    options = mapped(program.sampler) | {"worker_args": {"in_flight": in_flight}}
+    options = mapped(program.sampler) | {"worker_args": {"in_flight": in_flight, "threads": on_threads}}
     return Program(options, program.ways, steps)
 
 

@@ -17,9 +17,11 @@ from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 from streamsampler.core.awaiting import has_coroutines, is_awaitable
 from streamsampler.core.errors import UsageError
 from streamsampler.environments.asynchronous import is_asynchronous
+from streamsampler.environments.closing import close_env
+from streamsampler.environments.updates import AnyEnv, EnvUpdate, apply_env_update
 from streamsampler.workers.explain import name_of_env
 
-__all__ = ["AwaitedEnv"]
+__all__ = ["AwaitedEnv", "EnvsOnLoop"]
 
 _PASS_ON_ACTIONS = (TimeLimit, OrderEnforcing, PassiveEnvChecker)
 _STEPPED = ("reset", "step")
@@ -103,6 +105,35 @@ class AwaitedEnv:
             return result
         self._resolved.result = result
         return self._outer.step(action)
+
+
+class EnvsOnLoop:
+    """Makes, awaits and closes environments on the thread of the event loop.
+
+    Attributes:
+        goes_on: Why a trajectory that was cancelled may not end.
+    """
+
+    goes_on = "its reset or step catches asyncio.CancelledError. Let it raise that again"
+
+    def apply(self, update: EnvUpdate, old_env: AnyEnv | None) -> AnyEnv:
+        """Apply an update."""
+        return apply_env_update(update, old_env, waits=True)
+
+    def awaited(self, env: AnyEnv) -> AwaitedEnv:
+        """Return what awaits the resets and steps of an environment."""
+        return AwaitedEnv(env)
+
+    def begin_close(self, env: AnyEnv) -> Any:
+        """Close an environment; return what is to be awaited for that, if anything is."""
+        return env.close()
+
+    def close(self, env: AnyEnv) -> None:
+        """Close an environment, and wait for that."""
+        close_env(env)
+
+    def abandon(self, env: AnyEnv) -> None:
+        """Leave an environment whose reset or step goes on to itself."""
 
 
 async def _result_of(pending: Any, name: str) -> Any:

@@ -25,6 +25,7 @@ from streamsampler.workers.single import Part
 from streamsampler.workers.trajectory_context import TrajectoryContext
 from streamsampler.workers.waiting.awaited_env import AwaitedEnv
 from streamsampler.workers.waiting.deadlines import Clock, place_of_wait
+from streamsampler.workers.waiting.threads import LateCancelledError, ThreadedEnv
 from streamsampler.workers.waiting.turns import FlightTotals, Turns
 
 
@@ -52,7 +53,7 @@ class Surroundings:
         shown: Shows timesteps to hooks; None without these.
     """
 
-    env: AwaitedEnv
+    env: AwaitedEnv | ThreadedEnv
     agent: Any
     reset_agent: Callable[[int], None] | None
     masks: MaskFinder | None
@@ -143,6 +144,9 @@ class FlightDriver:
             if binding is None:
                 try:
                     result = await turns.take(observation, Phase.RESET, self._waited.reset)
+                except LateCancelledError:
+                    self.has_begun = True
+                    raise
                 except Exception as error:
                     script.throw(error)  # so its traceback says what the script did
                     raise
@@ -177,6 +181,9 @@ class FlightDriver:
                 pending = script.send(action)
                 try:
                     result = await turns.take(pending, Phase.STEP, self._waited.step)
+                except LateCancelledError:
+                    self._take_step(None)
+                    raise
                 except Exception as error:
                     script.throw(error)
                     raise

@@ -336,16 +336,16 @@ class Flights:
         Returns:
             How many trajectories are in no answer, those that were left out not counted, and their timesteps.
         """
-        flights = [flight for running in self._tickets for flight in running.begun.values()]
-        n_trajectories = sum(flight.driver.has_begun for flight in flights)
-        n_trajectories += sum(len(running.recorded) for running in self._tickets)
-        n_timesteps, self.waited.n_timesteps = self.waited.n_timesteps, 0
+        flights = [*self._running()]
+        n_trajectories = sum(len(running.recorded) for running in self._tickets)
         self._tickets.clear()
         self._raised = None
         for flight in flights:
             flight.cancel()
-        if unfinished := self._loop.cancel():
-            for flight in flights:
-                if flight.task in unfinished:
-                    self._abandon(flight)
+        unfinished = self._loop.cancel()  # first, since what is on threads ends all the same, and counts
+        n_trajectories += sum(flight.driver.has_begun for flight in flights)
+        n_timesteps, self.waited.n_timesteps = self.waited.n_timesteps, 0
+        for flight in flights:
+            if flight.task in unfinished:
+                self._abandon(flight)
         return n_trajectories, n_timesteps

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
+import selectors
 import signal
 import threading
 from types import TracebackType
@@ -56,5 +56,8 @@ class SignalPipe:
 
     def wait_for(self, descriptor: int) -> None:
         """Wait until something can be read from a descriptor; what a signal's handler raises ends the wait."""
-        while descriptor not in select.select([descriptor, self.descriptor], [], [])[0]:
-            self.read()
+        with selectors.DefaultSelector() as selector:  # `select.select` takes no descriptor above 1023
+            for each in (descriptor, self.descriptor):
+                selector.register(each, selectors.EVENT_READ)
+            while descriptor not in [key.fd for key, _ in selector.select()]:
+                self.read()

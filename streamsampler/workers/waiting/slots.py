@@ -17,13 +17,8 @@ from streamsampler.core.timing import not_measuring
 from streamsampler.data.recorder import RolloutRecorder
 from streamsampler.data.spaces import same_spaces
 from streamsampler.data.trees import as_constant
-from streamsampler.environments.closing import EnvCloseError, close_env, close_replaced
-from streamsampler.environments.updates import (
-    AnyEnv,
-    EnvUpdate,
-    apply_env_update,
-    for_worker,
-)
+from streamsampler.environments.closing import EnvCloseError, close_replaced
+from streamsampler.environments.updates import AnyEnv, EnvUpdate, for_worker
 from streamsampler.protocol.messages import Phase
 from streamsampler.workers.explain import name_of_env
 from streamsampler.workers.fragments import InForce
@@ -31,9 +26,10 @@ from streamsampler.workers.generators import kept_generators, restore_generators
 from streamsampler.workers.lending import LendingWorker
 from streamsampler.workers.masks import finder_of
 from streamsampler.workers.restoring import AS_GIVEN, refuse_copies_of
-from streamsampler.workers.waiting.awaited_env import AwaitedEnv
+from streamsampler.workers.waiting.awaited_env import AwaitedEnv, EnvsOnLoop
 from streamsampler.workers.waiting.driver import ShownFlight, Surroundings
 from streamsampler.workers.waiting.event_loop import CLEANUP_SECONDS, WorkerEventLoop
+from streamsampler.workers.waiting.threads import EnvsOnThreads, ThreadedEnv
 
 _OF_AGENT = {Phase.ACTION, Phase.AGENT_RESET}
 
@@ -67,14 +63,19 @@ class Slots:
         worker: The worker, which has the updates in force.
         most: How many there may be.
         loop: The event loop.
+        made_by: Makes, awaits and closes the environments.
         tell_free: Is told that a slot is free, while the event loop runs, which has not ended a trajectory.
 
     Attributes:
         agent: The agent that was given; None before.
     """
 
-    def __init__(self, worker: LendingWorker, most: int, loop: WorkerEventLoop, tell_free: Callable[[], None]) -> None:
+    def __init__(
+        self, worker: LendingWorker, most: int, loop: WorkerEventLoop, made_by: EnvsOnLoop | EnvsOnThreads,
+        tell_free: Callable[[], None],
+    ) -> None:  # fmt: skip
         self._worker, self._most, self._loop, self._tell_free = worker, most, loop, tell_free
+        self._made_by = made_by
         self._closing: set[asyncio.Task[None]] = set()
         self._n_made = 0
         self._all: list[Slot] = []
@@ -110,12 +111,12 @@ class Slots:
         try:
             with contextlib.ExitStack() as closing:
                 for env in usable[1:]:
-                    closing.callback(close_replaced, env)
+                    closing.callback(close_replaced, env, self._made_by.close)
         except EnvCloseError:
             with contextlib.suppress(EnvCloseError):
-                close_replaced(first)
+                close_replaced(first, self._made_by.close)
             raise
-        env = apply_env_update(update, first, waits=True)
+        env = self._made_by.apply(update, first)
         self._n_made = 0
         self._add(env, is_new=env is not first)
 
@@ -151,7 +152,7 @@ class Slots:
         callers = self._worker.hook_callers
         shown = ShownFlight(self._worker, callers[number]) if callers else None
         recorder = RolloutRecorder(env.observation_space, env.action_space)
-        return Surroundings(AwaitedEnv(env), None, None, None, AS_GIVEN, recorder, shown)
+        return Surroundings(self._made_by.awaited(env), None, None, None, AS_GIVEN, recorder, shown)
 
     def _tell_hooks_of(self, slot: Slot) -> None:
         if callers := self._worker.hook_callers:
@@ -195,7 +196,7 @@ class Slots:
             seed_constructors(worker.context.seed)
             with not_measuring(), for_worker(worker.context.worker_number):
                 update = worker.load(worker.in_force["env"]).of_slot(number)
-                env = apply_env_update(update, None, waits=True)
+                env = self._made_by.apply(update, None)
         finally:
             restore_generators(kept)
         refuse_copies_of(env, [slot.env for slot in self._all if not slot.is_spoiled], update)
@@ -255,7 +256,7 @@ class Slots:
         """Close an environment, whatever it raises; return what goes on, where that is asynchronous."""
         closing: Any = None
         with contextlib.suppress(Exception, SystemExit):
-            closing = env.close()  # type: ignore[func-returns-value]
+            closing = self._made_by.begin_close(env)
         if not is_awaitable(closing):
             return None
         task = self._loop.get().create_task(_closed(closing))
@@ -285,13 +286,15 @@ class Slots:
         name = name_of_env(slot.env)
         self._worker.warn_once(
             f"ends late: {name}",
-            f"a trajectory in {name} was cancelled, and goes on: its reset or step catches asyncio.CancelledError. Let "
-            "it raise that again; until the worker ends, this environment is of no use",
+            f"a trajectory in {name} was cancelled, and goes on: {self._made_by.goes_on}; until the worker ends, this "
+            "environment is of no use",
         )
+        self._made_by.abandon(slot.env)
 
-    def awaited(self, env: AnyEnv) -> AwaitedEnv:
+    def awaited(self, env: AnyEnv) -> AwaitedEnv | ThreadedEnv:
         """Return what awaits the resets and steps of an environment."""
-        return next((slot.surroundings.env for slot in self._all if slot.env is env), None) or AwaitedEnv(env)
+        known = next((slot.surroundings.env for slot in self._all if slot.env is env), None)
+        return known or self._made_by.awaited(env)
 
     def lend_first(self) -> None:
         """Have the first slot no more: episodes of fragments go on in its environment."""
@@ -305,7 +308,7 @@ class Slots:
         with contextlib.ExitStack() as closing:
             for slot in slots:
                 if not slot.is_spoiled:
-                    closing.callback(close_env, slot.env)
+                    closing.callback(self._made_by.close, slot.env)
 
 
 async def _closed(closing: Any) -> None:

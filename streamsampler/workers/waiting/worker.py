@@ -32,13 +32,21 @@ from streamsampler.workers.resets import Resets, reset_function
 from streamsampler.workers.single import WHOLE
 from streamsampler.workers.trajectory_context import TrajectoryContext, reset_of
 from streamsampler.workers.waiting.alone import run_apart
+from streamsampler.workers.waiting.awaited_env import EnvsOnLoop
 from streamsampler.workers.waiting.deadlines import ATTEMPTS, TimeLimits
 from streamsampler.workers.waiting.driver import FlightDriver
 from streamsampler.workers.waiting.event_loop import WorkerEventLoop
 from streamsampler.workers.waiting.flights import Flights, TicketInFlight
 from streamsampler.workers.waiting.fragments import AwaitedEnvs, AwaitedFragmentEnv
 from streamsampler.workers.waiting.slots import Slot, Slots
+from streamsampler.workers.waiting.threads import EnvsOnThreads, has_strays
 from streamsampler.workers.waiting.turns import FlightTotals
+
+_STRAY_DRAWS = (
+    "something drew from a global generator (random, numpy.random or torch) while a trajectory that was cancelled went "
+    "on in a step on a thread, which may have been what drew. Let environments draw from their np_random, and give "
+    "what they wait for a time limit"
+)
 
 _IN_FLIGHT = 16
 _WAITED_IN = (Phase.RESET, Phase.ACTION, Phase.STEP)
@@ -64,12 +72,16 @@ class AsyncWorker(LendingWorker):
 
     Pass it as ``worker_args={"in_flight": 200}``, with the default `worker_class` or with ``AsyncWorker``.
 
+    With ``threads=True`` environments are ordinary ones, and block: each has a thread of its own, on which it is made,
+    reset, stepped and closed. A thread cannot be cancelled: a step that is not needed any more goes on to its end.
+
     Args:
         context: What the worker is made with.
         in_flight: How many trajectories may be in flight at the same time.
+        threads: Whether environments run on threads.
 
     Raises:
-        UsageError: `in_flight` is no positive integer.
+        UsageError: `in_flight` is no positive integer, or `threads` neither True nor False.
     """
 
     _running: AwaitedEnvs | None
@@ -78,25 +90,28 @@ class AsyncWorker(LendingWorker):
     runs_lanes = True
     revision = ""  # the trajectories are those of DefaultWorker
 
-    def __init__(self, context: WorkerContext, *, in_flight: int = _IN_FLIGHT) -> None:
+    def __init__(self, context: WorkerContext, *, in_flight: int = _IN_FLIGHT, threads: bool = False) -> None:
         super().__init__(context)
         self._in_flight = positive("in_flight", in_flight)
         self._loop = WorkerEventLoop(self)
         self._limits = TimeLimits(context.step_timeout, context.trajectory_timeout)
-        self._slots = Slots(self, self._in_flight, self._loop, lambda: self._flights.look_again())
+        self._made_by = EnvsOnThreads() if _checked_threads(threads) else EnvsOnLoop()
+        self._slots = Slots(self, self._in_flight, self._loop, self._made_by, lambda: self._flights.look_again())
         self._flights = Flights(self, self._loop, self._limits)
         self._draws_before: tuple[Any, ...] = ()
+        self._may_draw = False
 
     @classmethod
     def layout(cls, worker_args: Mapping[str, Any]) -> Layout:
         """Return how many trajectories are in flight.
 
         Args:
-            worker_args: `in_flight`, where it is given.
+            worker_args: `in_flight` and `threads`, where they are given.
 
         Raises:
-            UsageError: It is no positive integer.
+            UsageError: One of them is none.
         """
+        _checked_threads(worker_args.get("threads", False))
         return Layout(positive("in_flight", worker_args.get("in_flight", _IN_FLIGHT)))
 
     # ------------------------------------------------------------------ updates
@@ -150,7 +165,7 @@ class AsyncWorker(LendingWorker):
             self._running.begin_call(ticket.version, cast("Resets", self.resets), order)
             flights.use(self._running, partial(self._fragment, order.n_timesteps), 1)
         running = flights.take_in_hand(ticket, seeds)
-        self._look_at_generators(seeds[0])
+        self._look_at_generators(ticket, seeds[0])
         self.phase = Phase.STEP
         try:
             with collecting(TaskCollector(collector_in_use())):
@@ -170,16 +185,20 @@ class AsyncWorker(LendingWorker):
             self.phase, self.trajectory = phase, trajectory
             raise
 
-    def _look_at_generators(self, seed: int) -> None:
+    def _look_at_generators(self, ticket: Ticket, seed: int) -> None:
+        has_process = self.descriptor is not None  # otherwise the user's code may have drawn since the last ticket
+        if self._flights.in_hand.begun and has_process and isinstance(self._made_by, EnvsOnThreads):
+            self._refuse_draws(ticket)  # threads went on since the last ticket
+        self._may_draw = self._in_flight == 1 and not has_strays()
         seed_generators(seed)
         self._draws_before = generator_states()
 
     def _refuse_draws(self, ticket: Ticket) -> None:
         """Check that nothing has drawn from the global generators, which trajectories in flight share."""
         before = self._draws_before
-        if self._in_flight > 1 and generator_states()[: len(before)] != before:
+        if not self._may_draw and generator_states()[: len(before)] != before:
             self.phase, self.trajectory = Phase.STEP, ticket.indices[0]
-            raise UsageError(_DRAWS)
+            raise UsageError(_DRAWS if self._in_flight > 1 else _STRAY_DRAWS)
 
     def _raise_failure(self, running: TicketInFlight) -> None:
         if (failure := running.failure) is not None:
@@ -279,7 +298,7 @@ class AsyncWorker(LendingWorker):
         self, driver: FlightDriver, reset: Callable[..., Any], index: int, seed: int, *, seeds_generators: bool = False
     ) -> None:
         driver.reset = reset
-        seeding = partial(seed_generators, seed) if seeds_generators or self._in_flight == 1 else None
+        seeding = partial(seed_generators, seed) if seeds_generators or self._may_draw else None
         await driver.run([(index, seeding, driver.script(seed, self.context.max_episode_length), None, WHOLE)])
 
     def _context_of(self, slot: Slot, version: int, index: int, seed: int) -> TrajectoryContext:
@@ -316,6 +335,14 @@ class AsyncWorker(LendingWorker):
             else:
                 self._slots.abandon(slot)
 
+    def make_env(self, update: EnvUpdate) -> AnyEnv:
+        """Return a new environment, for `fragments`."""
+        return self._made_by.apply(update, None)
+
+    def close_env(self, env: AnyEnv) -> None:
+        """Close an environment that `make_env` returned."""
+        self._made_by.close(env)
+
     def stepped(self, env: Any) -> Any:
         """Return what awaits the resets and steps of an environment."""
         return self._slots.awaited(env)
@@ -342,3 +369,9 @@ class AsyncWorker(LendingWorker):
     def end(self) -> None:
         """Close the event loop."""
         self._loop.close()
+
+
+def _checked_threads(threads: Any) -> bool:
+    if threads.__class__ is not bool:
+        raise UsageError(f"threads must be True or False, got {threads!r:.80}")
+    return bool(threads)

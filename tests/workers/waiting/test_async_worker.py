@@ -298,17 +298,26 @@ def test_what_environments_may_not_do(env: Any, error: Any, match: str) -> None:
 
 def test_with_one_in_flight_environments_may_draw_from_the_global_generators() -> None:
     class Plain(Game):
+        def reset(self, **arguments: Any) -> Any:
+            self.drawn = random.random()
+            return super().reset(**arguments)
+
         def step(self, action: Any) -> Any:
             observation, _, *rest = super().step(action)
-            return observation, random.random() + np.random.rand(), *rest
+            return observation, self.drawn + random.random() + np.random.rand(), *rest
 
     class Later(Plain):
+        async def reset(self, **arguments: Any) -> Any:  # type: ignore[override]
+            result = super().reset(**arguments)
+            await asyncio.sleep(0)
+            return result
+
         async def step(self, action: Any) -> Any:  # type: ignore[override]
             await asyncio.sleep(0)
             return super().step(action)
 
     with make(LocalSampler, Draws(), Later, in_flight=1) as sampler, twin(env=Plain) as expected:
-        assert sampler.obtain_trajectories(20) == expected.obtain_trajectories(20)
+        assert sampler.obtain_trajectories(60) == expected.obtain_trajectories(60)
 
 
 NOT_FOR_IT: list[dict[str, Any]] = [{}, {"worker_class": VecWorker}]

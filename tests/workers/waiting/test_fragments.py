@@ -76,8 +76,21 @@ def calls(sampler: Any) -> list[Any]:
 def test_fragments_are_those_of_the_twin(
     kind: Any, options: dict[str, Any], in_flight: int, agent: Any, hooks: Any
 ) -> None:
+    assert_fragments_of_twin(kind, agent, Waits, {"in_flight": in_flight}, hooks, options)
+
+
+@pytest.mark.parametrize("hooks", [None, Sums()], ids=["plain", "hooks"])
+@pytest.mark.parametrize("in_flight", [1, 3])
+@pytest.mark.parametrize("kind", [LocalSampler, pytest.param(MultiprocessingSampler, marks=pytest.mark.slow)])
+def test_fragments_on_threads_are_those_of_the_twin(kind: Any, in_flight: int, hooks: Any) -> None:
+    assert_fragments_of_twin(kind, DrawsLater(), Game, {"in_flight": in_flight, "threads": True}, hooks, {})
+
+
+def assert_fragments_of_twin(
+    kind: Any, agent: Any, env: Any, worker_args: dict[str, Any], hooks: Any, options: dict[str, Any]
+) -> None:
     with (
-        make(kind, agent, Waits, worker_args={"in_flight": in_flight}, hooks=hooks, **options) as sampler,
+        make(kind, agent, env, worker_args=worker_args, hooks=hooks, **options) as sampler,
         make(LocalSampler, Draws(), Game, hooks=hooks) as twin,
     ):
         assert calls(sampler) == calls(twin)

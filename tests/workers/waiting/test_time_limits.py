@@ -193,6 +193,43 @@ def test_a_check_of_what_is_late_ends(ends: bool, tmp_path: Path) -> None:
         assert sampler.obtain_trajectories(4) == expected.obtain_trajectories(4)
 
 
+class BlocksOnce(Game):
+    """Blocks in a second step until it is let go, unless there is a note of that."""
+
+    let_go: list[threading.Event]
+
+    def __init__(self, note: Path) -> None:
+        self._note = note
+
+    def step(self, action: Any) -> Any:
+        if self.t == 1 and self._is_first():
+            self.let_go.append(threading.Event())
+            self.let_go[-1].wait()
+        return super().step(action)
+
+    def _is_first(self) -> bool:
+        try:
+            self._note.mkdir()  # of several threads, one can
+        except FileExistsError:
+            return False
+        return True
+
+
+@pytest.mark.parametrize("in_flight", [1, 4])
+def test_a_step_on_a_thread_that_is_late(in_flight: int, tmp_path: Path) -> None:
+    """It cannot be cancelled: the worker goes on without its environment."""
+    BlocksOnce.let_go = []
+    args: dict[str, Any] = {"in_flight": in_flight, "threads": True}
+    limits: dict[str, Any] = {"trajectory_timeout": LIMIT, "check": None}
+    with LocalSampler(
+        Draws(), partial(BlocksOnce, tmp_path / "note"), seed=SEED, worker_args=args, **limits
+    ) as sampler:
+        with twin() as expected:
+            assert sampler.obtain_trajectories(12) == expected.obtain_trajectories(12)
+        assert sampler.stats.timed_out == len(BlocksOnce.let_go) == 1
+        BlocksOnce.let_go[0].set()
+
+
 class Blocks(Late):
     """Blocks the event loop instead."""
 
