@@ -326,6 +326,12 @@ class Gathering:
         under_way = self._n_assigned - self.arrived_trajectories - self.arrived_dropped
         return self._n_assigned + max(0, needed_for(missing, mean, margin * self.throughput.spread) - under_way)
 
+    @property
+    def n_in_flight(self) -> int:
+        """How many trajectories run, where a worker fills its rows from all tickets that it holds."""
+        under_way = self._n_assigned - self.arrived_trajectories - self.arrived_dropped
+        return min(under_way, self._n_workers * self._unit)
+
     def _window(self) -> int:
         # How far workers run ahead of a stream's consumer: enough to stay busy, few enough to bound memory.
         return 4 * self._n_workers * max(self._unit, self.throughput.trajectories_in(TICKET_SECONDS, TICKET_BYTES))

@@ -278,7 +278,7 @@ class ObtainingSampler(LifeOwner, Generic[ObservationsT, ActionsT]):
         try:
             with (
                 life.call(plan, updates, resets) as call,
-                display(progress, *plan.goal, note=call.batches.note) as shown,
+                display(progress, *plan.goal, note=functools.partial(self._note, call)) as shown,
             ):
                 while not call.gathering.result.complete:
                     call.pump(shown.interval)
@@ -291,6 +291,13 @@ class ObtainingSampler(LifeOwner, Generic[ObservationsT, ActionsT]):
                     error.add_note(f"salvage() returns all finished trajectories: {life.salvaged.n_trajectories:,}")
             raise
         return batch
+
+    def _note(self, call: Call) -> str:
+        """Return what progress says besides numbers: of environments that wait how many trajectories are in flight."""
+        notes = [call.batches.note()]
+        if self._setup.workers.factory.worker_class.waits:
+            notes.append(f"{call.gathering.n_in_flight:,} in flight")
+        return ", ".join(filter(None, notes))
 
     def _updates_of(self, agent_update: Any, env_update: Any, resets: Resets | None) -> dict[Kind, Any]:
         life, setup = self._life, self._setup

@@ -67,6 +67,23 @@ def test_batches_are_those_of_the_twin(
         assert sampler.obtain_trajectories(seeds=seeds) == expected.obtain_trajectories(seeds=seeds)
 
 
+def test_progress_says_how_many_are_in_flight() -> None:
+    notes = []
+
+    def show(snapshot: Any) -> None:
+        notes.append(snapshot.note)
+
+    show.interval = 0.0  # type: ignore[attr-defined]
+    with make(LocalSampler, DrawsLater(), Waits) as sampler:
+        sampler.obtain_trajectories(30, progress=show)
+        assert sampler.stats.gauges()["in_flight"].maximum <= 7
+    assert notes[-1] == "0 in flight"
+    assert "7 in flight" in notes
+    with twin() as sampler:
+        sampler.obtain_trajectories(3, progress=show)
+        assert notes[-1] == ""
+
+
 def test_a_killed_worker_changes_nothing() -> None:
     with make(MultiprocessingSampler, DrawsLater(), Waits, n_workers=2) as sampler, twin() as expected:
         stream = sampler.stream(n_trajectories=300)
