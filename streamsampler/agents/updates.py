@@ -25,6 +25,7 @@ from streamsampler.agents.base import (
     give_spaces,
     is_agent,
     is_module,
+    reset_agent_function,
 )
 from streamsampler.agents.policies import Policies, PolicyUpdates
 from streamsampler.core.awaiting import has_coroutines
@@ -52,6 +53,7 @@ class AgentTraits:
         converter: What its `get_param_converter` gave, pickled; None where it has none.
         takes_spaces: Whether it has `set_spaces`.
         acts_alone: Whether it chooses single actions; otherwise it has `get_actions` alone.
+        is_reset: Whether it has a `reset`: then trajectories that run at the same time have a copy each.
         waits: Whether it is asynchronous: `async def get_action` or `get_actions`.
         of_policies: Of several agents by policy name, the traits of each; else None.
     """
@@ -62,6 +64,7 @@ class AgentTraits:
     converter: Payload | None
     takes_spaces: bool
     acts_alone: bool = True
+    is_reset: bool = False
     waits: bool = False
     of_policies: Mapping[str, AgentTraits] | None = None
 
@@ -93,6 +96,7 @@ def traits_of(agent: Agent) -> AgentTraits:
         converter=None if converter is None else dumps(converter, "what the agent's get_param_converter gave").owned(),
         takes_spaces=callable(getattr(agent, "set_spaces", None)),
         acts_alone=acts_alone(agent),
+        is_reset=reset_agent_function(agent) is not None,
         waits=has_coroutines(agent, "get_action", "get_actions"),
     )
 

@@ -28,7 +28,13 @@ from streamsampler.protocol.result import Order
 from streamsampler.samplers.lagging import Lag, check_staleness
 from streamsampler.samplers.life import SamplerLife, SamplerSetup
 from streamsampler.samplers.obtaining import ObtainingSampler
-from streamsampler.samplers.options import SamplerOptions, check_policies, policies_of, refuse_agents
+from streamsampler.samplers.options import (
+    SamplerOptions,
+    check_policies,
+    policies_of,
+    refuse_agents,
+    say_size_of_copies,
+)
 from streamsampler.samplers.payloads import are_asynchronous, check_side_by_side, pickled_environments, put, put_agents
 from streamsampler.samplers.per_worker import Agents, Envs, items_by_worker
 from streamsampler.samplers.updates import Updates
@@ -254,6 +260,8 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
         check_side_by_side(environments, "envs", factory)
         put(updates, "env", environments)
         refuse_agents(updates.about("agent"), updates.about("env"), worker_class)
+        if worker_class.waits:
+            say_size_of_copies(updates.of_workers("agent"), factory.layout.rows)
         dumps(filters, "the filters")
         lag = Lag() if check_staleness(staleness, order, filters) else None
         self._setup = SamplerSetup(workers, order, policy, policy_names, self._holds_agent, updates.about("env"))

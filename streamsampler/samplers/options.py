@@ -5,6 +5,7 @@ The types are for `from_worker_factory`: without the arguments that the worker f
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
@@ -13,6 +14,7 @@ from streamsampler.agents.filters import Filter, Filters
 from streamsampler.agents.policies import Policies, PolicyOf, with_policies
 from streamsampler.agents.updates import AgentTraits, has_rows_alone
 from streamsampler.core.errors import CheckMode, UsageError, positive
+from streamsampler.core.serialization import Payload
 from streamsampler.engines.launch.start_methods import StartMethod
 from streamsampler.engines.registry import PARENT, EngineName
 from streamsampler.protocol.limits import Limits, Quota
@@ -28,6 +30,10 @@ from streamsampler.workers.hooks import CREATED
 if TYPE_CHECKING:
     from streamsampler.workers.vec.worker import VecWorker
 
+
+_LOG = logging.getLogger("streamsampler")
+_MUCH = 1 << 28
+"""Bytes of copies of an agent in a worker, from which on that is said."""
 
 Inference = Literal["worker", "parent"]
 
@@ -104,6 +110,18 @@ def refuse_agents(
             )
         if is_single and not (worker_class.asks_for_rows or each.acts_alone):
             raise has_rows_alone(each.name, worker_class.__name__)
+
+
+def say_size_of_copies(agents: Iterable[Payload | None], in_flight: int) -> None:
+    """Warn, before workers start, where copies of an agent for all trajectories in flight take much memory."""
+    sizes = [payload.nbytes for payload in agents if payload is not None and payload.about.is_reset]
+    total = in_flight * max(sizes, default=0)
+    if in_flight > 1 and total >= _MUCH:
+        _LOG.warning(
+            "each of %d trajectories in flight has a copy of the agent (%.0f MB), since it has a reset: %.1f GB in a "
+            "worker. Fewer in flight take less; an agent without reset is shared",
+            in_flight, max(sizes) / 1e6, total / 1e9,
+        )  # fmt: skip
 
 
 def processes_for(n_workers: int | None, n_envs: int) -> int:

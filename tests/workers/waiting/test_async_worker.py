@@ -429,3 +429,20 @@ def test_parameters_and_tasks(limit: int | None) -> None:
     finally:
         for name in names.values():
             del gymnasium.registry[name]
+
+
+class Large(Draws):
+    """Has much memory."""
+
+    def __init__(self) -> None:
+        self.weights = np.zeros(4_000_000)
+
+
+def test_much_memory_of_copies_is_said_before_workers_start(caplog: pytest.LogCaptureFixture) -> None:
+    for in_flight, said in ((1, False), (4, False), (16, True)):
+        caplog.clear()
+        with make(LocalSampler, Large(), Waits, in_flight=in_flight):
+            assert ("copy of the agent (32 MB)" in caplog.text) == said
+    assert (
+        "each of 16 trajectories in flight has a copy of the agent (32 MB), since it has a reset: 0.5 GB" in caplog.text
+    )
