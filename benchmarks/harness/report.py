@@ -46,6 +46,7 @@ ORDER = (
     "stepping",
     "one_process",
     "step_costs",
+    "waiting",
     "inference",
     "ray",
     "goals",
@@ -66,7 +67,7 @@ _TABLES = (
     "staleness",
     "several_agents",
 )
-_APART = ("order", "goals", "slow_worker", "scale", *_TABLES)
+_APART = ("order", "goals", "slow_worker", "scale", "waiting", *_TABLES)
 
 # Explanations of limits, for results that have them.
 _LIMITS = {

@@ -38,6 +38,7 @@ QUESTIONS = (
     "stepping",
     "one_process",
     "step_costs",
+    "waiting",
     "inference",
     "ray",
 )
