@@ -372,10 +372,10 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
         n_envs = self._usual_envs if n_envs is None else positive("n_envs", n_envs)
         limit = positive("restore_limit", restore_limit, least=0)
         self._check_fragments(n_envs, agent_update, env_update)
-        side_by_side = self._setup.workers.factory.worker_class.continues_side_by_side
+        factory = self._setup.workers.factory
         plan = Fragments(
-            n_timesteps, n_envs, self.n_workers, self.layout.rows if side_by_side else 1, side_by_side=side_by_side,
-            restore_limit=limit,
+            n_timesteps, n_envs, self.n_workers, factory.fragment_rows,
+            side_by_side=factory.worker_class.continues_side_by_side, restore_limit=limit,
         )  # fmt: skip
         batch = self._obtain(plan, agent_update, env_update, progress, common_resets(reset_options))
         self._life.n_envs = n_envs

@@ -190,7 +190,7 @@ def _identity(life: SamplerLife, filters: Filters) -> dict[str, Any]:
         "seed": life.seed,
         "policies": list(life.setup.policy_names),
         "worker_class": name_of_worker(factory.worker_class),
-        "rows": factory.layout.rows,
+        "rows": factory.fragment_rows,
         "staleness": int(life.lag is not None),
         "filters": {
             "observation_filter": _kind_of(filters.observation), "reward_filter": _kind_of(filters.reward),
@@ -265,7 +265,7 @@ def _read(life: SamplerLife, state: Mapping[str, Any], layers: list[Layer]) -> _
 
 def _any_plan(life: SamplerLife, fragments: Mapping[str, Any]) -> Fragments:
     """Return a plan for the environments of a state, until a call has its own."""
-    n_rows = life.setup.workers.factory.layout.rows
+    n_rows = life.setup.workers.factory.fragment_rows
     return Fragments(1, len(fragments["environments"]), life.n_workers, n_rows)
 
 

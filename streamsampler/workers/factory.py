@@ -91,6 +91,11 @@ class WorkerFactory:
             refuse_unknown(worker_class.__name__, self.worker_args, worker_class, worker_class.further_args)
         self.layout = worker_class.layout(self.worker_args)
 
+    @property
+    def fragment_rows(self) -> int:
+        """How many environments of fragments are one group, which a worker steps together."""
+        return self.layout.rows if self.worker_class.continues_side_by_side else 1
+
     def for_asynchronous(self, *, env: bool) -> Self:
         """Return the same for what is asynchronous, with `AsyncWorker` in place of `DefaultWorker`.
 

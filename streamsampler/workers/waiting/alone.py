@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from time import perf_counter
 from typing import Any
 
 from streamsampler.workers.waiting.deadlines import Deadlines, TimeLimits
@@ -41,13 +42,17 @@ def run_apart(
             cancel()
         return goes_on
 
+    driver.clock.began = perf_counter()
     deadlines = Deadlines(limits, lambda: [driver], loop.get, cancel)
     deadlines.begin()
     try:
         loop.run(_first_of(running, cancelled), look)
     finally:
         deadlines.end()
+        driver.is_cancelled = True
         has_ended = not loop.cancel()
+        if has_ended and not running.cancelled():
+            running.exception()  # or asyncio complains that nothing has asked for it, where something else is raised
     if has_ended:
         running.result()
     return has_ended
@@ -56,7 +61,9 @@ def run_apart(
 async def _first_of(running: asyncio.Task[None], cancelled: asyncio.Event) -> None:
     """Wait until a task has ended, or has had the time to end since it was cancelled."""
     cancelling = asyncio.ensure_future(cancelled.wait())
-    await asyncio.wait({running, cancelling}, return_when=asyncio.FIRST_COMPLETED)
-    cancelling.cancel()
+    try:
+        await asyncio.wait({running, cancelling}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        cancelling.cancel()
     if not running.done():
         await asyncio.wait({running}, timeout=CLEANUP_SECONDS)

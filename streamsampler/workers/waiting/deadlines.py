@@ -15,6 +15,9 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 ATTEMPTS = 3
 """How many time limits a trajectory may exceed before that is an error: it might with this seed for ever."""
 
+_NOTICEABLE = 1e-3
+"""Seconds: less makes no difference to a limit."""
+
 _OWN, _ASYNCIO = f"{Path(__file__).parents[2]}/", f"{Path(asyncio.__file__).parent}/"
 _INSTALLED = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "purelib", "platlib"))
 
@@ -36,7 +39,7 @@ class Clock:
     """Since when a trajectory runs and waits.
 
     Attributes:
-        began: When the trajectory began.
+        began: When the trajectory began; infinity before.
         waits_since: When the reset, step or action began that is awaited; None where none is.
         exceeded: The limit that was exceeded, for messages; None where none was.
     """
@@ -48,7 +51,7 @@ class Clock:
     def deadline(self, limits: TimeLimits, now: float) -> float:
         """Return when a limit may be exceeded: if nothing happens until then, or by what is begun now."""
         waits_since = now if self.waits_since is None else self.waits_since
-        return min(self.began + limits.trajectory, waits_since + limits.step)
+        return min(min(self.began, now) + limits.trajectory, waits_since + limits.step)
 
     def judge(self, limits: TimeLimits, now: float) -> bool:
         """Return whether a limit is exceeded which was not before, and note it."""
@@ -98,10 +101,15 @@ class Deadlines(Generic[FlightT]):
     def begin(self) -> None:
         """Let the time go on: the event loop is about to run."""
         if self._stopped is not None:
-            seconds, self._stopped = perf_counter() - self._stopped, None
+            stopped, self._stopped = self._stopped, None
+            self.leave_out(perf_counter() - stopped)
+        self.arm()
+
+    def leave_out(self, seconds: float) -> None:
+        """Leave out a time in which no trajectory could go on."""
+        if seconds > _NOTICEABLE and min(self._limits) < math.inf:
             for flight in self._running():
                 flight.clock.leave_out(seconds)
-        self.arm()
 
     def end(self) -> None:
         """Let the time stand still: the event loop does not run."""

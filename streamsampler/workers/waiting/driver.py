@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from time import perf_counter
@@ -87,7 +88,7 @@ class FlightDriver:
 
     def __init__(self, worker: Worker, around: Surroundings, index: int, waited: FlightTotals) -> None:
         self._worker, self._around, self._waited = worker, around, waited
-        self.clock = Clock(perf_counter())
+        self.clock = Clock(math.inf)  # until it begins
         self._turns = Turns(worker, index, self.clock)
         self._seed = 0  # of the script that was made last
         self.binding = Binding(around.env.step, around.recorder, around.shown, waits=True)
@@ -207,7 +208,7 @@ class FlightDriver:
             turns.end()
             raised = own_error(error)
             self._worker.phase = self.phase = phase_of(raised, outside, self._worker.phase)
-            if self.clock.exceeded is not None:
+            if self.clock.exceeded is not None and isinstance(error, Exception | asyncio.CancelledError):
                 raised = self._too_long(place_of_wait(error))
             elif isinstance(raised, asyncio.CancelledError) and not self.is_cancelled:
                 raised = RuntimeError(f"{self._call} raised asyncio.CancelledError, which nothing called for")

@@ -83,6 +83,7 @@ class WorkerEventLoop:
         self._worker = worker
         self._made: asyncio.SelectorEventLoop | None = None
         self.tasks: set[asyncio.Task[Any]] = set()  # those that may go on after `run`
+        self._left: list[asyncio.Task[Any]] = []
         self._in_hand: asyncio.Task[Any] | None = None  # what `run` runs
         self._interrupts = 0  # that came meanwhile
         self._ending = _NONE  # can be read when the thread has ended in which the loop runs; none
@@ -238,9 +239,16 @@ class WorkerEventLoop:
             self.leave(task)
         return unfinished
 
+    @property
+    def has_left(self) -> bool:
+        """Whether a task goes on for which nothing waits any more."""
+        self._left = [task for task in self._left if not task.done()]
+        return bool(self._left)
+
     def leave(self, task: asyncio.Task[Any]) -> None:
         """Wait no more for a task that does not end although it was cancelled."""
         self.tasks.discard(task)
+        self._left.append(task)
         left: Any = task
         left._log_destroy_pending = False  # or asyncio complains when the loop is closed: the warning is given already
 

@@ -7,6 +7,8 @@ from bisect import insort
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from time import perf_counter
 from typing import Any, Protocol, TypeAlias
 
 from streamsampler.core.errors import DataError
@@ -52,6 +54,7 @@ class Flight:
         place: Where it runs.
         driver: Drives its script.
         task: The task that it is.
+        has_begun: Whether its task has.
         is_lost: Whether it goes on although it was cancelled: whatever becomes of it is of no interest.
     """
 
@@ -60,6 +63,7 @@ class Flight:
     place: Any
     driver: FlightDriver
     task: asyncio.Task[Any] | None = None
+    has_begun: bool = False
     is_lost: bool = False
 
     @property
@@ -125,6 +129,10 @@ class TicketInFlight:
         if self.failure is not None:
             return not self.waiting and not any(position < self.failure.position for position in self.begun)
         return len(self.recorded) + len(self.dropped) == len(self.seeds)
+
+    def wants(self, position: int) -> bool:
+        """Whether a trajectory is needed: after a failure, none that comes later is."""
+        return self.failure is None or position < self.failure.position
 
     def fail(self, failure: TicketFailure) -> None:
         """Keep the first failure in the ticket's order, and cancel what comes after it."""
@@ -229,6 +237,7 @@ class Flights:
 
     def begin_more(self) -> None:
         """Begin trajectories as long as there is one, and room for it."""
+        began = perf_counter()
         try:
             with outside_loop():  # constructors may run event loops of their own
                 while (found := self._next()) is not None:
@@ -236,6 +245,7 @@ class Flights:
         except BaseException:
             self.raised_in = self._worker.phase  # now, before another trajectory has its turn
             raise
+        self._deadlines.leave_out(perf_counter() - began)
         self._deadlines.arm()
 
     def _next(self) -> tuple[TicketInFlight, int, Any] | None:
@@ -253,33 +263,47 @@ class Flights:
         flight = running.begun[position] = Flight(running, position, place, driver)
         trajectory = self._run(running.ticket.version, index, seed, place, driver)
         flight.task = task = self._loop.start(self._fly(flight, trajectory))
-        task.add_done_callback(lambda _: trajectory.close())  # one that is cancelled before it begins awaits nothing
+        task.add_done_callback(partial(self._end_unbegun, flight, self._places, trajectory))
+
+    def _end_unbegun(
+        self, flight: Flight, places: Places, trajectory: Coroutine[Any, Any, Rollouts], _task: asyncio.Task[Any]
+    ) -> None:
+        """Take the end of a task that was cancelled before it began: no line of its coroutine ran."""
+        trajectory.close()
+        if not flight.has_begun:
+            places.put_back(flight.place)
+            self._forget(flight)
 
     async def _fly(self, flight: Flight, trajectory: Coroutine[Any, Any, Rollouts]) -> None:
         """Run a trajectory, and take its end."""
         place, places = flight.place, self._places
+        flight.has_begun, flight.clock.began = True, perf_counter()
         try:
             flight.ticket.recorded[flight.position] = await trajectory, place.surroundings.recorder
             place.surroundings.recorder = places.new_recorder()
             places.put_back(place)
-        except asyncio.CancelledError:
-            places.put_back(place)
         except BaseException as error:
-            if flight.is_lost:
-                return
-            if is_interrupt(error):
-                self._raised = error
-                raise
-            if type(error) is RuntimeError and isinstance(error.__cause__, StopIteration):
-                error = error.__cause__  # Python's own, where a coroutine raises it
-            self._take_error(flight, error)
-            if isinstance(error, AbnormalTrajectoryError):
-                places.put_back(place)
-            else:
-                places.replace(place)  # its environment, and an agent of its own, may be in any state
+            if not flight.is_lost:
+                self._take_raised(flight, places, error)
         finally:
             if not flight.is_lost:
                 self._forget(flight)
+
+    def _take_raised(self, flight: Flight, places: Places, error: BaseException) -> None:
+        """Take the end of a trajectory that raised, or was cancelled; raise what is no trajectory's."""
+        place = flight.place
+        if isinstance(error, asyncio.CancelledError | AbnormalTrajectoryError):
+            places.put_back(place)
+        if isinstance(error, asyncio.CancelledError):
+            return
+        if is_interrupt(error):
+            self._raised = error
+            raise error
+        if type(error) is RuntimeError and isinstance(error.__cause__, StopIteration):
+            error = error.__cause__  # Python's own, where a coroutine raises it
+        self._take_error(flight, error)
+        if not isinstance(error, AbnormalTrajectoryError):
+            places.replace(place)  # its environment, and an agent of its own, may be in any state
 
     def _forget(self, flight: Flight) -> None:
         flight.ticket.begun.pop(flight.position, None)
@@ -300,7 +324,7 @@ class Flights:
             self.waited.n_timed_out += 1
         if worker.drops(error):
             running.dropped[position] = worker.left_out_by(error, ticket, index)[index]
-        elif is_late and running.timed_out.count(position) < self._attempts:
+        elif is_late and running.wants(position) and running.timed_out.count(position) < self._attempts:
             insort(running.waiting, position)
         else:
             running.fail(TicketFailure(position, index, worker.phase, error))
@@ -313,8 +337,8 @@ class Flights:
     def _lose(self, flight: Flight) -> None:
         """Go on without a trajectory that has not ended although it was cancelled; its place is of no use any more."""
         assert flight.task is not None
-        if flight.is_lost or flight.task.done():
-            return
+        if flight.is_lost or flight.task.done() or flight.ticket not in self._tickets:
+            return  # of a ticket that is given up, `cancel` sees to it
         self._abandon(flight)
         self._take_error(flight, flight.driver.error_of_limit())
         self._forget(flight)
@@ -346,6 +370,6 @@ class Flights:
         n_trajectories += sum(flight.driver.has_begun for flight in flights)
         n_timesteps, self.waited.n_timesteps = self.waited.n_timesteps, 0
         for flight in flights:
-            if flight.task in unfinished:
+            if flight.task in unfinished and not flight.is_lost:
                 self._abandon(flight)
         return n_trajectories, n_timesteps

@@ -81,6 +81,7 @@ class Slots:
         self._all: list[Slot] = []
         self._free: list[Slot] = []
         self._spaces: tuple[Any, Any] | None = None
+        self._first: AwaitedEnv | ThreadedEnv | None = None  # of the update in force, though its slot may be abandoned
         self._loaded: dict[str, tuple[Any, Any]] = {}  # parameters and filters: the payload, and what it stands for
         self.agent: Any = None
         self._has_own_agents = False
@@ -97,6 +98,12 @@ class Slots:
     def envs(self) -> list[AnyEnv]:
         """The environments, those that are to be replaced included."""
         return [slot.env for slot in self._all]
+
+    @property
+    def first_env(self) -> AnyEnv:
+        """The first environment that was made, as all others were; it may be of no use any more."""
+        assert self._first is not None
+        return cast("AnyEnv", self._first.given)
 
     def update_env(self, update: EnvUpdate) -> None:
         """Replace or change the first environment; others are made from the update in force as they are needed.
@@ -131,6 +138,8 @@ class Slots:
     def _add(self, env: AnyEnv, *, is_new: bool = True) -> Slot:
         number, self._n_made = self._n_made, self._n_made + 1  # one that is abandoned keeps its hooks
         slot = Slot(number, self._around(env, number))
+        if number == 0:
+            self._first = slot.surroundings.env
         if is_new:
             self._tell_hooks_of(slot)
         spaces = env.observation_space, env.action_space
@@ -276,7 +285,8 @@ class Slots:
 
     def _fresh_agent(self) -> Any:
         """Return the agent in force, as no trajectory has changed it."""
-        fresh = Surroundings(self._all[0].surroundings.env, None, None, None, AS_GIVEN, self.new_recorder(), None)
+        assert self._first is not None
+        fresh = Surroundings(self._first, None, None, None, AS_GIVEN, self.new_recorder(), None)
         InForce(self._worker, lambda update: self._update_own(fresh, update)).apply(self._load)
         return fresh.agent
 

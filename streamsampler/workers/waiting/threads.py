@@ -72,6 +72,7 @@ class _ThreadCall:
             self._result = self.context.run(self._function)
         except BaseException as error:
             self._error = error
+        self._function = _nothing  # which holds the environment
         self.has_ended = True
         self._wake()
 
@@ -242,6 +243,10 @@ class _LoopWaiting:
                 continue
 
 
+def _nothing() -> None:
+    """Do nothing."""
+
+
 def _nobody_waits() -> None:
     """Wake nobody: the caller does not wait."""
 
@@ -364,9 +369,10 @@ class EnvsOnThreads:
 
     def abandon(self, env: AnyEnv) -> None:
         """Close an environment when its reset or step has ended, and do not wait for that."""
-        _, thread = self._threads.pop(id(env))
-        thread.abandon(partial(_close_all, [env]))
-        _strays.append(thread)
+        _, thread = self._threads.pop(id(env), (None, None))
+        if thread is not None:
+            thread.abandon(partial(_close_all, [env]))
+            _strays.append(thread)
 
 
 _strays: list[EnvThread] = []

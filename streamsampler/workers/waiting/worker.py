@@ -44,8 +44,8 @@ from streamsampler.workers.waiting.turns import FlightTotals
 
 _STRAY_DRAWS = (
     "something drew from a global generator (random, numpy.random or torch) while a trajectory that was cancelled went "
-    "on in a step on a thread, which may have been what drew. Let environments draw from their np_random, and give "
-    "what they wait for a time limit"
+    "on in its step, which may have been what drew. Let environments draw from their np_random, and end what they wait "
+    "for when they are cancelled, or after a time limit"
 )
 
 _IN_FLIGHT = 16
@@ -182,6 +182,8 @@ class AsyncWorker(LendingWorker):
             if flights.raised_in is not None:
                 phase, trajectory, flights.raised_in = flights.raised_in, None, None
             self.ran_timesteps, self.running_timesteps = flights.cancel()[1], 0
+            flights.waited.take_seconds()
+            flights.waited.take_timed_out()
             self.phase, self.trajectory = phase, trajectory
             raise
 
@@ -189,7 +191,8 @@ class AsyncWorker(LendingWorker):
         has_process = self.descriptor is not None  # otherwise the user's code may have drawn since the last ticket
         if self._flights.in_hand.begun and has_process and isinstance(self._made_by, EnvsOnThreads):
             self._refuse_draws(ticket)  # threads went on since the last ticket
-        self._may_draw = self._in_flight == 1 and not has_strays()
+        is_alone = not (has_strays() or self._loop.has_left)
+        self._may_draw = self._in_flight == 1 and is_alone
         seed_generators(seed)
         self._draws_before = generator_states()
 
@@ -225,7 +228,7 @@ class AsyncWorker(LendingWorker):
 
     def _outcome(self, running: TicketInFlight, seconds: Times) -> Outcome:
         ticket, recorded, dropped = running.ticket, running.recorded, dict(running.dropped)
-        env, rollouts = self._slots.envs[0], None
+        env, rollouts = self._slots.first_env, None
         while positions := sorted(recorded.keys() - dropped.keys()):
             indices = [ticket.indices[position] for position in positions]
             parts = [recorded[position][0] for position in positions]
@@ -250,13 +253,14 @@ class AsyncWorker(LendingWorker):
         running_envs, numbers, records = self._running, running.ticket.indices, running.recorded
         assert running_envs is not None
         parts = [records[position][0] for position in range(len(numbers))]
-        rollouts = self.finished(partial(joined, parts), running_envs.owners(numbers), self._slots.envs[0])
+        rollouts = self.finished(partial(joined, parts), running_envs.owners(numbers), self._slots.first_env)
         running_envs.tell(running_envs.envs(numbers), rollouts)
         metrics = {name: how for _, recorder in records.values() for name, how in recorder.metrics.items()}
         self._end_ticket(running)
         return Outcome(
-            rollouts, rollouts.n_trajectories, rollouts.n_timesteps, seconds=seconds, metrics=tuple(metrics.items())
-        )
+            rollouts, rollouts.n_trajectories, rollouts.n_timesteps, seconds=seconds, metrics=tuple(metrics.items()),
+            n_timed_out=self._flights.waited.take_timed_out(),
+        )  # fmt: skip
 
     def _end_ticket(self, running: TicketInFlight) -> None:
         self._flights.end_ticket()

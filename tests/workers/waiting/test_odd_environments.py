@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from streamsampler import LocalSampler, MultiprocessingSampler, RolloutError, SetTaskUpdate, UsageError, timed
+from streamsampler.protocol.messages import Ticket
 from tests.patience import closing_patiently
 from tests.workers.waiting.envs import Draws, DrawsLater, Game, Told, Waits
 from tests.workers.waiting.test_async_worker import interrupt_after
@@ -340,12 +341,14 @@ class OwnSums:
         context.metrics["sum"] = self.sum
 
 
+@pytest.mark.slow
 def test_hooks_of_an_environment_that_is_left() -> None:
     Stays.let_go = []
     options: dict[str, Any] = {"hooks": OwnSums(), "on_failure": "drop"}
     with make(LocalSampler, Draws(), Stays, in_flight=3, trajectory_timeout=0.2, **options) as sampler:
         batches = [sampler.obtain_trajectories(20) for _ in range(3)]
     assert Stays.let_go
+    Stays.let_go = []  # which hold what waits for them
     for batch in batches:
         assert batch.episode_infos["sum"].tolist() == batch.returns.tolist()
 
@@ -401,3 +404,101 @@ def test_tasks_that_an_environment_leaves_end_with_the_sampler() -> None:
     with make(LocalSampler, Draws(), Beats, in_flight=3) as sampler:
         sampler.obtain_trajectories(9)
     assert len(Beats.ends) == 3
+
+
+# ---------------------------------------------------------------------- where several things happen at once
+
+
+class SlowToMake(Waits):
+    """Takes longer to be made than a trajectory may take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        threading.Event().wait(0.15)
+
+
+@pytest.mark.parametrize("limit", [0.3])
+def test_a_constructor_takes_no_time_from_trajectories(limit: float) -> None:
+    with make(LocalSampler, Draws(), SlowToMake, in_flight=6, trajectory_timeout=limit, check=None) as sampler:
+        with twin() as expected:
+            assert sampler.obtain_trajectories(12) == expected.obtain_trajectories(12)
+        assert sampler.stats.timed_out == 0
+
+
+def test_what_is_cancelled_before_it_begins_gives_its_place_back() -> None:
+    with make(LocalSampler, Draws(), Waits, in_flight=4, check=None) as sampler:
+        sampler.obtain_trajectories(8)
+        worker = sampler._life.session.engine._loops[0]._worker
+        for _ in range(2):
+            worker._flights.take_in_hand(Ticket(1, range(4)), [1, 2, 3, 4])
+            worker._flights.begin_more()
+            assert worker._slots.take(0) is None
+            assert worker._flights.cancel() == (0, 0)
+        with twin() as expected:
+            expected.obtain_trajectories(1)
+            assert sampler.obtain_trajectories(8) == expected.obtain_trajectories(8)
+
+
+class StaysLate(Waits):
+    """Goes on although it is cancelled, until it is let go, in the second step of every third trajectory, once."""
+
+    let_go: list[asyncio.Event]
+    was_late: set[int]
+
+    async def reset(self, *, seed: int | None = None, **arguments: Any) -> Any:  # type: ignore[override]
+        assert seed is not None
+        self.drawn_seed = seed
+        return await super().reset(seed=seed, **arguments)
+
+    async def step(self, action: Any) -> Any:  # type: ignore[override]
+        if self.t == 1 and self.drawn_seed % 3 == 0 and self.drawn_seed not in self.was_late:
+            self.was_late.add(self.drawn_seed)
+            self.let_go.append(event := asyncio.Event())
+            while not event.is_set():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await event.wait()
+        if self.t == 2 and self.drawn_seed % 5 == 0:
+            raise ValueError("broken")
+        return await super().step(action)
+
+
+@pytest.mark.slow
+def test_a_ticket_that_fails_while_a_late_trajectory_goes_on() -> None:
+    """The trajectory's environment is left once, and its time-out is no matter of the next call."""
+    StaysLate.let_go, StaysLate.was_late = [], set()
+    with make(LocalSampler, Draws(), StaysLate, in_flight=4, trajectory_timeout=0.2, check=None) as sampler:
+        for _ in range(3):
+            with pytest.raises(RolloutError, match="ValueError: broken"):
+                sampler.obtain_trajectories(40)
+        batch = sampler.obtain_trajectories(3, env_update=Waits)
+        assert batch.stats.timed_out == 0
+    StaysLate.let_go = []
+
+
+class AllStay(Waits):
+    """Goes on although it is cancelled, where the process made it among the first."""
+
+    n_made = 0
+    let_go: list[asyncio.Event]
+
+    def __init__(self) -> None:
+        super().__init__()
+        type(self).n_made += 1
+        self._stays = type(self).n_made <= 3
+
+    async def step(self, action: Any) -> Any:  # type: ignore[override]
+        if self._stays:
+            self.let_go.append(event := asyncio.Event())
+            while not event.is_set():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await event.wait()
+        return await super().step(action)
+
+
+def test_all_environments_of_a_worker_may_be_left() -> None:
+    AllStay.n_made, AllStay.let_go = 0, []
+    with make(LocalSampler, Draws(), AllStay, in_flight=3, trajectory_timeout=0.2, check=None) as sampler:
+        with twin() as expected:
+            assert sampler.obtain_trajectories(9) == expected.obtain_trajectories(9)
+        assert sampler.stats.timed_out == len(AllStay.let_go) == 3
+    AllStay.let_go = []
