@@ -305,7 +305,7 @@ class Measurement:
         return max(self._first_timesteps(way, made=True), tallies[-1].seconds - making)
 
     def _first_timesteps(self, way: Way, *, made: bool) -> float:
-        """Return what it takes until each environment of a process was reset and stepped; see `Costs`."""
+        """Return the seconds until each environment of a process was reset and stepped; see `Costs`."""
         others = 0.0 if made else (way.in_flight - 1) * self._costs.construction  # made in turn, and stepped together
         return others + self._costs.first_timesteps(way.n_in_turn, made=made)
 

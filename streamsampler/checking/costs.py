@@ -314,7 +314,7 @@ def _chooser(agent: Any, size: int | None) -> Callable[[Any], Any]:
 
 
 def agent_seconds(agent: Any, probed: Probed) -> tuple[float, bool, float]:
-    """Return what a call of the agent takes, whether it chooses actions for several environments, and what it waits.
+    """Return the agent's seconds for a call, whether it acts for several environments, and its seconds of waiting.
 
     An agent that raises is found to do so by all the ways.
     """

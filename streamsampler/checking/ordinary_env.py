@@ -71,7 +71,7 @@ class MeasuredLoop:
         return self._selector.longest_turn
 
     def result_of(self, result: Any) -> Any:
-        """Return a result; of an awaitable, what it returns."""
+        """Return a result; of an awaitable, its result."""
         if not is_awaitable(result):
             return result
         try:
@@ -82,7 +82,7 @@ class MeasuredLoop:
         try:
             with ThreadPoolExecutor(1) as executor:
                 return executor.submit(self._run, result).result()
-        finally:  # starting a thread is no work of what is measured
+        finally:  # the start of a thread belongs to neither environment nor agent
             self._selector.waited += perf_counter() - began - self._ran
 
     def _run(self, awaitable: Any) -> Any:
@@ -100,7 +100,7 @@ class MeasuredLoop:
 
 
 class OrdinaryEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """An asynchronous environment with ordinary methods, each of which returns when its result is there.
+    """An asynchronous environment with ordinary methods: a call returns when its result is there.
 
     Args:
         env: The environment.
@@ -162,7 +162,7 @@ class OrdinaryEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def ordinary(env: Any) -> Any:
-    """Return an environment whose methods return results: the same, unless it is asynchronous."""
+    """Return an environment with ordinary methods: the same environment, unless it is asynchronous."""
     return OrdinaryEnv(env) if is_asynchronous(env) else env
 
 

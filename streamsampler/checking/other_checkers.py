@@ -1,6 +1,6 @@
 """Let others check: Gymnasium's checker, and PettingZoo's tests.
 
-What they find are warnings here: what samplers need is seen where trajectories are run.
+Their findings are warnings here: the needs of samplers are seen where trajectories are run.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NO_FAULT = {
         "maximum value is infinity",
     ),
 }  # fmt: skip
-"""What they warn of, and is a matter of taste, or about what samplers do not use."""
+"""Warnings of theirs that are a matter of taste, or about features that samplers do not use."""
 
 _ADVICE = {
     "Gymnasium": "Gymnasium's documentation of environments says what it expects: help(gymnasium.Env)",
