@@ -10,18 +10,26 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 from streamsampler.core.awaiting import has_coroutines
+from streamsampler.environments.multi_agent import MultiAgentEnv, is_multi_agent
 
-__all__ = ["is_asynchronous", "makes_asynchronous"]
+__all__ = ["inner_env", "is_asynchronous", "makes_asynchronous"]
 
 
 def is_asynchronous(env: Any) -> bool:
     """Return whether an environment, one of its wrappers, or a class of environments has an async reset or step."""
-    while True:
+    while env is not None:
         if has_coroutines(env, "reset", "step"):
             return True
-        if not isinstance(env, gymnasium.Wrapper):
-            return False
-        env = env.env
+        env = inner_env(env)
+    return False
+
+
+def inner_env(env: Any) -> Any:
+    """Return the environment that a wrapper, of Gymnasium's or PettingZoo's, is around; None for no wrapper."""
+    if isinstance(env, gymnasium.Wrapper | MultiAgentEnv):
+        return env.env
+    inner = getattr(env, "__dict__", {}).get("env")
+    return inner if is_multi_agent(env) and is_multi_agent(inner) else None
 
 
 def makes_asynchronous(source: Any) -> bool:

@@ -20,6 +20,7 @@ import gymnasium
 from gymnasium import spaces as gym_spaces
 from gymnasium.spaces import Space
 
+from streamsampler.core.awaiting import then
 from streamsampler.core.errors import DataError, UsageError
 
 Dicts = tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]
@@ -219,9 +220,9 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
         """Return what the environment renders."""
         return self.env.render()
 
-    def close(self) -> None:
-        """Close the environment."""
-        self.env.close()
+    def close(self) -> Any:
+        """Close the environment; return what is to be awaited for that, where the environment's is asynchronous."""
+        return self.env.close()
 
 
 class ParallelEnv(MultiAgentEnv):
@@ -238,9 +239,11 @@ class ParallelEnv(MultiAgentEnv):
         """Reset the environment; return its observations and infos."""
         self._forget_agents()
         reset = self.env.reset if options is None else partial(self.env.reset, options=options)
-        result = reset(seed=seed)
+        return then(reset(seed=seed), self._met)  # type: ignore[no-any-return]
+
+    def _met(self, result: Any) -> Any:
         self.meet_listed()
-        return result  # type: ignore[no-any-return]
+        return result
 
     def _forget_agents(self) -> None:
         super()._forget_agents()
@@ -288,16 +291,18 @@ class AecEnv(MultiAgentEnv):
         """Reset the environment; return the observation and the info of the agent whose turn it is."""
         self._forget_agents()
         reset = self.env.reset if options is None else partial(self.env.reset, options=options)
-        reset(seed=seed)
+        return then(reset(seed=seed), self._first)  # type: ignore[no-any-return]
+
+    def _first(self, _: Any) -> tuple[Any, dict[str, Any]]:
         observations, _, _, _, infos = self._next()
         return observations, infos
 
     def step(self, actions: Mapping[str, Any]) -> Dicts:  # type: ignore[override]
         """Take the turn of the agent whose it is; return what the one gets whose turn comes next."""
-        self.env.step(actions.get(self.env.agent_selection))
-        return self._next()
+        pending = self.env.step(actions.get(self.env.agent_selection))
+        return self._next() if pending is None else then(pending, self._next)
 
-    def _next(self) -> Dicts:
+    def _next(self, _: Any = None) -> Dicts:
         self.meet_listed()
         of_none = self._infos_of_no_agent()
         if not self.env.agents:
@@ -355,6 +360,12 @@ def returned(agent: str, ended: Mapping[str, int]) -> DataError:
         "in a trajectory. Let the environment give each new life an id of its own, or begin it with a new "
         "trajectory"
     )
+
+
+def agents_of(env: Any) -> MultiAgentEnv | None:
+    """Return the environment of several agents that an environment is, within its wrappers; None if it is none."""
+    several = env.unwrapped
+    return several if isinstance(several, MultiAgentEnv) else None
 
 
 def refuse_other_agents(one: Any, other: Any) -> None:

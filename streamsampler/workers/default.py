@@ -18,7 +18,7 @@ from streamsampler.data.copying import Allocate
 from streamsampler.data.recorder import RolloutRecorder
 from streamsampler.data.spaces import same_spaces
 from streamsampler.environments.closing import EnvCloseError
-from streamsampler.environments.multi_agent import MultiAgentEnv
+from streamsampler.environments.multi_agent import MultiAgentEnv, agents_of
 from streamsampler.environments.updates import AnyEnv, EnvUpdate, apply_env_update, as_given
 from streamsampler.protocol.messages import Dropped, Phase, Ticket
 from streamsampler.workers.base import Outcome, WorkerContext
@@ -28,6 +28,7 @@ from streamsampler.workers.fragments import FragmentEnv, RunningEnvs
 from streamsampler.workers.hooks import HookCaller, Hooks
 from streamsampler.workers.lending import LendingWorker
 from streamsampler.workers.masks import finder_of
+from streamsampler.workers.recorders import recorder_for
 from streamsampler.workers.resets import reset_function
 from streamsampler.workers.seams import Seams, WorkerWithSeams
 from streamsampler.workers.several.fragments import FragmentEnvOfAgents
@@ -131,11 +132,10 @@ class DefaultWorker(LendingWorker, WorkerWithSeams):
 
     def _new_recorder(self, allocate: Allocate = np.empty) -> RolloutRecorder | None:
         assert self._env is not None
-        if not isinstance(self._env.unwrapped, MultiAgentEnv):
-            return RolloutRecorder(self._env.observation_space, self._env.action_space, allocate)
-        if self._players is None:  # there is no agent yet
-            return None
-        return JointRecorder(self._env.unwrapped, self._players.tables[0], allocate)
+        if self._players is None:
+            # Of several agents there is none yet.
+            return None if agents_of(self._env) is not None else recorder_for(self._env, None, allocate)
+        return recorder_for(self._env, self._players.tables[0], allocate)
 
     @property
     def spaces(self) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:

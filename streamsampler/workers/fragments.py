@@ -15,6 +15,8 @@ from functools import partial
 from itertools import repeat
 from typing import Any, NamedTuple, cast
 
+import numpy as np
+
 from streamsampler.agents.base import reset_agent_function
 from streamsampler.agents.filters import FilterParameters
 from streamsampler.agents.masks import MaskFinder
@@ -24,6 +26,7 @@ from streamsampler.core.by_value import dumps_by_value
 from streamsampler.core.errors import SerializationError
 from streamsampler.core.seeding import SeedUse, TrajectorySeeds, derived_seed
 from streamsampler.core.times import Times
+from streamsampler.data.copying import Allocate
 from streamsampler.data.recorder import RolloutRecorder, Rollouts
 from streamsampler.environments.multi_agent import SpacesOfAgents
 from streamsampler.environments.updates import AnyEnv, for_worker
@@ -45,6 +48,7 @@ from streamsampler.workers.resets import FragmentOrder, Resets, Standing, reset_
 from streamsampler.workers.restoring import (
     AbandonedError,
     NotRestoredError,
+    Rounding,
     are_one,
     claim,
     close_all,
@@ -52,7 +56,7 @@ from streamsampler.workers.restoring import (
     release,
     rounding_for,
 )
-from streamsampler.workers.seams import Seams, WorkerWithSeams
+from streamsampler.workers.seams import Seams, ShownTrajectory, WorkerWithSeams
 from streamsampler.workers.single import Part, SingleDriver
 
 # ----------------------------------------------------------------------
@@ -201,9 +205,14 @@ class FragmentEnv(FragmentRow):
     Args:
         worker: The worker.
         args: Those of `FragmentRow`.
+
+    Attributes:
+        has_generators: Whether its episodes may draw from the global generators: no other goes on at the same time.
     """
 
-    def __init__(self, worker: WorkerWithSeams, *args: Any) -> None:
+    has_generators = True
+
+    def __init__(self, worker: Worker, *args: Any) -> None:
         super().__init__(*args)
         self._worker, self._limit = worker, worker.context.max_episode_length
         self.env = cast("AnyEnv", worker.stepped(self.env))
@@ -215,11 +224,12 @@ class FragmentEnv(FragmentRow):
         self._agent_is_new = False
         self._generators: Any = None
         self._resets = Resets()
+        self._shown: Any = None
 
     @staticmethod
-    def new_recorder(worker: WorkerWithSeams) -> RolloutRecorder:
-        """Return what records the episodes of a ticket."""
-        return RolloutRecorder(*worker.spaces, worker.context.allocate)
+    def new_recorder(worker: Worker, allocate: Allocate = np.empty) -> RolloutRecorder:
+        """Return what records the episodes of a ticket; see `WorkerContext` for `allocate`."""
+        return RolloutRecorder(*worker.spaces, allocate)
 
     # ------------------------------------------------------------------ agents
 
@@ -255,36 +265,58 @@ class FragmentEnv(FragmentRow):
         Returns:
             What `SingleDriver.run` does, and the seconds of resets, of the agent and of all else.
         """
-        self._resets, self._recorder = resets, recorder
+        seams = None
+        if self.caller is not None:
+            seams = Seams(
+                cast("WorkerWithSeams", self._worker), self.caller, version, self._agent, self.env, recorder,
+                self._reset_agent, self._rounding, self._masks, self.reset,
+            )  # fmt: skip
+        self.begin(resets, recorder, seams)
+        driver = SingleDriver(
+            self._worker, version, recorder, self.env, self.reset, self._agent, self._reset_agent, seams=seams,
+            masks=self._masks, info=self.info, rounding=self._rounding,
+        )  # fmt: skip
+        abandoned = driver.run(self.parts(driver, n_timesteps), self.take_end)
+        if abandoned < 0:
+            self.keep_generators()
+        return abandoned, driver.seconds
+
+    @property
+    def acting(self) -> tuple[Any, Callable[[int], None] | None, MaskFinder | None, Rounding]:
+        """The agent, its `reset`, what finds masks for it, and what gives actions the floats of their space."""
+        return self._agent, self._reset_agent, self._masks, self._rounding
+
+    def begin(self, resets: Resets, recorder: RolloutRecorder, shown: Seams | ShownTrajectory | None) -> None:
+        """Begin a fragment.
+
+        Args:
+            resets: The options that episodes are reset with which begin in it.
+            recorder: Records the episodes' parts.
+            shown: Shows them to hooks; None without these.
+        """
+        self._resets, self._recorder, self._shown = resets, recorder, shown
         self.begin_fragment()
         if callable(begin_part := getattr(self._agent, "begin_part", None)):
             begin_part()
-        self._seams = None
-        if self.caller is not None:
-            self._seams = Seams(
-                self._worker, self.caller, version, self._agent, self.env, recorder, self._reset_agent, self._rounding,
-                self._masks, self._reset,
-            )  # fmt: skip
-        driver = SingleDriver(
-            self._worker, version, recorder, self.env, self._reset, self._agent, self._reset_agent, seams=self._seams,
-            masks=self._masks, info=self.info, rounding=self._rounding,
-        )  # fmt: skip
-        abandoned = driver.run(self._parts(driver, n_timesteps), self._take_end)
-        if abandoned < 0:
-            self._keep_generators()
-        return abandoned, driver.seconds
 
-    def _keep_generators(self) -> None:
+    def keep_generators(self) -> None:
         """Keep where the global generators stand: the next episode to run seeds them."""
-        if self.length:
+        if self.length and self.has_generators:
             self._generators = drawn_states(self._fresh)
 
-    def _reset(self, *, seed: int) -> Any:
-        self._fresh = generator_states()  # the driver has seeded the global generators
+    def reset(self, *, seed: int) -> Any:
+        """Reset the environment."""
+        if self.has_generators:
+            self._fresh = generator_states()  # the driver has seeded the global generators
         return reset_one(self.env, self._resets, 0, seed)
 
-    def _parts(self, driver: SingleDriver, n_timesteps: int) -> Iterator[Part]:
-        """Yield the part of each episode, until there are as many timesteps as are wanted."""
+    def parts(self, driver: Any, n_timesteps: int) -> Iterator[Part]:
+        """Yield the part of each episode, until there are as many timesteps as are wanted.
+
+        Args:
+            driver: Makes the scripts, and has their binding.
+            n_timesteps: How many are wanted.
+        """
         while n_timesteps:
             before = len(self._recorder.float_rewards)
             if self.script is None:
@@ -292,7 +324,8 @@ class FragmentEnv(FragmentRow):
                 index = self.index
                 seed = self._seeds[index]
                 script = self.script = driver.script(seed, self._limit)
-                yield index, partial(seed_generators, seed), script, None, n_timesteps
+                seeding = partial(seed_generators, seed) if self.has_generators else None
+                yield index, seeding, script, None, n_timesteps
             else:
                 self._go_on()
                 yield self.index, None, self.script, driver.binding, n_timesteps
@@ -303,26 +336,27 @@ class FragmentEnv(FragmentRow):
         worker, seed = self._worker, self.seed
         worker.trajectory = self.index
         worker.enter(Phase.RESET)
-        self._set_generators(seed)
-        if self._seams is not None:
-            self._seams.resume(self._seams.context_of(self.index, seed), self.length, self.kept, self.info)
+        if self.has_generators:
+            set_states(seed, self._generators)
+        if (shown := self._shown) is not None:
+            shown.resume(shown.context_of(self.index, seed), self.length, self.kept, self.info)
         if self._agent_is_new and self._reset_agent is not None:
             worker.enter(Phase.AGENT_RESET)
             self._reset_agent(derived_seed(seed, SeedUse.AGENT))
         self._agent_is_new = False
 
-    def _set_generators(self, seed: int) -> None:
-        """Set the global generators to where the episode that goes on left them."""
-        set_states(seed, self._generators)
+    def _seed_generators(self, seed: int) -> None:
+        if self.has_generators:
+            super()._seed_generators(seed)
 
-    def _take_end(self, end: End) -> None:
+    def take_end(self, end: End) -> None:
         """Take the end of an episode, or of the fragment."""
         recorder = self._recorder
         self.length, self.info = end.n_timesteps, end.info
         if end.ended:
             self._generators = None
-        elif self._seams is not None:
-            self.kept = self._seams.kept()
+        elif self._shown is not None:
+            self.kept = self._shown.kept()
         self.end_part(end.observation, ended=end.ended)
         recorder.end(end.observation, end.terminated, end.truncated, limited=end.limited)
 
@@ -388,11 +422,9 @@ class RunningEnvs(Running):
         kind: What environments are: of one agent, or of several.
     """
 
-    _worker: WorkerWithSeams
-
-    def __init__(self, worker: WorkerWithSeams, base_version: int, kind: type[FragmentEnv] = FragmentEnv) -> None:
+    def __init__(self, worker: Worker, base_version: int, kind: type[FragmentEnv] = FragmentEnv) -> None:
         super().__init__(worker, base_version)
-        self._kind, self._recorder = kind, kind.new_recorder(worker)
+        self._kind, self._recorder = kind, kind.new_recorder(worker, worker.context.allocate)
         self._of_number: dict[int, FragmentEnv] = {}
 
     def run(self, ticket: Ticket, resets: Resets, order: FragmentOrder) -> Outcome:

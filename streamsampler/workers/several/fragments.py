@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import numpy as np
+
+from streamsampler.data.copying import Allocate
 from streamsampler.data.recorder import RolloutRecorder
 from streamsampler.environments.multi_agent import MultiAgentEnv
 from streamsampler.rollouts.script import End
+from streamsampler.workers.base import Worker
 from streamsampler.workers.fragments import FragmentEnv
-from streamsampler.workers.seams import WorkerWithSeams
+from streamsampler.workers.recorders import recorder_for
 from streamsampler.workers.several.players import Players, Table, updated_players
 from streamsampler.workers.several.recorder import JointRecorder
 
@@ -19,16 +23,15 @@ class FragmentEnvOfAgents(FragmentEnv):
     _recorder: JointRecorder
     table: Table
 
-    def __init__(self, worker: WorkerWithSeams, *args: Any) -> None:
+    def __init__(self, worker: Worker, *args: Any) -> None:
         super().__init__(worker, *args)
         self._players: Players | None = None
 
     @staticmethod
-    def new_recorder(worker: WorkerWithSeams) -> RolloutRecorder:
+    def new_recorder(worker: Worker, allocate: Allocate = np.empty) -> RolloutRecorder:
         """Return what records the episodes of a ticket; environments bring their tables."""
-        several = cast("MultiAgentEnv", worker.environments()[0].unwrapped)
-        recorder = JointRecorder(several, cast("Table", None), worker.context.allocate)
-        recorder.sent = []
+        recorder = recorder_for(worker.environments()[0], None, allocate)
+        cast("JointRecorder", recorder).sent = []
         return recorder
 
     # ------------------------------------------------------------------ policies
@@ -41,7 +44,9 @@ class FragmentEnvOfAgents(FragmentEnv):
 
     def _update(self, update: Any) -> None:
         several = cast("MultiAgentEnv", self.env.unwrapped)
-        self._players = updated_players(self._players, update, [several], self._worker.warn_once)
+        self._players = updated_players(
+            self._players, update, [several], self._worker.warn_once, waits=self._worker.waits
+        )
         self._agent = self.table = self._players.tables[0]
 
     def _look_at_agent(self) -> None:
@@ -68,8 +73,9 @@ class FragmentEnvOfAgents(FragmentEnv):
         assert self.suspended is not None
         self._recorder.go_on(self.suspended)
 
-    def _take_end(self, end: End) -> None:
-        super()._take_end(end)
+    def take_end(self, end: End) -> None:
+        """Take the end of an episode, or of the fragment."""
+        super().take_end(end)
         if not end.ended:
             self.suspended, self.sent = self._recorder.suspended, self._recorder.sent
 

@@ -13,6 +13,7 @@ from streamsampler.agents.base import is_agent
 from streamsampler.agents.filters import FilterParameters
 from streamsampler.agents.policies import SHARED, Policies, PolicyUpdates
 from streamsampler.agents.updates import updated_agent
+from streamsampler.core.awaiting import is_awaitable
 from streamsampler.core.errors import UsageError
 from streamsampler.core.serialization import loads
 from streamsampler.environments.multi_agent import MultiAgentEnv
@@ -42,6 +43,7 @@ class Table:
         self._numbers = env.numbers
         self._seats: dict[str, Seat] = {}
         self._alone = [self]
+        self._waits = players.waits
         self.shown: Mapping[str, Any] = {}
         self.let_act([], None)
 
@@ -49,6 +51,10 @@ class Table:
     def one_by_one(self) -> bool:
         """Whether each policy is asked for one agent at a time."""
         return self._players.one_by_one
+
+    def is_of(self, players: Players | None) -> bool:
+        """Return whether these are the policies that play here."""
+        return self._players is players
 
     def begin(self, index: int, seed: int) -> None:
         """Begin a trajectory with the agents that are there after the reset.
@@ -92,17 +98,24 @@ class Table:
         """
         self.acting, self.turn = seats, turn
 
-    def get_action(self, observations: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def get_action(self, observations: Mapping[str, Any]) -> Any:
         """Choose the actions of those that act.
 
         Args:
             observations: Observations by agent id.
 
         Returns:
-            Actions by agent id, and the policies' infos by agent id.
+            Actions by agent id, and the policies' infos by agent id; where policies may wait, a coroutine that returns
+            them.
         """
         self.shown = observations
+        if self._waits:
+            return self._get_awaited()
         self._players.choose(self._alone)
+        return self.actions(), self.infos()
+
+    async def _get_awaited(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        await self._players.choose_awaited(self)
         return self.actions(), self.infos()
 
     def actions(self) -> dict[str, Any]:
@@ -145,21 +158,28 @@ class Players:
         warn: See `MaskFinder`.
         across: Whether policies are asked across environments.
         n_envs: For how many environments batches have rows then; None for as many as there are.
+        waits: Whether trajectories are in flight at the same time, at tables of `new_table`: policies may have to be
+            awaited.
 
     Attributes:
         given: The same.
+        waits: The same.
         policies: The policies, by name.
         tables: Where the agents of each environment sit.
         asked: What the policies were asked for last.
     """
 
     def __init__(
-        self, given: Any, envs: Sequence[MultiAgentEnv], warn: Warn, *, across: bool = False, n_envs: int | None = None
-    ) -> None:
-        self.given, self._n_envs = given, n_envs
+        self, given: Any, envs: Sequence[MultiAgentEnv], warn: Warn, *, across: bool = False, n_envs: int | None = None,
+        waits: bool = False,
+    ) -> None:  # fmt: skip
+        self.given, self._n_envs, self.waits = given, n_envs, waits
         self._is_shared = not isinstance(given, Policies)
         self._chosen = Policies({SHARED: given}) if self._is_shared else given
-        self.policies = {name: PlayingPolicy(name, it, warn, across=across) for name, it in self._chosen.agents.items()}
+        self.policies = {
+            name: PlayingPolicy(name, agent, warn, across=across, waits=waits)
+            for name, agent in self._chosen.agents.items()
+        }
         self._applied: dict[str, tuple[Any, Any]] = {}
         self.move_to(envs)
 
@@ -176,6 +196,12 @@ class Players:
         for name, policy in self.policies.items():
             may_play = self._chosen.may_play(name, envs[0].numbers)
             policy.move_to(envs, [envs[0].numbers[it] for it in may_play], self._n_envs or len(envs))
+
+    def new_table(self, env: MultiAgentEnv, place: int) -> Table:
+        """Return a table for another environment than those that were given: nothing that sat in its place is left."""
+        for policy in self.policies.values():
+            policy.leave(place)
+        return Table(self, env, place)
 
     def update(self, update: Any) -> None:
         """Apply an update of the agent, or of policies by name.
@@ -226,6 +252,11 @@ class Players:
             for place in places if policy.is_replaced else ():
                 self.tables[place].begin_with(policy)
             policy.is_replaced = False
+
+    @property
+    def remember(self) -> bool:
+        """Whether each policy has a copy of its agent at each table."""
+        return all(policy.remembers for policy in self.policies.values())
 
     @property
     def are_restorable(self) -> bool:
@@ -280,9 +311,28 @@ class Players:
                 except Exception as error:
                     error.add_note(f"(agent {seat.agent_id!r} was to act)")
                     raise
-                if not isinstance(chosen, tuple | list) or len(chosen) != 2:
-                    raise wrong_answer(seat)
-                seat.action, seat.info = map(own_copy, chosen)  # the next agent may get the same arrays
+                _take_answer(seat, chosen)
+
+    async def choose_awaited(self, table: Table) -> None:
+        """Choose the actions of those that act at a table, and await policies: one after the other, as `choose` asks.
+
+        So policies that draw from the same generators draw in the order of the agents.
+        """
+        self._group([table.acting])
+        for asked in self.asked:
+            if asked.rows is not None:
+                chosen = asked.policy.ask_rows(asked)
+                asked.policy.take_rows(asked, await chosen if is_awaitable(chosen) else chosen)
+                continue
+            for seat in asked.seats:
+                try:
+                    chosen = seat.get_action(seat.observation)  # type: ignore[misc]
+                    if is_awaitable(chosen):
+                        chosen = await chosen
+                except Exception as error:
+                    error.add_note(f"(agent {seat.agent_id!r} was to act)")
+                    raise
+                _take_answer(seat, chosen)
 
     def _group(self, acting: list[list[Seat]]) -> None:
         """Put together who is asked for in one call."""
@@ -292,6 +342,12 @@ class Players:
                 groups.setdefault((seat.policy, -1 if seat.policy.crosses else seat.table.place), []).append(seat)
         self.asked = [Asked(policy, seats) for (policy, _), seats in groups.items()]
         self._grouped = acting
+
+
+def _take_answer(seat: Seat, chosen: Any) -> None:
+    if not isinstance(chosen, tuple | list) or len(chosen) != 2:
+        raise wrong_answer(seat)
+    seat.action, seat.info = map(own_copy, chosen)  # the next agent may get the same arrays
 
 
 def wrong_answer(seat: Seat) -> UsageError:

@@ -140,6 +140,7 @@ class PlayingPolicy:
         agent: The agent.
         warn: See `MaskFinder`.
         across: Whether it is to be asked across environments, if its rows are independent.
+        waits: See `Players`: the agent itself plays nowhere then, since its copies are made while others play.
 
     Attributes:
         name: Its name.
@@ -150,8 +151,8 @@ class PlayingPolicy:
         is_replaced: Whether its agent is another one than when the episodes that go on began.
     """
 
-    def __init__(self, name: str, agent: Agent, warn: Warn, *, across: bool = False) -> None:
-        self.name, self._agent, self._warn, self._across = name, agent, warn, across
+    def __init__(self, name: str, agent: Agent, warn: Warn, *, across: bool = False, waits: bool = False) -> None:
+        self.name, self._agent, self._warn, self._across, self._waits = name, agent, warn, across, waits
         self.together = self.crosses = self._takes_masks = False
         self.n_rows, self.is_replaced = 0, False
         self._envs: Sequence[MultiAgentEnv] = ()
@@ -273,8 +274,20 @@ class PlayingPolicy:
     def _copy_for(self, place: int, number: int) -> Any:
         if (place, number) not in self._copies:
             # The first one is the agent itself, as where there is one agent.
-            self._copies[place, number] = loads(dumps(self._agent, "the agent")) if self._copies else self._agent
+            is_copied = self._copies or self._waits
+            self._copies[place, number] = loads(dumps(self._agent, "the agent")) if is_copied else self._agent
         return self._copies[place, number]
+
+    @property
+    def remembers(self) -> bool:
+        """Whether it has a copy of its agent for each environment."""
+        return self._reset is not None or (self.together and self._all_rows)
+
+    def leave(self, place: int) -> None:
+        """Forget what plays in an environment; where the agent remembers nothing, it is the same for all."""
+        self._rows.pop(place, None)
+        for key in [key for key in self._copies if key[0] == place]:
+            del self._copies[key]
 
     def rows_at(self, place: int) -> PolicyRows:
         """Return the rows in which agents of an environment are asked for together."""
@@ -379,6 +392,10 @@ class PlayingPolicy:
 
     def ask(self, asked: Asked) -> None:
         """Ask for the actions of agents together; sets their actions and infos."""
+        self.take_rows(asked, self.ask_rows(asked))
+
+    def ask_rows(self, asked: Asked) -> Any:
+        """Return what the agent's `get_actions` does."""
         rows, seats, n_shown = asked.rows, asked.seats, asked.n_shown
         assert self.spaces is not None
         assert rows is not None
@@ -387,7 +404,13 @@ class PlayingPolicy:
         keywords = self._values(asked, rows)
         if self._takes_masks:
             keywords[ACTION_MASKS] = self._masks(seats, asked.places, n_shown)
-        chosen = rows.agent.get_actions(self._batch(seats, asked.places, n_shown), **keywords)
+        return rows.agent.get_actions(self._batch(seats, asked.places, n_shown), **keywords)
+
+    def take_rows(self, asked: Asked, chosen: Any) -> None:
+        """Take the actions and infos of agents from what `get_actions` returned."""
+        rows, seats, n_shown = asked.rows, asked.seats, asked.n_shown
+        assert self.spaces is not None
+        assert rows is not None
         if not isinstance(chosen, tuple) or len(chosen) != 2 or not isinstance(chosen[1], dict):
             raise UsageError("get_actions must return a tuple (actions, agent_infos), with agent_infos a dict")
         found, infos = chosen

@@ -16,8 +16,9 @@ from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from streamsampler.core.awaiting import has_coroutines, is_awaitable
 from streamsampler.core.errors import UsageError
-from streamsampler.environments.asynchronous import is_asynchronous
+from streamsampler.environments.asynchronous import inner_env, is_asynchronous
 from streamsampler.environments.closing import close_env
+from streamsampler.environments.multi_agent import MultiAgentEnv
 from streamsampler.environments.updates import AnyEnv, EnvUpdate, apply_env_update
 from streamsampler.workers.explain import name_of_env
 
@@ -118,7 +119,7 @@ class EnvsOnLoop:
 
     def apply(self, update: EnvUpdate, old_env: AnyEnv | None) -> AnyEnv:
         """Apply an update."""
-        return apply_env_update(update, old_env, waits=True)
+        return apply_env_update(update, old_env, several=True, waits=True)
 
     def awaited(self, env: AnyEnv) -> AwaitedEnv:
         """Return what awaits the resets and steps of an environment."""
@@ -157,8 +158,8 @@ def _close(value: Any) -> None:
 def _refuse_synchronous(env: Any) -> None:
     """Refuse wrappers that would take a coroutine for a result: those around what is asynchronous."""
     below = env
-    while isinstance(below, gymnasium.Wrapper) and is_asynchronous(below.env):
-        for name in _STEPPED:
+    while is_asynchronous(inner := inner_env(below)):
+        for name in () if isinstance(below, MultiAgentEnv) else _STEPPED:  # which awaits what it is around
             function = getattr(type(below), name)
             if function is not getattr(gymnasium.Wrapper, name) and not has_coroutines(below, name):
                 known = " outermost, where gymnasium.make has it" if type(below) in _PASS_ON_ACTIONS else ""
@@ -167,4 +168,4 @@ def _refuse_synchronous(env: Any) -> None:
                     f"{type(below).__qualname__} is not: it would take a coroutine for a result. Write it as "
                     f"async def {name}, which awaits self.env.{name}(…), or put the wrapper{known or ' away'}"
                 )
-        below = below.env
+        below = inner

@@ -40,7 +40,7 @@ class Places(Protocol):
     def abandon(self, place: Any, /) -> None:
         """Have a place no more, because its trajectory does not end although it was cancelled."""
 
-    def new_recorder(self) -> RolloutRecorder:
+    def new_recorder(self, place: Any, /) -> RolloutRecorder:
         """Return what records the next trajectory in a place."""
 
 
@@ -280,7 +280,7 @@ class Flights:
         flight.has_begun, flight.clock.began = True, perf_counter()
         try:
             flight.ticket.recorded[flight.position] = await trajectory, place.surroundings.recorder
-            place.surroundings.recorder = places.new_recorder()
+            place.surroundings.recorder = places.new_recorder(place)
             places.put_back(place)
         except BaseException as error:
             if not flight.is_lost:

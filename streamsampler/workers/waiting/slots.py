@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
-from streamsampler.agents.base import reset_agent_function
-from streamsampler.agents.updates import updated_agent
+from streamsampler.agents.base import acts_alone, is_agent, reset_agent_function
+from streamsampler.agents.updates import has_rows_alone, name_of, updated_agent
 from streamsampler.core.awaiting import is_awaitable
 from streamsampler.core.errors import DataError
 from streamsampler.core.timing import not_measuring
@@ -18,6 +18,7 @@ from streamsampler.data.recorder import RolloutRecorder
 from streamsampler.data.spaces import same_spaces
 from streamsampler.data.trees import as_constant
 from streamsampler.environments.closing import EnvCloseError, close_replaced
+from streamsampler.environments.multi_agent import MultiAgentEnv, agents_of, refuse_other_agents
 from streamsampler.environments.updates import AnyEnv, EnvUpdate, for_worker
 from streamsampler.protocol.messages import Phase
 from streamsampler.workers.explain import name_of_env
@@ -25,7 +26,9 @@ from streamsampler.workers.fragments import InForce
 from streamsampler.workers.generators import kept_generators, restore_generators, seed_constructors
 from streamsampler.workers.lending import LendingWorker
 from streamsampler.workers.masks import finder_of
+from streamsampler.workers.recorders import recorder_for
 from streamsampler.workers.restoring import AS_GIVEN, refuse_copies_of
+from streamsampler.workers.several.players import Players, Table
 from streamsampler.workers.waiting.awaited_env import AwaitedEnv, EnvsOnLoop
 from streamsampler.workers.waiting.driver import ShownFlight, Surroundings
 from streamsampler.workers.waiting.event_loop import CLEANUP_SECONDS, WorkerEventLoop
@@ -68,6 +71,7 @@ class Slots:
 
     Attributes:
         agent: The agent that was given; None before.
+        players: The policies that play several agents; None where there is one agent, or no environment yet.
     """
 
     def __init__(
@@ -84,6 +88,7 @@ class Slots:
         self._first: AwaitedEnv | ThreadedEnv | None = None  # of the update in force, though its slot may be abandoned
         self._loaded: dict[str, tuple[Any, Any]] = {}  # parameters and filters: the payload, and what it stands for
         self.agent: Any = None
+        self.players: Players | None = None
         self._has_own_agents = False
 
     # ------------------------------------------------------------------ updates
@@ -126,14 +131,45 @@ class Slots:
         env = self._made_by.apply(update, first)
         self._n_made = 0
         self._add(env, is_new=env is not first)
+        self._let_play()
 
-    def update_agent(self, agent: Any) -> None:
-        """Let slots have an agent, which is the same one after an update of its parameters."""
+    def update_agent(self, update: Any) -> None:
+        """Replace the agent, or hand it new parameters.
+
+        Raises:
+            UsageError: It acts for batches of observations alone.
+        """
+        if self.players is not None and not is_agent(update):
+            self.players.update(update)
+            return
+        several = self._several
+        spaces = None if several is not None or not self._all else self.spaces
+        agent = updated_agent(self.agent, update, spaces)
+        if several is None and not acts_alone(agent):
+            raise has_rows_alone(name_of(agent), type(self._worker).__name__)
         self._has_own_agents = self._most > 1 and reset_agent_function(agent) is not None
         if agent is not self.agent:
-            self.agent = agent
+            self.agent, self.players = agent, None
             for slot in self._all:
                 slot.in_force = None
+        self._let_play()
+
+    @property
+    def _several(self) -> MultiAgentEnv | None:
+        """The first environment, if it is of several agents."""
+        return None if self._first is None else agents_of(self._first.given)
+
+    def _let_play(self) -> None:
+        """Let policies play, where there are several agents, and the agent is there."""
+        several = self._several
+        if several is None or self.agent is None:
+            self.players = None
+        elif self.players is not None:
+            self.players.move_to([several])
+        else:
+            self.players = Players(self.agent, [several], self._worker.warn_once, waits=True)
+        if self.players is not None:
+            self._has_own_agents = self.players.remember
 
     def _add(self, env: AnyEnv, *, is_new: bool = True) -> Slot:
         number, self._n_made = self._n_made, self._n_made + 1  # one that is abandoned keeps its hooks
@@ -145,6 +181,8 @@ class Slots:
         spaces = env.observation_space, env.action_space
         if self._spaces is None:
             self._spaces = spaces
+        elif agents_of(env) is not None or self._several is not None:
+            refuse_other_agents(self.first_env, env)
         elif not same_spaces(spaces, self._spaces):
             self._begin_closing(env)
             self._worker.phase = Phase.ENV_CONSTRUCTION
@@ -160,8 +198,7 @@ class Slots:
         self._worker.make_callers(number + 1)
         callers = self._worker.hook_callers
         shown = ShownFlight(self._worker, callers[number]) if callers else None
-        recorder = RolloutRecorder(env.observation_space, env.action_space)
-        return Surroundings(self._made_by.awaited(env), None, None, None, AS_GIVEN, recorder, shown)
+        return Surroundings(self._made_by.awaited(env), None, None, None, AS_GIVEN, recorder_for(env, None), shown)
 
     def _tell_hooks_of(self, slot: Slot) -> None:
         if callers := self._worker.hook_callers:
@@ -171,9 +208,9 @@ class Slots:
                 self._begin_closing(slot.env)
                 raise
 
-    def new_recorder(self) -> RolloutRecorder:
-        """Return what records a trajectory."""
-        return RolloutRecorder(*self.spaces)
+    def new_recorder(self, slot: Slot) -> RolloutRecorder:
+        """Return what records a trajectory in a slot."""
+        return recorder_for(slot.env, slot.surroundings.agent)
 
     # ------------------------------------------------------------------ lending
 
@@ -215,6 +252,10 @@ class Slots:
     def _seat(self, slot: Slot) -> None:
         """Let a slot have the agent, or bring its own one up to date."""
         around = slot.surroundings
+        if self.players is not None:
+            if not (isinstance(around.agent, Table) and around.agent.is_of(self.players)):
+                self._seat_at_table(around, slot.number)
+            return
         if not self._has_own_agents:
             if around.agent is not self.agent:
                 self._give(around, self.agent)
@@ -223,6 +264,18 @@ class Slots:
             around.agent = None
             slot.in_force = InForce(self._worker, lambda update: self._update_own(around, update))
         slot.in_force.apply(self._load)
+
+    def _seat_at_table(self, around: Surroundings, number: int) -> None:
+        assert self.players is not None
+        several = agents_of(around.env.given)
+        assert several is not None
+        around.agent = table = self.players.new_table(several, number)
+        around.reset_agent = partial(self._begin_table, table)
+        around.recorder = recorder_for(around.env.given, table)
+
+    def _begin_table(self, table: Table, seed: int) -> None:
+        assert self._worker.trajectory is not None
+        table.begin(self._worker.trajectory, seed)
 
     def _update_own(self, around: Surroundings, update: Any) -> None:
         agent = updated_agent(around.agent, update, self.spaces)
@@ -254,7 +307,7 @@ class Slots:
         if slot not in self._all:
             return
         if self._worker.phase in _OF_AGENT and not self._has_own_agents:
-            self.agent = self._fresh_agent()
+            self._take_fresh_agent()
         slot.is_spoiled, slot.in_force = True, None
         if (closed := self._begin_closing(slot.env)) is None:
             self._free.append(slot)
@@ -283,12 +336,10 @@ class Slots:
         if self._closing:
             self._loop.complete(asyncio.wait(self._closing))
 
-    def _fresh_agent(self) -> Any:
-        """Return the agent in force, as no trajectory has changed it."""
-        assert self._first is not None
-        fresh = Surroundings(self._first, None, None, None, AS_GIVEN, self.new_recorder(), None)
-        InForce(self._worker, lambda update: self._update_own(fresh, update)).apply(self._load)
-        return fresh.agent
+    def _take_fresh_agent(self) -> None:
+        """Take the agent in force, as no trajectory has changed it; trajectories in flight go on with theirs."""
+        self.agent = self.players = None
+        InForce(self._worker, self.update_agent).apply(self._load)
 
     def abandon(self, slot: Slot) -> None:
         """Have a slot no more, because its trajectory does not end although it was cancelled."""

@@ -389,7 +389,7 @@ def has_strays() -> bool:
 
 def _apply(update: EnvUpdate, old_env: AnyEnv | None, made: list[AnyEnv]) -> None:
     with closing_with(run_alone):  # no loop runs on this thread
-        env = apply_env_update(update, old_env, waits=True)
+        env = apply_env_update(update, old_env, several=True, waits=True)
     if is_asynchronous(env):
         _close(env)
         raise UsageError(f"{describe(update)} {LEAVE_OUT_THREADS}")

@@ -11,8 +11,6 @@ from typing import Any, cast
 
 import gymnasium
 
-from streamsampler.agents.base import acts_alone
-from streamsampler.agents.updates import has_rows_alone, name_of, updated_agent
 from streamsampler.core.errors import DataError, UsageError, positive
 from streamsampler.core.times import Times
 from streamsampler.core.timing import TaskCollector, collecting, collector_in_use, timed
@@ -25,10 +23,13 @@ from streamsampler.protocol.plans import Layout
 from streamsampler.workers.base import Outcome, WorkerContext
 from streamsampler.workers.board import phase_number
 from streamsampler.workers.finishing import shares
+from streamsampler.workers.fragments import FragmentEnv
 from streamsampler.workers.generators import generator_states, seed_generators
 from streamsampler.workers.lending import LendingWorker
 from streamsampler.workers.purity import BrokenOff
+from streamsampler.workers.recorders import recorder_for
 from streamsampler.workers.resets import Resets, reset_function
+from streamsampler.workers.several.fragments import FragmentEnvOfAgents
 from streamsampler.workers.single import WHOLE
 from streamsampler.workers.trajectory_context import TrajectoryContext, reset_of
 from streamsampler.workers.waiting.alone import run_apart
@@ -37,7 +38,7 @@ from streamsampler.workers.waiting.deadlines import ATTEMPTS, TimeLimits
 from streamsampler.workers.waiting.driver import FlightDriver
 from streamsampler.workers.waiting.event_loop import WorkerEventLoop
 from streamsampler.workers.waiting.flights import Flights, TicketInFlight
-from streamsampler.workers.waiting.fragments import AwaitedEnvs, AwaitedFragmentEnv
+from streamsampler.workers.waiting.fragments import AwaitedEnvs, FragmentPlace
 from streamsampler.workers.waiting.slots import Slot, Slots
 from streamsampler.workers.waiting.threads import EnvsOnThreads, has_strays
 from streamsampler.workers.waiting.turns import FlightTotals
@@ -86,7 +87,7 @@ class AsyncWorker(LendingWorker):
 
     _running: AwaitedEnvs | None
 
-    can_drop = can_call_hooks = can_rehearse = can_continue = can_take_options = waits = True
+    can_drop = can_call_hooks = can_rehearse = can_play_several = can_continue = can_take_options = waits = True
     runs_lanes = True
     revision = ""  # the trajectories are those of DefaultWorker
 
@@ -120,10 +121,7 @@ class AsyncWorker(LendingWorker):
         """Replace the agent, or hand it new parameters."""
         slots = self._slots
         self.phase = Phase.AGENT_CONSTRUCTION if slots.agent is None else Phase.AGENT_UPDATE
-        agent = updated_agent(slots.agent, agent_update, self.spaces if slots.envs else None)
-        if not acts_alone(agent):
-            raise has_rows_alone(name_of(agent), type(self).__name__)
-        slots.update_agent(agent)
+        slots.update_agent(agent_update)
 
     def update_env(self, env_update: EnvUpdate) -> None:
         """Replace or change the environments.
@@ -161,7 +159,9 @@ class AsyncWorker(LendingWorker):
             self._take_environments()
             flights.use(self._slots, self._trajectory, ATTEMPTS)
         else:
-            self._running = self._running or AwaitedEnvs(self, order.base_version, self._in_flight)
+            if self._running is None:
+                kind = FragmentEnv if self._slots.players is None else FragmentEnvOfAgents
+                self._running = AwaitedEnvs(self, order.base_version, kind, self._in_flight)
             self._running.begin_call(ticket.version, cast("Resets", self.resets), order)
             flights.use(self._running, partial(self._fragment, order.n_timesteps), 1)
         running = flights.take_in_hand(ticket, seeds)
@@ -292,10 +292,10 @@ class AsyncWorker(LendingWorker):
         return driver.finish()
 
     async def _fragment(
-        self, n_timesteps: int, version: int, _number: int, _seed: int, env: AwaitedFragmentEnv, driver: FlightDriver
+        self, n_timesteps: int, version: int, _number: int, _seed: int, place: FragmentPlace, driver: FlightDriver
     ) -> Rollouts:
         """Run a fragment of an environment; return its record."""
-        await env.run_fragment(version, n_timesteps, driver)
+        await place.run(version, n_timesteps, driver)
         return driver.finish()
 
     async def _run_whole(
@@ -320,7 +320,8 @@ class AsyncWorker(LendingWorker):
         """
         slot = self._slots.take(indices[0])
         assert slot is not None  # nothing is in flight
-        around = replace(slot.surroundings, env=stand_ins[0], recorder=self._slots.new_recorder(), shown=None)
+        recorder = recorder_for(stand_ins[0], slot.surroundings.agent)
+        around = replace(slot.surroundings, env=stand_ins[0], recorder=recorder, shown=None)
         around.recorder.record_agent_info = stand_ins[0].take_agent_info
         driver = FlightDriver(self, around, indices[0], FlightTotals())
         reset = reset_function(cast("AnyEnv", around.env), self.resets, indices)

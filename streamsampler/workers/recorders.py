@@ -1,0 +1,26 @@
+"""Make what records trajectories: those of one agent, or of several."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+
+from streamsampler.data.copying import Allocate
+from streamsampler.data.recorder import RolloutRecorder
+from streamsampler.environments.multi_agent import agents_of
+from streamsampler.workers.several.players import Table
+from streamsampler.workers.several.recorder import JointRecorder
+
+
+def recorder_for(env: Any, table: Table | None, allocate: Allocate = np.empty) -> RolloutRecorder:
+    """Return what records trajectories in an environment.
+
+    Args:
+        env: The environment.
+        table: Where several agents sit; None if that is said later, with `JointRecorder.sit_at`, or there is one agent.
+        allocate: See `WorkerContext`.
+    """
+    if (several := agents_of(env)) is None:
+        return RolloutRecorder(env.observation_space, env.action_space, allocate)
+    return JointRecorder(several, cast("Table", table), allocate)
