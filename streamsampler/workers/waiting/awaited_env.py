@@ -142,11 +142,22 @@ async def _result_of(pending: Any, name: str) -> Any:
     if is_awaitable(result):
         _close(result)
         raise UsageError(f"what {name} returned was awaited, and is to be awaited once more: await it in {name}")
-    if isinstance(result, tuple) and CoroutineType in map(type, result):
-        for part in result:
-            _close(part)
-        raise UsageError(f"a part of what {name} returned is a coroutine: await it in {name}")
+    if isinstance(result, tuple):
+        if CoroutineType in map(type, result):
+            for part in result:
+                _close(part)
+            raise UsageError(f"a part of what {name} returned is a coroutine: await it in {name}")
+        for part in result:  # infos; of several agents everything
+            if part.__class__ is dict and CoroutineType in map(type, part.values()):
+                raise UsageError(f"{_closed_in(part)!r} in what {name} returned is a coroutine: await it in {name}")
     return result
+
+
+def _closed_in(part: dict[Any, Any]) -> Any:
+    """Close the coroutines in a dict; return the key of the first one."""
+    for value in part.values():
+        _close(value)
+    return next(key for key, value in part.items() if isinstance(value, CoroutineType))
 
 
 def _close(value: Any) -> None:

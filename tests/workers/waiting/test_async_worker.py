@@ -291,6 +291,11 @@ class Parts(Game):
         return self._drawn(), reward(), False, False, {}
 
 
+class PartOfInfo(Game):
+    async def step(self, action: Any) -> Any:  # type: ignore[override]
+        return *super().step(action)[:-1], {"cost": asyncio.sleep(0)}
+
+
 class Stops(Game):
     async def step(self, action: Any) -> Any:  # type: ignore[override]
         asyncio.get_running_loop().stop()
@@ -304,6 +309,7 @@ class Stops(Game):
         (DrawsFromAll, RolloutError, "drew from a global generator.*while several trajectories were in flight"),
         (Nothing, RolloutError, "what step returned was awaited, and is to be awaited once more"),
         (Parts, RolloutError, "a part of what step returned is a coroutine"),
+        (PartOfInfo, RolloutError, "'cost' in what step returned is a coroutine"),
         (Stops, RolloutError, "has stopped the event loop"),
         (Remembers, NotReproducibleError, "before and after another trajectory"),
     ],
