@@ -30,6 +30,7 @@ class Table:
         players: The policies.
         env: The environment.
         place: The number of the environment among those that the policies play in.
+        waits: Whether policies may have to be awaited.
 
     Attributes:
         place: The same.
@@ -38,12 +39,12 @@ class Table:
         shown: The observations that they act on, by agent id.
     """
 
-    def __init__(self, players: Players, env: MultiAgentEnv, place: int = 0) -> None:
+    def __init__(self, players: Players, env: MultiAgentEnv, place: int = 0, *, waits: bool = False) -> None:
         self._players, self._env, self.place = players, env, place
         self._numbers = env.numbers
         self._seats: dict[str, Seat] = {}
         self._alone = [self]
-        self._waits = players.waits
+        self._waits = waits
         self.shown: Mapping[str, Any] = {}
         self.let_act([], None)
 
@@ -163,7 +164,6 @@ class Players:
 
     Attributes:
         given: The same.
-        waits: The same.
         policies: The policies, by name.
         tables: Where the agents of each environment sit.
         asked: What the policies were asked for last.
@@ -173,7 +173,7 @@ class Players:
         self, given: Any, envs: Sequence[MultiAgentEnv], warn: Warn, *, across: bool = False, n_envs: int | None = None,
         waits: bool = False,
     ) -> None:  # fmt: skip
-        self.given, self._n_envs, self.waits = given, n_envs, waits
+        self.given, self._n_envs, self._waits = given, n_envs, waits
         self._is_shared = not isinstance(given, Policies)
         self._chosen = Policies({SHARED: given}) if self._is_shared else given
         self.policies = {
@@ -190,7 +190,7 @@ class Players:
     def move_to(self, envs: Sequence[MultiAgentEnv]) -> None:
         """Play in other environments from now on."""
         self._envs = envs
-        self.tables = [Table(self, env, place) for place, env in enumerate(envs)]
+        self.tables = [Table(self, env, place, waits=self._waits) for place, env in enumerate(envs)]
         self.asked: list[Asked] = []
         self._grouped: list[list[Seat]] = []
         for name, policy in self.policies.items():
@@ -201,7 +201,7 @@ class Players:
         """Return a table for another environment than those that were given: nothing that sat in its place is left."""
         for policy in self.policies.values():
             policy.leave(place)
-        return Table(self, env, place)
+        return Table(self, env, place, waits=self._waits)
 
     def update(self, update: Any) -> None:
         """Apply an update of the agent, or of policies by name.
