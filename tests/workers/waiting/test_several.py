@@ -46,18 +46,18 @@ class _Waits:
         super().close()  # type: ignore[misc]
 
 
-_Later: Any = _Waits  # or its methods are not those of the games, for type checkers
+Later: Any = _Waits  # or its methods are not those of the games, for type checkers
 
 
-class ComingsLater(_Later, Comings):
+class ComingsLater(Later, Comings):
     """Agents act at once."""
 
 
-class TurnsLater(_Later, Turns):
+class TurnsLater(Later, Turns):
     """Agents act in turn."""
 
 
-class CrowdLater(_Later, Crowd):
+class CrowdLater(Later, Crowd):
     """Any agents may appear."""
 
 
@@ -183,7 +183,7 @@ class Breaks(Comings):
         return super().step(actions)
 
 
-class BreaksLater(_Later, Breaks):
+class BreaksLater(Later, Breaks):
     """Does so after a wait."""
 
 
