@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from functools import partial
@@ -131,9 +132,10 @@ class Breaks(Waits):
         self._folder, self._times = folder, times
 
     async def step(self, action: Any) -> Any:  # type: ignore[override]
-        if self.t == 3 and len(list(self._folder.iterdir())) < self._times:
-            (self._folder / f"{os.getpid()}-{id(self)}-{len(list(self._folder.iterdir()))}").touch()
-            raise ConnectionError("no answer")
+        for number in range(self._times if self.t == 3 else 0):
+            with contextlib.suppress(FileExistsError):  # which another worker may have made
+                (self._folder / str(number)).touch(exist_ok=False)
+                raise ConnectionError("no answer")
         return await super().step(action)
 
 
@@ -163,9 +165,10 @@ class Late(Waits):
         self._note = note
 
     async def step(self, action: Any) -> Any:  # type: ignore[override]
-        if self.t == 3 and not self._note.exists():
-            self._note.touch()
-            await asyncio.Event().wait()
+        if self.t == 3:
+            with contextlib.suppress(FileExistsError):  # which another worker may have made
+                self._note.touch(exist_ok=False)
+                await asyncio.Event().wait()
         return await super().step(action)
 
 
