@@ -31,6 +31,7 @@ from streamsampler import (
 from streamsampler.environments import Uniform
 from streamsampler.workers.waiting.worker import AsyncWorker
 from tests.patience import closing_patiently
+from tests.tiers import mostly_slow
 from tests.workers.waiting.envs import Breaks, BreaksLater, Draws, DrawsLater, Game, Stuck, Told, Waits
 
 SEED = 5
@@ -53,8 +54,8 @@ def twin(agent: Any = None, env: Any = Game, **options: Any) -> LocalSampler:
 
 
 @pytest.mark.parametrize("agent", [Draws(), DrawsLater()], ids=["plain", "waits"])
-@pytest.mark.parametrize("in_flight", [pytest.param(1, marks=pytest.mark.slow), 7, 200])
-@pytest.mark.parametrize("n_workers", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("in_flight", mostly_slow([7, 1, 200]))
+@pytest.mark.parametrize("n_workers", mostly_slow([3, 1, 2]))
 @pytest.mark.parametrize(("kind", "options"), ENGINES)
 def test_batches_are_those_of_the_twin(
     kind: Any, options: dict[str, Any], n_workers: int, in_flight: int, agent: Any

@@ -15,6 +15,7 @@ import pytest
 
 from streamsampler import LocalSampler, MultiprocessingSampler, RolloutError
 from tests.patience import closing_patiently
+from tests.tiers import mostly_slow
 from tests.workers.waiting.envs import Draws, DrawsLater, Game, Waits
 
 SEED = 5
@@ -61,9 +62,9 @@ def calls(sampler: Any) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("hooks", [None, Sums()], ids=["plain", "hooks"])
-@pytest.mark.parametrize("agent", [Draws(), DrawsLater()], ids=["plain", "waits"])
-@pytest.mark.parametrize("in_flight", [1, 3, 50])
+@pytest.mark.parametrize("hooks", mostly_slow([Sums(), None]))
+@pytest.mark.parametrize("agent", mostly_slow([DrawsLater(), Draws()]))
+@pytest.mark.parametrize("in_flight", mostly_slow([3, 1, 50], 2))
 @pytest.mark.parametrize(
     ("kind", "options"),
     [

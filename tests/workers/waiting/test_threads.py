@@ -30,6 +30,7 @@ from streamsampler import (
     timed,
 )
 from tests.patience import closing_patiently
+from tests.tiers import mostly_slow
 from tests.workers.waiting.envs import Breaks, Draws, DrawsLater, Game, Waits
 from tests.workers.waiting.test_async_worker import SEED, Shown, twin
 
@@ -79,8 +80,8 @@ class Blocks(Game):
 # What comes out.
 
 
-@pytest.mark.parametrize("in_flight", [1, 7, 50])
-@pytest.mark.parametrize("n_workers", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("in_flight", mostly_slow([7, 1, 50]))
+@pytest.mark.parametrize("n_workers", mostly_slow([3, 1, 2]))
 @pytest.mark.parametrize("kind", [LocalSampler, MultiprocessingSampler])
 def test_batches_are_those_of_the_twin(kind: Any, n_workers: int, in_flight: int) -> None:
     agent = DrawsLater() if in_flight == 7 else Draws()
