@@ -35,6 +35,7 @@ __all__ = [
     "mask_argument",
     "reset_agent_function",
     "row_keywords",
+    "shared_agent",
     "signature_of",
     "takes_keyword",
     "takes_masks",
@@ -88,6 +89,9 @@ class Agent(Protocol):
     - ``get_state()`` and ``set_state(state)``, of an agent with a ``reset`` or ``starts``: what it remembers and draws
       from in the middle of a trajectory, as something that can be pickled, for another copy of the agent.
       `obtain_fragments` needs both to go on with an episode whose worker was lost.
+    - ``sharing_parameters()``, of an agent with a ``reset``: gives another agent that remembers and draws on its own,
+      and has the same parameters, which are not copied; None where there can be none. `AsyncWorker` then needs no copy
+      of the agent for each trajectory in flight. It asks again after each update, which only the agent itself gets.
     - ``begin_part()`` is called before the first action in each call of `obtain_fragments`, where episodes go on: an
       agent that records what it remembers does so there, for learners that begin a sequence there.
     - The keywords ``action_mask`` of `get_action` and ``action_masks`` of ``get_actions``: which actions the
@@ -348,6 +352,17 @@ def reset_agent_function(agent: Any) -> Callable[[int], None] | None:
         f"the agent ({type(agent).__qualname__}) has reset{signature}; it is called as reset(seed=…), or as reset() "
         "if it takes no seed; or with a mask of slots that begin, do_resets"
     )
+
+
+def shared_agent(agent: Any) -> Agent | None:
+    """Return another agent that has an agent's parameters, and remembers on its own; None if it has to be copied.
+
+    See `sharing_parameters` of `Agent`. Its class has to have that: what passes on all that it has not to an agent
+    inside, by `__getattr__`, would be left out.
+    """
+    given: Any = agent.function if isinstance(agent, CallableAgent) else agent
+    shared = given.sharing_parameters() if callable(getattr(type(given), "sharing_parameters", None)) else None
+    return None if shared is None else as_agent(shared)
 
 
 def give_spaces(agent: Agent, observation_space: Space[Any], action_space: Space[Any]) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
-from streamsampler.agents.base import reset_agent_function
+from streamsampler.agents.base import reset_agent_function, shared_agent
 from streamsampler.agents.updates import updated_agent
 from streamsampler.core.awaiting import is_awaitable
 from streamsampler.core.errors import DataError
@@ -41,13 +41,15 @@ class Slot:
     Attributes:
         number: Its number in the worker.
         surroundings: What trajectories run in here.
-        in_force: What of the updates its own agent has got; None where the agent is shared.
+        in_force: What of the updates its own agent has got; None where the agent, or its parameters, are shared.
+        share: Which share of the agent it has; see `Slots.update_agent`.
         is_spoiled: Whether its environment, and an agent of its own, are to be replaced before the next trajectory.
     """
 
     number: int
     surroundings: Surroundings
     in_force: InForce | None = None
+    share: int = 0
     is_spoiled: bool = False
 
     @property
@@ -84,7 +86,8 @@ class Slots:
         self._first: AwaitedEnv | ThreadedEnv | None = None  # of the update in force, though its slot may be abandoned
         self._loaded: dict[str, tuple[Any, Any]] = {}  # parameters and filters: the payload, and what it stands for
         self.agent: Any = None
-        self._has_own_agents = False
+        self._has_own_agents = self._shares = False
+        self._share = 0
 
     # ------------------------------------------------------------------ updates
 
@@ -128,8 +131,15 @@ class Slots:
         self._add(env, is_new=env is not first)
 
     def update_agent(self, agent: Any) -> None:
-        """Let slots have an agent, which is the same one after an update of its parameters."""
-        self._has_own_agents = self._most > 1 and reset_agent_function(agent) is not None
+        """Let slots have an agent, which is the same one after an update of its parameters.
+
+        One that shares its parameters is asked for a share for each slot, after each update: so an update need not
+        reach the shares that there are.
+        """
+        remembers = self._most > 1 and reset_agent_function(agent) is not None
+        self._shares = remembers and shared_agent(agent) is not None
+        self._has_own_agents = remembers and not self._shares
+        self._share += 1
         if agent is not self.agent:
             self.agent = agent
             for slot in self._all:
@@ -213,8 +223,13 @@ class Slots:
         return env
 
     def _seat(self, slot: Slot) -> None:
-        """Let a slot have the agent, or bring its own one up to date."""
+        """Let a slot have the agent, or a share of it, or bring its own one up to date."""
         around = slot.surroundings
+        if self._shares:
+            if around.agent is None or slot.share != self._share:
+                self._give(around, shared_agent(self.agent))
+                slot.share = self._share
+            return
         if not self._has_own_agents:
             if around.agent is not self.agent:
                 self._give(around, self.agent)
@@ -254,7 +269,7 @@ class Slots:
         if slot not in self._all:
             return
         if self._worker.phase in _OF_AGENT and not self._has_own_agents:
-            self.agent = self._fresh_agent()
+            self.agent, self._share = self._fresh_agent(), self._share + 1
         slot.is_spoiled, slot.in_force = True, None
         if (closed := self._begin_closing(slot.env)) is None:
             self._free.append(slot)
