@@ -26,6 +26,7 @@ __all__ = [
     "CallableAgent",
     "MaskedAgent",
     "adapter_line",
+    "agent_waits",
     "as_agent",
     "binds",
     "give_spaces",
@@ -62,16 +63,16 @@ class Agent(Protocol):
 
     - ``reset(seed=…)`` at each trajectory's start, with a seed that is the trajectory's alone. An agent that draws from
       a generator of its own seeds it here, and one with a memory clears it. ``reset()`` will do for the latter.
-    - ``get_actions(observations)``, which alone will do where only that is called: with `VecWorker`, and with
-      ``inference="parent"``; for n observations side by side (leaves of shape (n, ...), the agent's to change),
-      gives ``(actions, agent_infos)``: n actions, and a dict of arrays of (n, ...). `VecWorker` asks so, always for as
-      many rows: as it may have environments, or a few more (`workers.vec.lanes.rows_of_lanes`). Rows in which nothing
-      runs have copies of other rows' observations, and what comes of them is dropped. An agent that remembers, or
-      draws, takes some of these keywords: ``starts``, n booleans (the row begins a trajectory); ``draws``, a
-      `streamsampler.agents.draws.Draws`, with a stream of random numbers for each row's trajectory: ``draws.random()``
-      of shape (n,), ``draws.normal(k)`` of shape (n, k); ``seeds``, n integers (what `reset` would get at the row's
-      trajectory's start); ``slots``, the rows' numbers. Rows above the environments' have ``slots`` above theirs,
-      ``starts`` False, and ``draws`` that nothing uses.
+    - ``get_actions(observations)``, which alone will do where only that is called: with `VecWorker`, with
+      ``inference="parent"``, and with `AsyncWorker`, where it may be an ``async def``; for n observations side by side
+      (leaves of shape (n, ...), the agent's to change), gives ``(actions, agent_infos)``: n actions, and a dict of
+      arrays of (n, ...). `VecWorker` asks so, always for as many rows: as it may have environments, or a few more
+      (`workers.vec.lanes.rows_of_lanes`). Rows in which nothing runs have copies of other rows' observations, and what
+      comes of them is dropped. An agent that remembers, or draws, takes some of these keywords: ``starts``, n booleans
+      (the row begins a trajectory); ``draws``, a `streamsampler.agents.draws.Draws`, with a stream of random numbers
+      for each row's trajectory: ``draws.random()`` of shape (n,), ``draws.normal(k)`` of shape (n, k); ``seeds``, n
+      integers (what `reset` would get at the row's trajectory's start); ``slots``, the rows' numbers. Rows above the
+      environments' have ``slots`` above theirs, ``starts`` False, and ``draws`` that nothing uses.
     - ``row_independent = True``, an attribute or a property, says that each row of a batch is a function of that row's
       observation, memory and draws alone, as long as batches have the same number of rows. Then `VecWorker` need not
       run trajectories in blocks, and calls no `reset` but that with a mask. An agent that draws from the global
@@ -299,6 +300,11 @@ def is_agent(obj: Any) -> bool:
 def acts_alone(agent: Any) -> bool:
     """Return whether an agent chooses single actions; an agent, or a wrapped one, with only `get_actions` does not."""
     return callable(getattr(agent, "get_action", None)) and getattr(agent, "wraps_what_acts_alone", True)
+
+
+def agent_waits(agent: Any) -> bool:
+    """Return whether an agent is asynchronous."""
+    return has_coroutines(agent, "get_action", "get_actions")
 
 
 _OF_ROWS = ("slots", "starts", "seeds", "draws")

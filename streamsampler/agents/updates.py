@@ -21,6 +21,7 @@ from streamsampler.agents.base import (
     CallableAgent,
     acts_alone,
     adapter_line,
+    agent_waits,
     as_agent,
     give_spaces,
     is_agent,
@@ -29,7 +30,6 @@ from streamsampler.agents.base import (
     shared_agent,
 )
 from streamsampler.agents.policies import Policies, PolicyUpdates
-from streamsampler.core.awaiting import has_coroutines
 from streamsampler.core.errors import UsageError
 from streamsampler.core.serialization import Payload, dumps, loads
 
@@ -99,7 +99,7 @@ def traits_of(agent: Agent) -> AgentTraits:
         takes_spaces=callable(getattr(agent, "set_spaces", None)),
         acts_alone=acts_alone(agent),
         is_copied=reset_agent_function(agent) is not None and shared_agent(agent) is None,
-        waits=has_coroutines(agent, "get_action", "get_actions"),
+        waits=agent_waits(agent),
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
-from streamsampler.agents.base import reset_agent_function, shared_agent
+from streamsampler.agents.base import acts_alone, reset_agent_function, shared_agent
 from streamsampler.agents.updates import updated_agent
 from streamsampler.core.awaiting import is_awaitable
 from streamsampler.core.errors import DataError
@@ -29,6 +29,7 @@ from streamsampler.workers.restoring import AS_GIVEN, refuse_copies_of
 from streamsampler.workers.waiting.awaited_env import AwaitedEnv, EnvsOnLoop
 from streamsampler.workers.waiting.driver import ShownFlight, Surroundings
 from streamsampler.workers.waiting.event_loop import CLEANUP_SECONDS, WorkerEventLoop
+from streamsampler.workers.waiting.ready_rows import ReadyRows
 from streamsampler.workers.waiting.threads import EnvsOnThreads, ThreadedEnv
 
 _OF_AGENT = {Phase.ACTION, Phase.AGENT_RESET}
@@ -70,7 +71,10 @@ class Slots:
 
     Attributes:
         agent: The agent that was given; None before.
+        ready_rows: Asks an agent that has `get_actions` alone.
     """
+
+    ready_rows: ReadyRows
 
     def __init__(
         self, worker: LendingWorker, most: int, loop: WorkerEventLoop, made_by: EnvsOnLoop | EnvsOnThreads,
@@ -86,7 +90,7 @@ class Slots:
         self._first: AwaitedEnv | ThreadedEnv | None = None  # of the update in force, though its slot may be abandoned
         self._loaded: dict[str, tuple[Any, Any]] = {}  # parameters and filters: the payload, and what it stands for
         self.agent: Any = None
-        self._has_own_agents = self._shares = False
+        self._has_own_agents = self._shares = self._asks_for_rows = False
         self._share = 0
 
     # ------------------------------------------------------------------ updates
@@ -136,9 +140,12 @@ class Slots:
         One that shares its parameters is asked for a share for each slot, after each update: so an update need not
         reach the shares that there are.
         """
-        remembers = self._most > 1 and reset_agent_function(agent) is not None
+        self._asks_for_rows = not acts_alone(agent)
+        remembers = not self._asks_for_rows and self._most > 1 and reset_agent_function(agent) is not None
         self._shares = remembers and shared_agent(agent) is not None
         self._has_own_agents = remembers and not self._shares
+        if self._asks_for_rows:
+            self.ready_rows.use(agent)
         self._share += 1
         if agent is not self.agent:
             self.agent = agent
@@ -225,9 +232,11 @@ class Slots:
     def _seat(self, slot: Slot) -> None:
         """Let a slot have the agent, or a share of it, or bring its own one up to date."""
         around = slot.surroundings
-        if self._shares:
+        if self._shares or self._asks_for_rows:
             if around.agent is None or slot.share != self._share:
-                self._give(around, shared_agent(self.agent))
+                self._worker.phase = Phase.AGENT_UPDATE
+                rows = self.ready_rows.of_slot(slot.number, self.spaces) if self._asks_for_rows else None
+                self._give(around, rows or shared_agent(self.agent))
                 slot.share = self._share
             return
         if not self._has_own_agents:
@@ -270,6 +279,8 @@ class Slots:
             return
         if self._worker.phase in _OF_AGENT and not self._has_own_agents:
             self.agent, self._share = self._fresh_agent(), self._share + 1
+            if self._asks_for_rows:
+                self.ready_rows.replace(self.agent)
         slot.is_spoiled, slot.in_force = True, None
         if (closed := self._begin_closing(slot.env)) is None:
             self._free.append(slot)

@@ -38,6 +38,7 @@ from streamsampler.workers.waiting.driver import FlightDriver
 from streamsampler.workers.waiting.event_loop import WorkerEventLoop
 from streamsampler.workers.waiting.flights import Flights, TicketInFlight
 from streamsampler.workers.waiting.fragments import AwaitedEnvs, AwaitedFragmentEnv
+from streamsampler.workers.waiting.ready_rows import ReadyRows, RowAgent, refuse_rows_with_places
 from streamsampler.workers.waiting.slots import Slot, Slots
 from streamsampler.workers.waiting.threads import EnvsOnThreads, has_strays
 from streamsampler.workers.waiting.turns import FlightTotals
@@ -63,8 +64,11 @@ class AsyncWorker(LendingWorker):
 
     An environment may have ``async def reset`` and ``async def step``, with the arguments and results of Gymnasium's;
     an agent ``async def get_action``. Each trajectory in flight has an environment of its own, which is made when it is
-    first needed, and, where the agent has a `reset`, a copy of the agent. Trajectories are a function of their seeds
-    alone, and the same as in `DefaultWorker`, whatever waits for how long.
+    first needed, and, where the agent has a `reset`, a copy of the agent, or an agent that shares its parameters.
+    Trajectories are a function of their seeds alone, and the same as in `DefaultWorker`, whatever waits for how long.
+
+    An agent that has `get_actions` alone, and says ``row_independent = True``, is asked for whichever trajectories are
+    ready: in batches of 16 rows, or, if that is an ``async def``, in as many rows as are ready.
 
     Trajectories of the tickets that the worker holds ahead begin as soon as there is room. A trajectory that is not
     needed any more is cancelled: its `reset` or `step` gets `asyncio.CancelledError` where it waits, and the next thing
@@ -86,7 +90,7 @@ class AsyncWorker(LendingWorker):
 
     _running: AwaitedEnvs | None
 
-    can_drop = can_call_hooks = can_rehearse = can_continue = can_take_options = waits = True
+    can_drop = can_call_hooks = can_rehearse = can_continue = can_take_options = waits = asks_for_rows = True
     runs_lanes = True
     revision = ""  # the trajectories are those of DefaultWorker
 
@@ -98,6 +102,7 @@ class AsyncWorker(LendingWorker):
         self._made_by = EnvsOnThreads() if _checked_threads(threads) else EnvsOnLoop()
         self._slots = Slots(self, self._in_flight, self._loop, self._made_by, lambda: self._flights.look_again())
         self._flights = Flights(self, self._loop, self._limits)
+        self._slots.ready_rows = ReadyRows(self, self._loop, self._flights.waited)
         self._draws_before: tuple[Any, ...] = ()
         self._may_draw = False
 
@@ -122,7 +127,7 @@ class AsyncWorker(LendingWorker):
         self.phase = Phase.AGENT_CONSTRUCTION if slots.agent is None else Phase.AGENT_UPDATE
         agent = updated_agent(slots.agent, agent_update, self.spaces if slots.envs else None)
         if not acts_alone(agent):
-            raise has_rows_alone(name_of(agent), type(self).__name__)
+            refuse_rows_with_places(agent)
         slots.update_agent(agent)
 
     def update_env(self, env_update: EnvUpdate) -> None:
@@ -161,6 +166,8 @@ class AsyncWorker(LendingWorker):
             self._take_environments()
             flights.use(self._slots, self._trajectory, ATTEMPTS)
         else:
+            if not acts_alone(self._slots.agent):
+                raise has_rows_alone(name_of(self._slots.agent), f"{type(self).__name__}, in fragments,")
             self._running = self._running or AwaitedEnvs(self, order.base_version, self._in_flight)
             self._running.begin_call(ticket.version, cast("Resets", self.resets), order)
             flights.use(self._running, partial(self._fragment, order.n_timesteps), 1)
@@ -307,8 +314,9 @@ class AsyncWorker(LendingWorker):
 
     def _context_of(self, slot: Slot, version: int, index: int, seed: int) -> TrajectoryContext:
         around = slot.surroundings
+        agent = around.agent.given if isinstance(around.agent, RowAgent) else around.agent
         return TrajectoryContext(
-            slot.env, around.agent, index, seed, self.agent_version(version), self.context.worker_number,
+            slot.env, agent, index, seed, self.agent_version(version), self.context.worker_number,
             around.recorder, reset=reset_of(cast("AnyEnv", around.env), self, index), reset_agent=around.reset_agent,
         )  # fmt: skip
 
