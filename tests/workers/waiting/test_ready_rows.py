@@ -98,6 +98,20 @@ def test_a_service_gives_the_same_batches_whoever_is_ready(n_workers: int) -> No
     assert len(set(batches[0][0].agent_infos["drawn"].tolist())) == batches[0][0].n_timesteps
 
 
+class Full(Rows):
+    """Notes how many rows it gets."""
+
+    def get_actions(self, observations: Any) -> Any:
+        n = len(observations)
+        return np.zeros(n, np.int64), {"n": np.full(n, n)}
+
+
+@pytest.mark.parametrize("in_flight", [1, 20])
+def test_batches_have_one_size_where_nothing_is_awaited(in_flight: int) -> None:
+    with make(LocalSampler, Full(), Waits, in_flight=in_flight) as sampler:
+        assert set(sampler.obtain_trajectories(40).agent_infos["n"].tolist()) == {16}
+
+
 class Counting(RowsLater):
     """Counts rows."""
 
@@ -305,10 +319,6 @@ class Several(Game):
         return {"a": observation, "b": self.t}, *result
 
 
-class SeveralLater(Waits, Several):
-    """Waits besides."""
-
-
 class SeveralRows(Rows):
     """Writes into what it gets, and uses the same arrays for all answers."""
 
@@ -324,9 +334,11 @@ class SeveralRows(Rows):
 
 
 def test_trees_are_the_trajectorys_own() -> None:
-    with make(LocalSampler, SeveralRows(), SeveralLater) as sampler, in_lanes(SeveralRows(), Several) as expected:
-        batch = sampler.obtain_trajectories(30)
-        assert batch == expected.obtain_trajectories(30)
+    """Three batches are asked for before the first one is recorded."""
+    ready = make(LocalSampler, SeveralRows(), Several, in_flight=40)
+    with ready as sampler, in_lanes(SeveralRows(), Several) as expected:
+        batch = sampler.obtain_trajectories(80)
+        assert batch == expected.obtain_trajectories(80)
         assert np.array_equal(batch.agent_infos["seen"], batch.observations["a"])
 
 
@@ -363,6 +375,27 @@ def test_a_service_that_does_not_answer_is_cancelled() -> None:
     ):
         sampler.obtain_trajectories(3)
     assert Never.n_cancelled >= Never.n_closed > 0  # the last time the ticket has failed, and it is cancelled again
+
+
+class Forgetful(Never):
+    """Does not answer the first request."""
+
+    n_requests = 0
+
+    async def get_actions(self, observations: Any, *, draws: Any, seeds: Any) -> Any:  # type: ignore[override]
+        type(self).n_requests += 1
+        if self.n_requests == 1:
+            await super().get_actions(observations, draws=draws, seeds=seeds)
+        return await RowsLater.get_actions(self, observations, draws=draws, seeds=seeds)
+
+
+def test_a_request_that_no_trajectory_needs_is_cancelled() -> None:
+    Forgetful.n_requests = Forgetful.n_cancelled = Forgetful.n_closed = 0
+    forgetful = make(LocalSampler, Forgetful(), Game, trajectory_timeout=0.3, check=None)
+    with forgetful as sampler, make(LocalSampler, RowsLater(), Game) as expected:
+        assert sampler.obtain_trajectories(12) == expected.obtain_trajectories(12)
+        assert sampler.stats.timed_out >= 7
+        assert Forgetful.n_cancelled == Forgetful.n_closed == 1
 
 
 class Seeing:
