@@ -12,7 +12,7 @@ from typing import Any, cast
 import gymnasium
 
 from streamsampler.agents.base import acts_alone
-from streamsampler.agents.updates import has_rows_alone, name_of, updated_agent
+from streamsampler.agents.updates import name_of, updated_agent
 from streamsampler.core.errors import DataError, UsageError, positive
 from streamsampler.core.times import Times
 from streamsampler.core.timing import TaskCollector, collecting, collector_in_use, timed
@@ -49,6 +49,10 @@ _STRAY_DRAWS = (
     "for when they are cancelled, or after a time limit"
 )
 
+_FRAGMENTS_OF_ROWS = (
+    "the agent ({}) has get_actions alone, and fragments of environments that wait ask for one action at a time: give "
+    "it get_action, too, or obtain trajectories"
+)
 _IN_FLIGHT = 16
 _WAITED_IN = (Phase.RESET, Phase.ACTION, Phase.STEP)
 _DRAWS = (
@@ -167,7 +171,7 @@ class AsyncWorker(LendingWorker):
             flights.use(self._slots, self._trajectory, ATTEMPTS)
         else:
             if not acts_alone(self._slots.agent):
-                raise has_rows_alone(name_of(self._slots.agent), f"{type(self).__name__}, in fragments,")
+                raise UsageError(_FRAGMENTS_OF_ROWS.format(name_of(self._slots.agent)))
             self._running = self._running or AwaitedEnvs(self, order.base_version, self._in_flight)
             self._running.begin_call(ticket.version, cast("Resets", self.resets), order)
             flights.use(self._running, partial(self._fragment, order.n_timesteps), 1)

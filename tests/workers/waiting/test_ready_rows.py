@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ from gymnasium import spaces
 
 from streamsampler import LocalSampler, MultiprocessingSampler, RolloutError, VecWorker, timed
 from streamsampler.filters import RunningNorm
-from tests.workers.waiting.envs import BreaksLater, Game, Waits
+from tests.workers.waiting.envs import BreaksLater, Draws, Game, Waits
 from tests.workers.waiting.test_async_worker import SEED, make
 
 WEIGHTS = np.array([[1.0, -2.0, 0.5], [-1.0, 0.3, 2.0], [0.2, 0.7, -1.0]], np.float32)
@@ -265,7 +267,7 @@ def test_agents_whose_rows_depend_on_more_are_refused(agent: Any, message: str) 
 
 def test_fragments_need_get_action() -> None:
     with make(LocalSampler, Rows(), Waits) as sampler:
-        with pytest.raises(RolloutError, match="get_actions alone, and AsyncWorker, in fragments, asks it for one"):
+        with pytest.raises(RolloutError, match="get_actions alone, and fragments of environments that wait ask"):
             sampler.obtain_fragments(5, n_envs=3)
         assert sampler.obtain_trajectories(3).n_trajectories == 3
 
@@ -317,6 +319,10 @@ class Several(Game):
     def step(self, action: Any) -> Any:
         observation, *result = super().step(action[0])
         return {"a": observation, "b": self.t}, *result
+
+
+class SeveralLater(Waits, Several):
+    """Waits besides."""
 
 
 class SeveralRows(Rows):
@@ -396,6 +402,31 @@ def test_a_request_that_no_trajectory_needs_is_cancelled() -> None:
         assert sampler.obtain_trajectories(12) == expected.obtain_trajectories(12)
         assert sampler.stats.timed_out >= 7
         assert Forgetful.n_cancelled == Forgetful.n_closed == 1
+
+
+@pytest.mark.slow
+def test_a_killed_worker_changes_nothing() -> None:
+    with (
+        make(MultiprocessingSampler, DrawingRows(), Waits, n_workers=2) as sampler,
+        in_lanes(DrawingRows()) as expected,
+    ):
+        stream = sampler.stream(n_trajectories=200)
+        batches = [next(stream)]
+        os.kill(sampler.worker_pids()[0], signal.SIGKILL)
+        batches += list(stream)
+        assert type(batches[0]).concatenate(batches) == expected.obtain_trajectories(200)
+
+
+def test_agents_and_environments_are_replaced() -> None:
+    with make(LocalSampler, Draws(), Waits) as sampler, in_lanes(Rows()) as expected:
+        assert sampler.obtain_trajectories(5) == LocalSampler(Draws(), Game, seed=SEED).obtain_trajectories(5)
+        expected.obtain_trajectories(5)
+        for arguments in ({"agent_update": DrawingRows()}, {}):
+            assert sampler.obtain_trajectories(9, **arguments) == expected.obtain_trajectories(9, **arguments)
+        both = {"agent_update": SeveralRows()}
+        batch = sampler.obtain_trajectories(9, env_update=SeveralLater, **both)
+        assert batch == expected.obtain_trajectories(9, env_update=Several, **both)
+        assert "value" in sampler.obtain_trajectories(9, env_update=Waits, agent_update=Draws()).agent_infos
 
 
 class Seeing:
