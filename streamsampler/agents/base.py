@@ -26,6 +26,7 @@ __all__ = [
     "CallableAgent",
     "MaskedAgent",
     "adapter_line",
+    "agent_waits",
     "as_agent",
     "binds",
     "give_spaces",
@@ -35,6 +36,7 @@ __all__ = [
     "mask_argument",
     "reset_agent_function",
     "row_keywords",
+    "shared_agent",
     "signature_of",
     "takes_keyword",
     "takes_masks",
@@ -61,16 +63,16 @@ class Agent(Protocol):
 
     - ``reset(seed=…)`` at each trajectory's start, with a seed that is the trajectory's alone. An agent that draws from
       a generator of its own seeds it here, and one with a memory clears it. ``reset()`` will do for the latter.
-    - ``get_actions(observations)``, which alone will do where only that is called: with `VecWorker`, and with
-      ``inference="parent"``; for n observations side by side (leaves of shape (n, ...), the agent's to change),
-      gives ``(actions, agent_infos)``: n actions, and a dict of arrays of (n, ...). `VecWorker` asks so, always for as
-      many rows: as it may have environments, or a few more (`workers.vec.lanes.rows_of_lanes`). Rows in which nothing
-      runs have copies of other rows' observations, and what comes of them is dropped. An agent that remembers, or
-      draws, takes some of these keywords: ``starts``, n booleans (the row begins a trajectory); ``draws``, a
-      `streamsampler.agents.draws.Draws`, with a stream of random numbers for each row's trajectory: ``draws.random()``
-      of shape (n,), ``draws.normal(k)`` of shape (n, k); ``seeds``, n integers (what `reset` would get at the row's
-      trajectory's start); ``slots``, the rows' numbers. Rows above the environments' have ``slots`` above theirs,
-      ``starts`` False, and ``draws`` that nothing uses.
+    - ``get_actions(observations)``, which alone will do where only that is called: with `VecWorker`, with
+      ``inference="parent"``, and with `AsyncWorker`, where it may be an ``async def``; for n observations side by side
+      (leaves of shape (n, ...), the agent's to change), gives ``(actions, agent_infos)``: n actions, and a dict of
+      arrays of (n, ...). `VecWorker` asks so, always for as many rows: as it may have environments, or a few more
+      (`workers.vec.lanes.rows_of_lanes`). Rows in which nothing runs have copies of other rows' observations, and what
+      comes of them is dropped. An agent that remembers, or draws, takes some of these keywords: ``starts``, n booleans
+      (the row begins a trajectory); ``draws``, a `streamsampler.agents.draws.Draws`, with a stream of random numbers
+      for each row's trajectory: ``draws.random()`` of shape (n,), ``draws.normal(k)`` of shape (n, k); ``seeds``, n
+      integers (what `reset` would get at the row's trajectory's start); ``slots``, the rows' numbers. Rows above the
+      environments' have ``slots`` above theirs, ``starts`` False, and ``draws`` that nothing uses.
     - ``row_independent = True``, an attribute or a property, says that each row of a batch is a function of that row's
       observation, memory and draws alone, as long as batches have the same number of rows. Then `VecWorker` need not
       run trajectories in blocks, and calls no `reset` but that with a mask. An agent that draws from the global
@@ -88,6 +90,9 @@ class Agent(Protocol):
     - ``get_state()`` and ``set_state(state)``, of an agent with a ``reset`` or ``starts``: what it remembers and draws
       from in the middle of a trajectory, as something that can be pickled, for another copy of the agent.
       `obtain_fragments` needs both to go on with an episode whose worker was lost.
+    - ``sharing_parameters()``, of an agent with a ``reset``: gives another agent that remembers and draws on its own,
+      and has the same parameters, which are not copied; None where there can be none. `AsyncWorker` then needs no copy
+      of the agent for each trajectory in flight. It asks again after each update, which only the agent itself gets.
     - ``begin_part()`` is called before the first action in each call of `obtain_fragments`, where episodes go on: an
       agent that records what it remembers does so there, for learners that begin a sequence there.
     - The keywords ``action_mask`` of `get_action` and ``action_masks`` of ``get_actions``: which actions the
@@ -297,6 +302,11 @@ def acts_alone(agent: Any) -> bool:
     return callable(getattr(agent, "get_action", None)) and getattr(agent, "wraps_what_acts_alone", True)
 
 
+def agent_waits(agent: Any) -> bool:
+    """Return whether an agent is asynchronous."""
+    return has_coroutines(agent, "get_action", "get_actions")
+
+
 _OF_ROWS = ("slots", "starts", "seeds", "draws")
 
 
@@ -348,6 +358,17 @@ def reset_agent_function(agent: Any) -> Callable[[int], None] | None:
         f"the agent ({type(agent).__qualname__}) has reset{signature}; it is called as reset(seed=…), or as reset() "
         "if it takes no seed; or with a mask of slots that begin, do_resets"
     )
+
+
+def shared_agent(agent: Any) -> Agent | None:
+    """Return another agent that has an agent's parameters, and remembers on its own; None if it has to be copied.
+
+    See `sharing_parameters` of `Agent`. Its class has to have that: what passes on all that it has not to an agent
+    inside, by `__getattr__`, would be left out.
+    """
+    given: Any = agent.function if isinstance(agent, CallableAgent) else agent
+    shared = given.sharing_parameters() if callable(getattr(type(given), "sharing_parameters", None)) else None
+    return None if shared is None else as_agent(shared)
 
 
 def give_spaces(agent: Agent, observation_space: Space[Any], action_space: Space[Any]) -> None:

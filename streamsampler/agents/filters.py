@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium import spaces as gym_spaces
 from numpy.typing import NDArray
 
-from streamsampler.agents.base import acts_alone, as_agent, takes_masks
+from streamsampler.agents.base import acts_alone, as_agent, shared_agent, takes_masks
 from streamsampler.core.by_value import dumps_by_value
 from streamsampler.core.errors import DataError, SamplerError, UsageError
 from streamsampler.data import trees
@@ -303,6 +303,18 @@ class FilteredAgent:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.agent = state["agent"]
         self._set(state["filter"], state["space"])
+
+    def sharing_parameters(self) -> FilteredAgent | None:
+        """Return an agent with the same filter, until an update replaces it, around one that shares its parameters.
+
+        Returns:
+            The agent; None where the agent inside has to be copied, and of a subclass, which may have more of its own.
+        """
+        return self._sharing() if type(self) is FilteredAgent else None
+
+    def _sharing(self) -> FilteredAgent | None:
+        shared = shared_agent(self.agent)
+        return None if shared is None else type(self)(shared, self.filter, self._space)
 
     def __repr__(self) -> str:
         return f"FilteredAgent({self.agent!r}, {self.filter!r})"

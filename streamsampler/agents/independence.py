@@ -17,7 +17,7 @@ from streamsampler.core.errors import UsageError
 from streamsampler.data.digests import digest
 from streamsampler.data.trees import map_trees
 
-__all__ = ["Independence", "probe"]
+__all__ = ["NOTHING_KNOWN", "Independence", "probe"]
 
 _WIDTH = 8
 """Multiples of this are the layer widths at which no row of a matrix product was seen to depend on others."""
@@ -41,6 +41,10 @@ class Independence(NamedTuple):
 
     conclusive: bool
     of_place: bool
+
+
+NOTHING_KNOWN = Independence(conclusive=False, of_place=False)
+"""The result for an agent that could not be asked, since it raises with all observations."""
 
 
 def probe(agent: Any, example: Any, n_rows: int, mask_size: int | None = None) -> Independence:
@@ -75,7 +79,7 @@ def probe(agent: Any, example: Any, n_rows: int, mask_size: int | None = None) -
     plain, expected = next(((each, known) for each in (given, ones, zeros) if (known := ask(each))), (None, None))
     if expected is None:
         _LOG.warning("the agent (%s) could not be probed: it raises with all observations", type(agent).__qualname__)
-        return Independence(conclusive=False, of_place=False)
+        return NOTHING_KNOWN
     _compare(expected, ask(plain), rows, agent, others_changed=False)
     conclusive = n_rows == 1
     for bit in range((n_rows - 1).bit_length()):

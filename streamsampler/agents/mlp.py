@@ -119,6 +119,18 @@ class MlpAgent(ActsByHead):
         self.__dict__.update(state)
         self._random = np.random.RandomState()
 
+    def sharing_parameters(self) -> MlpAgent | None:
+        """Return an agent with the same arrays, until an update replaces them, and a generator of its own.
+
+        Returns:
+            The agent; None of a subclass, which may have more of its own.
+        """
+        if type(self) is not MlpAgent:
+            return None
+        shared: MlpAgent = object.__new__(MlpAgent)
+        shared.__setstate__(self.__dict__)
+        return shared
+
     def __repr__(self) -> str:
         weights = [step[0] for step in self._steps if isinstance(step, tuple)]
         widths = [str(weight.shape[0]) for weight in weights[:1]] + [str(weight.shape[1]) for weight in weights]

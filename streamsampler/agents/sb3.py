@@ -206,6 +206,19 @@ class SB3Agent:
         self._vec_normalize = None
         self._begin()
 
+    def sharing_parameters(self) -> SB3Agent | None:
+        """Return an agent with the same policy and statistics, until an update replaces these, and its own state.
+
+        Returns:
+            The agent; None of a subclass, or where the policy is no torch module: either may remember more.
+        """
+        if type(self) is not SB3Agent or not self._on_torch:
+            return None
+        shared = object.__new__(SB3Agent)
+        shared.__dict__.update(self.__dict__)
+        shared._begin()
+        return shared
+
     def __repr__(self) -> str:
         return f"SB3Agent({type(self.policy).__name__})"
 

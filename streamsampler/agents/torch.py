@@ -126,7 +126,22 @@ class TorchAgent(ActsByHead):
         self._inputs = _Inputs(self._dtype)
         self._inference = torch.inference_mode()
         self._layer_calls = LayerCalls()
-        self._log_std: NDArray[Any] | None = None
+        self._known = _OfParameters()
+
+    def sharing_parameters(self) -> TorchAgent | None:
+        """Return an agent with the same module and head, also after updates, and a generator and states of its own.
+
+        Returns:
+            The agent; None of a subclass of yours, whose methods or attributes may be about more: it is copied. It may
+            override this.
+        """
+        if type(self) not in (TorchAgent, RecurrentTorchAgent):
+            return None
+        shared: TorchAgent = object.__new__(type(self))
+        shared.__dict__.update(self.__dict__)
+        shared._begin()
+        shared._layer_calls, shared._known = self._layer_calls, self._known
+        return shared
 
     def __getstate__(self) -> dict[str, Any]:
         return {
@@ -216,7 +231,7 @@ class TorchAgent(ActsByHead):
             UsageError: They are not the module's.
         """
         load_arrays(self.module, values)
-        self._log_std = None
+        self._known.log_std = None
 
     def get_param_converter(self) -> ModuleConverter:
         """Return what makes parameters of an agent update that is a module like this agent's, or its `state_dict`."""
@@ -284,10 +299,10 @@ class TorchAgent(ActsByHead):
                 f"the module returns no {' and '.join(names)}: let it return {' and '.join(self.head.names)}, or, "
                 "with a Gaussian head, give it a parameter log_std"
             )
-        if self._log_std is None or not self._is_copy:
+        if self._known.log_std is None or not self._is_copy:
             # The head takes the exponential again for another array. A copy's changes in set_param_values alone.
-            self._log_std = self.module.log_std.detach().cpu().numpy()
-        return (self._log_std,)
+            self._known.log_std = self.module.log_std.detach().cpu().numpy()
+        return (self._known.log_std,)
 
 
 def _remembers(module: Any) -> bool:
@@ -489,6 +504,16 @@ def _moved(tree: Any, device: Any) -> Any:
 def _tuple_like(given: tuple[Any, ...], children: list[Any]) -> tuple[Any, ...]:
     """Return children in a tuple of the same kind, which may have names."""
     return type(given)(*children) if hasattr(given, "_fields") else tuple(children)
+
+
+class _OfParameters:
+    """What is known of parameters, by all agents that share them.
+
+    Attributes:
+        log_std: The module's parameter of that name; None where it is not known.
+    """
+
+    log_std: NDArray[Any] | None = None
 
 
 class _Inputs:

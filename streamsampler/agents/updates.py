@@ -21,14 +21,15 @@ from streamsampler.agents.base import (
     CallableAgent,
     acts_alone,
     adapter_line,
+    agent_waits,
     as_agent,
     give_spaces,
     is_agent,
     is_module,
     reset_agent_function,
+    shared_agent,
 )
 from streamsampler.agents.policies import Policies, PolicyUpdates
-from streamsampler.core.awaiting import has_coroutines
 from streamsampler.core.errors import UsageError
 from streamsampler.core.serialization import Payload, dumps, loads
 
@@ -53,7 +54,8 @@ class AgentTraits:
         converter: What its `get_param_converter` gave, pickled; None where it has none.
         takes_spaces: Whether it has `set_spaces`.
         acts_alone: Whether it chooses single actions; otherwise it has `get_actions` alone.
-        is_reset: Whether it has a `reset`: then trajectories that run at the same time have a copy each.
+        is_copied: Whether trajectories that run at the same time have a copy each: it has a `reset`, and does not share
+            its parameters.
         waits: Whether it is asynchronous: `async def get_action` or `get_actions`.
         of_policies: Of several agents by policy name, the traits of each; else None.
     """
@@ -64,7 +66,7 @@ class AgentTraits:
     converter: Payload | None
     takes_spaces: bool
     acts_alone: bool = True
-    is_reset: bool = False
+    is_copied: bool = False
     waits: bool = False
     of_policies: Mapping[str, AgentTraits] | None = None
 
@@ -96,8 +98,8 @@ def traits_of(agent: Agent) -> AgentTraits:
         converter=None if converter is None else dumps(converter, "what the agent's get_param_converter gave").owned(),
         takes_spaces=callable(getattr(agent, "set_spaces", None)),
         acts_alone=acts_alone(agent),
-        is_reset=reset_agent_function(agent) is not None,
-        waits=has_coroutines(agent, "get_action", "get_actions"),
+        is_copied=reset_agent_function(agent) is not None and shared_agent(agent) is None,
+        waits=agent_waits(agent),
     )
 
 

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from streamsampler.agents.base import as_agent, reset_agent_function, takes_masks
-from streamsampler.agents.masks import ACTION_MASK, MaskFinder
+import numpy as np
+
+from streamsampler.agents.base import acts_alone, as_agent, reset_agent_function, row_keywords, takes_masks
+from streamsampler.agents.draws import Draws
+from streamsampler.agents.masks import ACTION_MASK, ACTION_MASKS, MaskFinder
 from streamsampler.checking.ways import ready_agent
+from streamsampler.core.awaiting import then
 from streamsampler.core.seeding import SeedUse, derived_seed
 from streamsampler.core.serialization import dumps, loads
+from streamsampler.workers.vec.batch_infos import info_of_row
+from streamsampler.workers.vec.rows import answers_of_rows, stacked
 
 __all__ = ["Actions"]
 
@@ -25,16 +31,37 @@ class Actions:
         acting = as_agent(loads(dumps(agent, "the agent")))
         self._agent = ready_agent(acting, env.observation_space, env.action_space)
         self._reset = reset_agent_function(self._agent)
-        takes = takes_masks(self._agent)
+        self._spaces, self._alone = (env.observation_space, env.action_space), acts_alone(self._agent)
+        self._draws = Draws(1)
+        takes = takes_masks(self._agent, together=not self._alone)
         self._find_mask = MaskFinder(env, env.action_space, lambda _about, _text: None) if takes else None
 
     def begin(self) -> None:
         """Reset the agent, always with the same seed."""
+        seed = derived_seed(0, SeedUse.AGENT)
+        self._draws = Draws.of([seed])
         if self._reset is not None:
-            self._reset(derived_seed(0, SeedUse.AGENT))
+            self._reset(seed)
 
     def choose(self, observation: Any, info: Any) -> Any:
         """Return an action and the agent's info; of an asynchronous agent, an awaitable of these."""
+        mask = None if self._find_mask is None else self._find_mask(observation, info)
+        if not self._alone:
+            return self._choose_in_row(observation, mask)
         if self._find_mask is None:
             return self._agent.get_action(observation)
-        return self._agent.get_action(observation, **{ACTION_MASK: self._find_mask(observation, info)})
+        return self._agent.get_action(observation, **{ACTION_MASK: mask})
+
+    def _choose_in_row(self, observation: Any, mask: Any) -> Any:
+        """Return an action of an agent that has `get_actions` alone, from a batch of one row."""
+        agent: Any = self._agent
+        values = {"draws": self._draws, "seeds": np.array([derived_seed(0, SeedUse.AGENT)])}
+        keywords = {name: values[name] for name in row_keywords(agent.get_actions) & values.keys()}
+        if self._find_mask is not None:
+            keywords[ACTION_MASKS] = None if mask is None else mask[None]
+
+        def first(chosen: Any) -> tuple[Any, Any]:
+            actions, infos = answers_of_rows(self._spaces[1], chosen, 1)
+            return actions[0], info_of_row(infos, 0)
+
+        return then(agent.get_actions(stacked(self._spaces[0], [observation]), **keywords), first)

@@ -14,13 +14,12 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.vector import VectorEnv
 
-from streamsampler.agents.base import acts_alone, takes_masks
+from streamsampler.agents.base import acts_alone, agent_waits, takes_masks
 from streamsampler.agents.masks import ACTION_MASK, ACTION_MASKS, MaskFinder, mask_size
 from streamsampler.agents.random import RandomAgent
 from streamsampler.checking.actions import Actions
 from streamsampler.checking.ordinary_env import MeasuredLoop, OrdinaryEnv, ordinary, seconds_waited
 from streamsampler.checking.ways import ready_agent
-from streamsampler.core.awaiting import has_coroutines
 from streamsampler.core.errors import SamplerError
 from streamsampler.core.serialization import dumps, loads
 from streamsampler.core.words import count
@@ -301,7 +300,7 @@ def with_agent(agent: Any, probed: Probed) -> Probed:
     """
     seconds, batched, waiting = agent_seconds(agent, probed)
     costs = probed.costs.with_agent(seconds, batched=batched, waiting=waiting)
-    return replace(probed, costs=costs, waits=probed.waits or has_coroutines(agent, "get_action"))
+    return replace(probed, costs=costs, waits=probed.waits or agent_waits(agent))
 
 
 def _chooser(agent: Any, size: int | None) -> Callable[[Any], Any]:
@@ -320,7 +319,7 @@ def agent_seconds(agent: Any, probed: Probed) -> tuple[float, bool, float]:
     """
     loop = MeasuredLoop()
     with contextlib.closing(loop), contextlib.suppress(Exception):
-        if has_coroutines(agent, "get_action"):
+        if agent_waits(agent):
             agent = loads(dumps(agent, "the agent"))  # its connections are those of this loop
         acting = ready_agent(agent, *probed.spaces)
         batched = getattr(acting, "get_actions", None) is not None

@@ -15,12 +15,19 @@ from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 from gymnasium.wrappers import TimeLimit
 
-from streamsampler.agents.base import acts_alone, as_agent, give_spaces, is_agent, is_row_independent, takes_masks
+from streamsampler.agents.base import (
+    acts_alone,
+    agent_waits,
+    as_agent,
+    give_spaces,
+    is_agent,
+    is_row_independent,
+    takes_masks,
+)
 from streamsampler.agents.masks import ACTION_MASK, method_of
 from streamsampler.agents.policies import Policies, with_policies
 from streamsampler.checking.ordinary_env import OrdinaryEnv, ordinary
 from streamsampler.checking.report import Finding, finding_of_wrappers, not_checked
-from streamsampler.core.awaiting import has_coroutines
 from streamsampler.core.by_value import dumps_by_value
 from streamsampler.core.errors import SamplerError, UsageError, WorkerError
 from streamsampler.core.progress import Snapshot
@@ -243,7 +250,7 @@ class Facts:
 
 def waits(agent: Any, facts: Facts | None) -> bool:
     """Return whether an environment or an agent are asynchronous."""
-    return (facts is not None and facts.waits) or has_coroutines(agent, "get_action")
+    return (facts is not None and facts.waits) or agent_waits(agent)
 
 
 def facts_of(env: Any) -> Facts:

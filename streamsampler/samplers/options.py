@@ -114,12 +114,13 @@ def refuse_agents(
 
 def say_size_of_copies(agents: Iterable[Payload | None], in_flight: int) -> None:
     """Warn, before workers start, where copies of an agent for all trajectories in flight take much memory."""
-    sizes = [payload.nbytes for payload in agents if payload is not None and payload.about.is_reset]
+    sizes = [payload.nbytes for payload in agents if payload is not None and payload.about.is_copied]
     total = in_flight * max(sizes, default=0)
     if in_flight > 1 and total >= _MUCH:
         _LOG.warning(
             "each of %d trajectories in flight has a copy of the agent (%.0f MB), since it has a reset: %.1f GB in a "
-            "worker. Fewer in flight take less; an agent without reset is shared",
+            "worker. Fewer in flight take less; an agent without reset is shared, and the parameters of one that has "
+            "sharing_parameters are",
             in_flight, max(sizes) / 1e6, total / 1e9,
         )  # fmt: skip
 

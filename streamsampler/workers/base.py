@@ -174,7 +174,7 @@ class Worker(ABC):
             whole blocks.
         runs_longer_blocks: Whether a ticket's blocks are run as they are, where the layout's blocks get longer within a
             call; otherwise in blocks of the layout's size. It is known as `runs_lanes` is.
-        asks_for_rows: Whether agents are asked by `get_actions` where they have it, so that they need nothing else.
+        asks_for_rows: Whether agents need nothing but `get_actions`.
         shares_agent: Whether its agent is the user's own, which has its parameters, and may have learnt since.
         can_differ_side_by_side: Whether this kind of worker takes a `PerEnv`: other environments for its rows.
         revision: What this kind of worker does otherwise than it once did, where that makes other trajectories of the

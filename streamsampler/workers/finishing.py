@@ -86,6 +86,9 @@ VALUE = ("value",)
 class _Filtering(FilteredAgent):
     """An agent that a worker shows filtered observations; a user's own `FilteredAgent` is an agent like others."""
 
+    def sharing_parameters(self) -> FilteredAgent | None:
+        return self._sharing()
+
 
 def with_filters(agent: Any, filters: Filters, space: Any) -> Any:
     """Return an agent that sees filtered observations: the same where it was returned from here before.

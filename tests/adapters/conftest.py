@@ -9,7 +9,8 @@ import pytest
 
 NEED_EXTRAS = {
     *("test_layer_calls.py", "test_maskable.py", "test_mlp.py", "test_own_kinds.py", "test_recurrent.py"),
-    *("test_rows.py", "test_sb3_models.py", "test_torch.py", "test_torch_in_samplers.py", "test_torch_settings.py"),
+    *("test_rows.py", "test_sb3_models.py", "test_shared_parameters.py"),
+    *("test_torch.py", "test_torch_in_samplers.py", "test_torch_settings.py"),
 }
 
 

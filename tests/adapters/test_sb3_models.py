@@ -44,6 +44,35 @@ def test_actions_are_predicts_in_any_process_with_the_parameters_of_the_call(ppo
     assert np.array_equal(batch.actions, ppo.predict(batch.observations, deterministic=True)[0])
 
 
+def test_trajectories_in_flight_share_a_policy(ppo):
+    agent = SB3Agent(ppo, deterministic=True)
+    shared = agent.sharing_parameters()
+    assert shared.policy is agent.policy
+    assert SB3Agent(Zeros()).sharing_parameters() is None
+
+    class Own(SB3Agent):
+        pass
+
+    assert Own(ppo).sharing_parameters() is None
+    update = {name: array * 3 for name, array in agent.get_param_values().items()}
+    arguments = {"in_flight": 7, "threads": True}
+    with (
+        LocalSampler(agent, "CartPole-v1", seed=2, worker_args=arguments) as sampler,
+        LocalSampler(agent, "CartPole-v1", seed=2) as expected,
+    ):
+        for given in (None, update):
+            assert sampler.obtain_trajectories(12, agent_update=given) == expected.obtain_trajectories(
+                12, agent_update=given
+            )
+
+
+class Zeros:
+    """Is no torch module."""
+
+    def predict(self, observation, state=None, episode_start=None, deterministic=False):
+        return np.int64(0), None
+
+
 def test_only_the_policy_is_sent():
     dqn = stable_baselines3.DQN("MlpPolicy", "CartPole-v1", buffer_size=100_000, device="cpu")
     agent = cloudpickle.loads(data := cloudpickle.dumps(SB3Agent(dqn)))

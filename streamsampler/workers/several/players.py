@@ -53,10 +53,6 @@ class Table:
         """Whether each policy is asked for one agent at a time."""
         return self._players.one_by_one
 
-    def is_of(self, players: Players | None) -> bool:
-        """Return whether these are the policies that play here."""
-        return self._players is players
-
     def begin(self, index: int, seed: int) -> None:
         """Begin a trajectory with the agents that are there after the reset.
 

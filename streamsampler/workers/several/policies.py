@@ -11,7 +11,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces as gym_spaces
 from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
@@ -28,10 +27,9 @@ from streamsampler.agents.draws import Draws, OfRows
 from streamsampler.agents.filters import FilterParameters
 from streamsampler.agents.masks import ACTION_MASKS, Mask, MaskFinder
 from streamsampler.agents.updates import updated_agent
-from streamsampler.core.errors import ActionError, DataError, UsageError
+from streamsampler.core.errors import UsageError
 from streamsampler.core.seeding import seed_of_agent
 from streamsampler.core.serialization import dumps, loads
-from streamsampler.data import trees
 from streamsampler.data.spaces import same_spaces
 from streamsampler.environments.multi_agent import MultiAgentEnv
 from streamsampler.workers.finishing import give_memory, is_restorable, memory_of, with_filter
@@ -41,7 +39,7 @@ from streamsampler.workers.restoring import own_copy
 from streamsampler.workers.several.seats import Seat
 from streamsampler.workers.vec.agents import probe_rows
 from streamsampler.workers.vec.batch_infos import info_of_row
-from streamsampler.workers.vec.rows import singles_of
+from streamsampler.workers.vec.rows import answers_of_rows, stacked
 from streamsampler.workers.vec.steps import AlignedCopies
 
 _FIRST_ROOM = 8
@@ -411,14 +409,9 @@ class PlayingPolicy:
         rows, seats, n_shown = asked.rows, asked.seats, asked.n_shown
         assert self.spaces is not None
         assert rows is not None
-        if not isinstance(chosen, tuple) or len(chosen) != 2 or not isinstance(chosen[1], dict):
-            raise UsageError("get_actions must return a tuple (actions, agent_infos), with agent_infos a dict")
-        found, infos = chosen
         if "starts" in self._keywords:
             rows.starts[asked.numbers] = False
-        singles = _rows_of_actions(self.spaces[1], found, n_shown)
-        if infos:
-            _check_rows(infos, n_shown)
+        singles, infos = answers_of_rows(self.spaces[1], chosen, n_shown)
         asked.infos = infos
         for place, seat in zip(asked.places, seats, strict=True):
             seat.action = singles[place]
@@ -437,7 +430,7 @@ class PlayingPolicy:
         shown = [seats[0].observation] * n_shown
         for place, seat in zip(places, seats, strict=True):
             shown[place] = seat.observation
-        batch = _stacked(self.spaces[0], shown)
+        batch = stacked(self.spaces[0], shown)
         return self._memory.copy(batch) if self.crosses else batch
 
     def _masks(self, seats: Sequence[Seat], places: Sequence[int], n_shown: int) -> Mask | None:
@@ -470,40 +463,3 @@ def differing_spaces(name: str, spaces: Mapping[str, tuple[Any, Any]]) -> UsageE
         f"policy {name!r} plays {' and '.join(map(repr, spaces))}, whose spaces differ: {first[0]} and {first[1]}, "
         f"{second[0]} and {second[1]}. Give each of them a policy of its own, by policy_of="
     )
-
-
-def _stacked(space: Space[Any], observations: Sequence[Any]) -> Any:
-    """Return observations as a batch: tree of (n, ...)."""
-    if isinstance(space, gym_spaces.Dict):
-        return {key: _stacked(child, [each[key] for each in observations]) for key, child in space.spaces.items()}
-    if isinstance(space, gym_spaces.Tuple):
-        parts = zip(*observations, strict=True)
-        return tuple(_stacked(child, part) for child, part in zip(space.spaces, parts, strict=True))
-    # As is recorded: texts, graphs and sequences are objects. An array of texts would have the length of the longest.
-    is_array = space.dtype is not None and not isinstance(space, gym_spaces.Text)
-    return np.array(observations, dtype=space.dtype) if is_array else trees.object_array(observations)
-
-
-def _rows_of_actions(space: Space[Any], actions: Any, n: int) -> list[Any]:
-    """Return the single actions of a batch.
-
-    Raises:
-        ActionError: There are not as many as observations.
-    """
-    try:
-        singles = singles_of(space, actions)
-    except (IndexError, KeyError, TypeError, ValueError):
-        singles = []
-    if len(singles) != n:
-        raise ActionError(
-            f"get_actions must return an action for each of {n} observations, and returned {actions!r:.80}"
-        )
-    return singles
-
-
-def _check_rows(infos: Mapping[str, Any], n: int) -> None:
-    for key, values in infos.items():
-        if isinstance(values, Mapping):
-            _check_rows(values, n)
-        elif not isinstance(values, np.ndarray | list | tuple) or np.ndim(values) < 1 or len(values) != n:
-            raise DataError(f"agent_infos[{key!r}] should have one row for each of {n} observations: {values!r:.60}")

@@ -7,8 +7,11 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 from gymnasium import spaces as gym_spaces
+from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
+from streamsampler.core.errors import ActionError, DataError, UsageError
+from streamsampler.data import trees
 from streamsampler.data.spaces import AnySpace
 from streamsampler.data.trees import snapshot
 
@@ -54,6 +57,74 @@ def singles_of(space: AnySpace, batch: Any) -> list[Any]:
         parts = zip(*(singles_of(child, part) for child, part in zip(space.spaces, batch, strict=True)), strict=True)
         return list(parts)
     return list(map(snapshot, batch)) if isinstance(batch, list | tuple) else list(np.array(batch))
+
+
+def stacked(space: Space[Any], observations: Sequence[Any]) -> Any:
+    """Return observations as a batch: tree of (n, ...)."""
+    if isinstance(space, gym_spaces.Dict):
+        return {key: stacked(child, [each[key] for each in observations]) for key, child in space.spaces.items()}
+    if isinstance(space, gym_spaces.Tuple):
+        parts = zip(*observations, strict=True)
+        return tuple(stacked(child, part) for child, part in zip(space.spaces, parts, strict=True))
+    # As is recorded: texts, graphs and sequences are objects. An array of texts would have the length of the longest.
+    is_array = space.dtype is not None and not isinstance(space, gym_spaces.Text)
+    return np.array(observations, dtype=space.dtype) if is_array else trees.object_array(observations)
+
+
+def answers_of_rows(space: Space[Any], chosen: Any, n: int) -> tuple[list[Any], dict[str, Any]]:
+    """Return the single actions of what `get_actions` returned, and its infos.
+
+    Args:
+        space: The action space.
+        chosen: What it returned.
+        n: For how many observations.
+
+    Raises:
+        UsageError: That is no tuple of actions and infos.
+        ActionError: There are not as many actions as observations.
+        DataError: An info has not as many rows.
+    """
+    actions, infos = answer_of(chosen)
+    singles = _actions_of_rows(space, actions, n)
+    if infos:
+        _check_rows(infos, n)
+    return singles, infos
+
+
+def answer_of(chosen: Any) -> tuple[Any, dict[str, Any]]:
+    """Return what `get_actions` returned: a tuple and nothing else, since an array of two rows unpacks just as well.
+
+    Raises:
+        UsageError: It is none.
+    """
+    if not isinstance(chosen, tuple) or len(chosen) != 2 or not isinstance(chosen[1], dict):
+        raise UsageError("get_actions must return a tuple (actions, agent_infos), with agent_infos a dict")
+    return chosen
+
+
+def _actions_of_rows(space: Space[Any], actions: Any, n: int) -> list[Any]:
+    """Return the single actions of a batch.
+
+    Raises:
+        ActionError: There are not as many as observations.
+    """
+    try:
+        singles = singles_of(space, actions)
+    except (IndexError, KeyError, TypeError, ValueError):
+        singles = []
+    if len(singles) != n:
+        raise ActionError(
+            f"get_actions must return an action for each of {n} observations, and returned {actions!r:.80}"
+        )
+    return singles
+
+
+def _check_rows(infos: Mapping[str, Any], n: int) -> None:
+    for key, values in infos.items():
+        if isinstance(values, Mapping):
+            _check_rows(values, n)
+        elif not isinstance(values, np.ndarray | list | tuple) or np.ndim(values) < 1 or len(values) != n:
+            raise DataError(f"agent_infos[{key!r}] should have one row for each of {n} observations: {values!r:.60}")
 
 
 # ----------------------------------------------------------------------

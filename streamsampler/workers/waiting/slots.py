@@ -5,58 +5,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
-from streamsampler.agents.base import acts_alone, is_agent, reset_agent_function
-from streamsampler.agents.updates import has_rows_alone, name_of, updated_agent
 from streamsampler.core.awaiting import is_awaitable
 from streamsampler.core.errors import DataError
 from streamsampler.core.timing import not_measuring
 from streamsampler.data.recorder import RolloutRecorder
 from streamsampler.data.spaces import same_spaces
-from streamsampler.data.trees import as_constant
 from streamsampler.environments.closing import EnvCloseError, close_replaced
-from streamsampler.environments.multi_agent import MultiAgentEnv, agents_of, refuse_other_agents
+from streamsampler.environments.multi_agent import agents_of, refuse_other_agents
 from streamsampler.environments.updates import AnyEnv, EnvUpdate, for_worker
 from streamsampler.protocol.messages import Phase
 from streamsampler.workers.explain import name_of_env
-from streamsampler.workers.fragments import InForce
 from streamsampler.workers.generators import kept_generators, restore_generators, seed_constructors
 from streamsampler.workers.lending import LendingWorker
-from streamsampler.workers.masks import finder_of
 from streamsampler.workers.recorders import recorder_for
 from streamsampler.workers.restoring import AS_GIVEN, refuse_copies_of
-from streamsampler.workers.several.players import Players, Table
 from streamsampler.workers.waiting.awaited_env import AwaitedEnv, EnvsOnLoop
 from streamsampler.workers.waiting.driver import ShownFlight, Surroundings
 from streamsampler.workers.waiting.event_loop import CLEANUP_SECONDS, WorkerEventLoop
+from streamsampler.workers.waiting.slot_agents import Slot, SlotAgents
 from streamsampler.workers.waiting.threads import EnvsOnThreads, ThreadedEnv
 
 _OF_AGENT = {Phase.ACTION, Phase.AGENT_RESET}
-
-
-@dataclass(slots=True, eq=False)
-class Slot:
-    """One place in which a trajectory may be in flight.
-
-    Attributes:
-        number: Its number in the worker.
-        surroundings: What trajectories run in here.
-        in_force: What of the updates its own agent has got; None where the agent is shared.
-        is_spoiled: Whether its environment, and an agent of its own, are to be replaced before the next trajectory.
-    """
-
-    number: int
-    surroundings: Surroundings
-    in_force: InForce | None = None
-    is_spoiled: bool = False
-
-    @property
-    def env(self) -> AnyEnv:
-        """The environment as it was made."""
-        return cast("AnyEnv", self.surroundings.env.given)
 
 
 class Slots:
@@ -67,18 +39,16 @@ class Slots:
         most: How many there may be.
         loop: The event loop.
         made_by: Makes, awaits and closes the environments.
+        agents: The agents that act in them.
         tell_free: Is told that a slot is free, while the event loop runs, which has not ended a trajectory.
-
-    Attributes:
-        agent: The agent that was given; None before.
-        players: The policies that play several agents; None where there is one agent, or no environment yet.
     """
 
     def __init__(
         self, worker: LendingWorker, most: int, loop: WorkerEventLoop, made_by: EnvsOnLoop | EnvsOnThreads,
-        tell_free: Callable[[], None],
+        agents: SlotAgents, tell_free: Callable[[], None],
     ) -> None:  # fmt: skip
         self._worker, self._most, self._loop, self._tell_free = worker, most, loop, tell_free
+        self._agents = agents
         self._made_by = made_by
         self._closing: set[asyncio.Task[None]] = set()
         self._n_made = 0
@@ -86,10 +56,6 @@ class Slots:
         self._free: list[Slot] = []
         self._spaces: tuple[Any, Any] | None = None
         self._first: AwaitedEnv | ThreadedEnv | None = None  # of the update in force, though its slot may be abandoned
-        self._loaded: dict[str, tuple[Any, Any]] = {}  # parameters and filters: the payload, and what it stands for
-        self.agent: Any = None
-        self.players: Players | None = None
-        self._has_own_agents = False
 
     # ------------------------------------------------------------------ updates
 
@@ -131,45 +97,7 @@ class Slots:
         env = self._made_by.apply(update, first)
         self._n_made = 0
         self._add(env, is_new=env is not first)
-        self._let_play()
-
-    def update_agent(self, update: Any) -> None:
-        """Replace the agent, or hand it new parameters.
-
-        Raises:
-            UsageError: It acts for batches of observations alone.
-        """
-        if self.players is not None and not is_agent(update):
-            self.players.update(update)
-            return
-        several = self._several
-        spaces = None if several is not None or not self._all else self.spaces
-        agent = updated_agent(self.agent, update, spaces)
-        if several is None and not acts_alone(agent):
-            raise has_rows_alone(name_of(agent), type(self._worker).__name__)
-        self._has_own_agents = self._most > 1 and reset_agent_function(agent) is not None
-        if agent is not self.agent:
-            self.agent, self.players = agent, None
-            for slot in self._all:
-                slot.in_force = None
-        self._let_play()
-
-    @property
-    def _several(self) -> MultiAgentEnv | None:
-        """The first environment, if it is of several agents."""
-        return None if self._first is None else agents_of(self._first.given)
-
-    def _let_play(self) -> None:
-        """Let policies play, where there are several agents, and the agent is there."""
-        several = self._several
-        if several is None or self.agent is None:
-            self.players = None
-        elif self.players is not None:
-            self.players.move_to([several])
-        else:
-            self.players = Players(self.agent, [several], self._worker.warn_once, waits=True)
-        if self.players is not None:
-            self._has_own_agents = self.players.remember
+        self._agents.play_in(env)
 
     def _add(self, env: AnyEnv, *, is_new: bool = True) -> Slot:
         number, self._n_made = self._n_made, self._n_made + 1  # one that is abandoned keeps its hooks
@@ -181,7 +109,7 @@ class Slots:
         spaces = env.observation_space, env.action_space
         if self._spaces is None:
             self._spaces = spaces
-        elif agents_of(env) is not None or self._several is not None:
+        elif agents_of(env) is not None:
             refuse_other_agents(self.first_env, env)
         elif not same_spaces(spaces, self._spaces):
             self._begin_closing(env)
@@ -225,7 +153,7 @@ class Slots:
             if slot.is_spoiled:
                 slot.surroundings, slot.is_spoiled = self._around(self._made(slot.number), slot.number), False
                 self._tell_hooks_of(slot)
-            self._seat(slot)
+            self._agents.seat(slot)
         except BaseException:
             slot.is_spoiled = True
             self._free.append(slot)
@@ -249,50 +177,6 @@ class Slots:
         worker.enter(phase)
         return env
 
-    def _seat(self, slot: Slot) -> None:
-        """Let a slot have the agent, or bring its own one up to date."""
-        around = slot.surroundings
-        if self.players is not None:
-            if not (isinstance(around.agent, Table) and around.agent.is_of(self.players)):
-                self._seat_at_table(around, slot.number)
-            return
-        if not self._has_own_agents:
-            if around.agent is not self.agent:
-                self._give(around, self.agent)
-            return
-        if slot.in_force is None or around.agent is None:
-            around.agent = None
-            slot.in_force = InForce(self._worker, lambda update: self._update_own(around, update))
-        slot.in_force.apply(self._load)
-
-    def _seat_at_table(self, around: Surroundings, number: int) -> None:
-        assert self.players is not None
-        several = agents_of(around.env.given)
-        assert several is not None
-        around.agent = table = self.players.new_table(several, number)
-        around.reset_agent = partial(self._begin_table, table)
-        around.recorder = recorder_for(around.env.given, table)
-
-    def _begin_table(self, table: Table, seed: int) -> None:
-        assert self._worker.trajectory is not None
-        table.begin(self._worker.trajectory, seed)
-
-    def _update_own(self, around: Surroundings, update: Any) -> None:
-        agent = updated_agent(around.agent, update, self.spaces)
-        if agent is not around.agent:
-            self._give(around, agent)
-
-    def _give(self, around: Surroundings, agent: Any) -> None:
-        around.agent, around.reset_agent = agent, reset_agent_function(agent)
-        around.masks = finder_of(agent, around.env.given, self._worker.warn_once)
-
-    def _load(self, kind: str) -> Any:
-        payload = self._worker.in_force[kind]
-        if kind not in self._loaded or self._loaded[kind][0] is not payload:
-            # Slots share it: whoever would write to it is told.
-            self._loaded[kind] = payload, as_constant(self._worker.load(payload))
-        return self._loaded[kind][1]
-
     def put_back(self, slot: Slot) -> None:
         """Take back a slot whose environment another trajectory may be reset in."""
         if slot in self._all:
@@ -306,9 +190,9 @@ class Slots:
         """
         if slot not in self._all:
             return
-        if self._worker.phase in _OF_AGENT and not self._has_own_agents:
-            self._take_fresh_agent()
-        slot.is_spoiled, slot.in_force = True, None
+        if self._worker.phase in _OF_AGENT:
+            self._agents.replace()
+        slot.is_spoiled, slot.seated = True, None
         if (closed := self._begin_closing(slot.env)) is None:
             self._free.append(slot)
         else:
@@ -335,11 +219,6 @@ class Slots:
         """Let environments end that are being closed."""
         if self._closing:
             self._loop.complete(asyncio.wait(self._closing))
-
-    def _take_fresh_agent(self) -> None:
-        """Take the agent in force, as no trajectory has changed it; trajectories in flight go on with theirs."""
-        self.agent = self.players = None
-        InForce(self._worker, self.update_agent).apply(self._load)
 
     def abandon(self, slot: Slot) -> None:
         """Have a slot no more, because its trajectory does not end although it was cancelled."""

@@ -11,6 +11,8 @@ from typing import Any, cast
 
 import gymnasium
 
+from streamsampler.agents.base import acts_alone
+from streamsampler.agents.updates import name_of
 from streamsampler.core.errors import DataError, UsageError, positive
 from streamsampler.core.times import Times
 from streamsampler.core.timing import TaskCollector, collecting, collector_in_use, timed
@@ -39,7 +41,9 @@ from streamsampler.workers.waiting.driver import FlightDriver
 from streamsampler.workers.waiting.event_loop import WorkerEventLoop
 from streamsampler.workers.waiting.flights import Flights, TicketInFlight
 from streamsampler.workers.waiting.fragments import AwaitedEnvs, FragmentPlace
-from streamsampler.workers.waiting.slots import Slot, Slots
+from streamsampler.workers.waiting.ready_rows import ReadyRows, RowAgent
+from streamsampler.workers.waiting.slot_agents import Slot, SlotAgents
+from streamsampler.workers.waiting.slots import Slots
 from streamsampler.workers.waiting.threads import EnvsOnThreads, has_strays
 from streamsampler.workers.waiting.turns import FlightTotals
 
@@ -49,6 +53,10 @@ _STRAY_DRAWS = (
     "for when they are cancelled, or after a time limit"
 )
 
+_FRAGMENTS_OF_ROWS = (
+    "the agent ({}) has get_actions alone, and fragments of environments that wait ask for one action at a time: give "
+    "it get_action, too, or obtain trajectories"
+)
 _IN_FLIGHT = 16
 _WAITED_IN = (Phase.RESET, Phase.ACTION, Phase.STEP)
 _DRAWS = (
@@ -64,8 +72,11 @@ class AsyncWorker(LendingWorker):
 
     An environment may have ``async def reset`` and ``async def step``, with the arguments and results of Gymnasium's;
     an agent ``async def get_action``. Each trajectory in flight has an environment of its own, which is made when it is
-    first needed, and, where the agent has a `reset`, a copy of the agent. Trajectories are a function of their seeds
-    alone, and the same as in `DefaultWorker`, whatever waits for how long.
+    first needed, and, where the agent has a `reset`, a copy of the agent, or an agent that shares its parameters.
+    Trajectories are a function of their seeds alone, and the same as in `DefaultWorker`, whatever waits for how long.
+
+    An agent that has `get_actions` alone, and says ``row_independent = True``, is asked for whichever trajectories are
+    ready: in batches of 16 rows, or, if that is an ``async def``, in as many rows as are ready.
 
     Trajectories of the tickets that the worker holds ahead begin as soon as there is room. A trajectory that is not
     needed any more is cancelled: its `reset` or `step` gets `asyncio.CancelledError` where it waits, and the next thing
@@ -88,6 +99,7 @@ class AsyncWorker(LendingWorker):
     _running: AwaitedEnvs | None
 
     can_drop = can_call_hooks = can_rehearse = can_play_several = can_continue = can_take_options = waits = True
+    asks_for_rows = True
     runs_lanes = True
     revision = ""  # the trajectories are those of DefaultWorker
 
@@ -97,8 +109,9 @@ class AsyncWorker(LendingWorker):
         self._loop = WorkerEventLoop(self)
         self._limits = TimeLimits(context.step_timeout, context.trajectory_timeout)
         self._made_by = EnvsOnThreads() if _checked_threads(threads) else EnvsOnLoop()
-        self._slots = Slots(self, self._in_flight, self._loop, self._made_by, lambda: self._flights.look_again())
-        self._flights = Flights(self, self._loop, self._limits)
+        self._flights = flights = Flights(self, self._loop, self._limits)
+        self._agents = SlotAgents(self, in_flight, ReadyRows(self, self._loop, flights.waited))
+        self._slots = Slots(self, in_flight, self._loop, self._made_by, self._agents, flights.look_again)
         self._draws_before: tuple[Any, ...] = ()
         self._may_draw = False
 
@@ -118,10 +131,13 @@ class AsyncWorker(LendingWorker):
     # ------------------------------------------------------------------ updates
 
     def update_agent(self, agent_update: Any) -> None:
-        """Replace the agent, or hand it new parameters."""
-        slots = self._slots
-        self.phase = Phase.AGENT_CONSTRUCTION if slots.agent is None else Phase.AGENT_UPDATE
-        slots.update_agent(agent_update)
+        """Replace the agent, or hand it new parameters.
+
+        Raises:
+            UsageError: It has `get_actions` alone, and needs to know which row is whose.
+        """
+        self.phase = Phase.AGENT_CONSTRUCTION if self._agents.agent is None else Phase.AGENT_UPDATE
+        self._agents.update(agent_update)
 
     def update_env(self, env_update: EnvUpdate) -> None:
         """Replace or change the environments.
@@ -159,8 +175,11 @@ class AsyncWorker(LendingWorker):
             self._take_environments()
             flights.use(self._slots, self._trajectory, ATTEMPTS)
         else:
+            agents = self._agents
+            if agents.players is None and not acts_alone(agents.agent):
+                raise UsageError(_FRAGMENTS_OF_ROWS.format(name_of(agents.agent)))
             if self._running is None:
-                kind = FragmentEnv if self._slots.players is None else FragmentEnvOfAgents
+                kind = FragmentEnv if agents.players is None else FragmentEnvOfAgents
                 self._running = AwaitedEnvs(self, order.base_version, kind, self._in_flight)
             self._running.begin_call(ticket.version, cast("Resets", self.resets), order)
             flights.use(self._running, partial(self._fragment, order.n_timesteps), 1)
@@ -307,8 +326,9 @@ class AsyncWorker(LendingWorker):
 
     def _context_of(self, slot: Slot, version: int, index: int, seed: int) -> TrajectoryContext:
         around = slot.surroundings
+        agent = around.agent.given if isinstance(around.agent, RowAgent) else around.agent
         return TrajectoryContext(
-            slot.env, around.agent, index, seed, self.agent_version(version), self.context.worker_number,
+            slot.env, agent, index, seed, self.agent_version(version), self.context.worker_number,
             around.recorder, reset=reset_of(cast("AnyEnv", around.env), self, index), reset_agent=around.reset_agent,
         )  # fmt: skip
 

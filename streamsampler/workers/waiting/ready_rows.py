@@ -1,0 +1,365 @@
+"""Ask an agent that has `get_actions` alone for the actions of all trajectories in flight that are ready for one.
+
+A trajectory that needs an action puts its observation into a queue, and awaits the answer. Whatever has queued in one
+turn of the event loop is asked for in the next one. So rows come and go, and a row has no place of its own: the agent
+has to say ``row_independent = True``, and may not remember rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Space
+from numpy.typing import NDArray
+
+from streamsampler.agents.base import is_row_independent, mask_argument, row_keywords
+from streamsampler.agents.draws import Draws, OfRows
+from streamsampler.agents.independence import NOTHING_KNOWN
+from streamsampler.agents.masks import ACTION_MASKS, Mask
+from streamsampler.agents.updates import name_of
+from streamsampler.core.errors import UsageError
+from streamsampler.protocol.messages import Phase
+from streamsampler.workers.base import Worker
+from streamsampler.workers.explain import is_interrupt
+from streamsampler.workers.generators import preserved_generators
+from streamsampler.workers.masks import masks_reach
+from streamsampler.workers.restoring import own_copy
+from streamsampler.workers.vec.agents import probe_rows
+from streamsampler.workers.vec.batch_infos import info_of_row
+from streamsampler.workers.vec.lanes import MULTIPLE
+from streamsampler.workers.vec.rows import answers_of_rows, stacked
+from streamsampler.workers.vec.steps import AlignedCopies
+from streamsampler.workers.waiting.deadlines import Clock
+from streamsampler.workers.waiting.event_loop import WorkerEventLoop
+from streamsampler.workers.waiting.turns import FlightTotals, Spent, Turns
+
+__all__ = ["ReadyRows", "refuse_rows_with_places"]
+
+N_ROWS = MULTIPLE
+"""So many rows has each batch of an agent that does not wait: a row's last bits may depend on how many there are."""
+
+_Answer = tuple[Any, dict[str, Any]]
+
+
+def refuse_rows_with_places(agent: Any) -> None:
+    """Refuse an agent that has `get_actions` alone, and needs to know which row is whose.
+
+    Raises:
+        UsageError: It does not say that its rows are independent, or remembers something by row.
+    """
+    by_place = sorted(row_keywords(agent.get_actions) & {"slots", "starts"})
+    reset = getattr(agent, "reset", None)
+    if callable(reset) and (name := mask_argument(reset)) is not None:
+        by_place.append(name)
+    if by_place:
+        raise _refusal(agent, f"it takes {by_place[0]}, as what remembers something of each row does")
+    if not is_row_independent(agent):
+        raise _refusal(agent, "it does not say row_independent = True")
+
+
+def _refusal(agent: Any, reason: str) -> UsageError:
+    return UsageError(
+        f"the agent ({name_of(agent)}) has get_actions alone, by which AsyncWorker asks for whichever trajectories are "
+        f"ready, and {reason}. Let each row depend on its observation and draws alone, or give the agent get_action"
+    )
+
+
+@dataclass(slots=True, eq=False)
+class _ReadyRow:
+    """A trajectory that is ready for an action.
+
+    Attributes:
+        number: The number of its slot.
+        index: Its index.
+        observation: Its observation.
+        mask: Which actions are allowed; None where there are no masks.
+        answer: Gets its action and info; cancelled where the trajectory is.
+    """
+
+    number: int
+    index: int
+    observation: Any
+    mask: Mask | None
+    answer: asyncio.Future[_Answer]
+
+
+class ReadyRows:
+    """Asks the agent for all rows that are ready.
+
+    Args:
+        worker: The worker, whose board shows that the agent is asked.
+        loop: Runs the trajectories.
+        waited: Where the agent's seconds are added up.
+    """
+
+    def __init__(self, worker: Worker, loop: WorkerEventLoop, waited: FlightTotals) -> None:
+        self._worker, self._loop, self._waited = worker, loop, waited
+        self._agent: Any = None
+        self._get_actions: Callable[..., Any]
+        self._keywords: set[str] = set()
+        self._waits = self._takes_masks = self._is_called = False
+        self._is_probed = self._is_conclusive = False
+        self._spaces: tuple[Space[Any], Space[Any]] | None = None
+        self._draws = Draws(N_ROWS)
+        self._seeds = [0] * N_ROWS  # by slot
+        self._ready: list[_ReadyRow] = []
+        self._memory = AlignedCopies()
+
+    def use(self, agent: Any) -> None:
+        """Ask an agent from now on, which is the same one after an update of its parameters."""
+        self._is_probed = agent is self._agent and self._is_conclusive
+        self.replace(agent)
+
+    def replace(self, agent: Any) -> None:
+        """Ask a copy of the agent from now on, also for trajectories in flight."""
+        self._agent, self._get_actions = agent, agent.get_actions
+        self._keywords = row_keywords(agent.get_actions)
+        self._waits = inspect.iscoroutinefunction(inspect.unwrap(agent.get_actions))
+        self._takes_masks = masks_reach(agent, self._worker.warn_once, together=True)
+
+    def of_slot(self, number: int, spaces: tuple[Space[Any], Space[Any]]) -> RowAgent:
+        """Return what the trajectories in a slot ask.
+
+        Args:
+            number: The slot's number.
+            spaces: Their observation and action space, the same object until there are other environments.
+
+        Raises:
+            UsageError: Rows of the agent depend on one another, or on their places.
+        """
+        if spaces is not self._spaces:
+            self._spaces, self._is_probed, self._memory = spaces, False, AlignedCopies()
+        if not (self._is_probed or self._waits):  # a service would get requests that nobody made
+            self._probe(spaces)
+        while number >= len(self._seeds):
+            self._seeds += [0] * len(self._seeds)
+            self._draws = self._draws.with_rows(len(self._seeds))
+        return (_MaskedRowAgent if self._takes_masks else RowAgent)(self, number, self._agent)
+
+    def _probe(self, spaces: tuple[Space[Any], Space[Any]]) -> None:
+        with preserved_generators():
+            found = probe_rows(self._agent, spaces, N_ROWS)
+        if not (found.of_place or found is NOTHING_KNOWN):
+            raise _refusal(self._agent, "a row of its batches came out otherwise in another place")
+        self._is_probed, self._is_conclusive = True, found.conclusive
+
+    def begin(self, number: int, seed: int) -> None:
+        """Begin a trajectory in a slot, with the trajectory's seed for its agent."""
+        self._seeds[number] = seed
+        if "draws" in self._keywords:
+            self._draws.begin(number, self._draws.prepare([seed]), 0)
+
+    def ask(self, number: int, observation: Any, mask: Mask | None) -> asyncio.Future[_Answer]:
+        """Return what gets the action of the trajectory in hand, and its info."""
+        index = self._worker.trajectory
+        assert index is not None
+        loop = self._loop.get()
+        row = _ReadyRow(number, index, observation, mask, loop.create_future())
+        self._ready.append(row)
+        if not self._is_called:
+            self._is_called = True
+            loop.call_soon(self._ask_for_all)
+        return row.answer
+
+    def _ask_for_all(self) -> None:
+        """Ask for all rows that are ready, but those of trajectories that were cancelled meanwhile."""
+        rows, self._ready, self._is_called = [row for row in self._ready if not row.answer.done()], [], False
+        rows.sort(key=lambda row: row.index)
+        if self._waits:
+            if rows:
+                self._loop.start(self._await_answers(rows))
+            return
+        for start in range(0, len(rows), N_ROWS):
+            self._answer(rows[start : start + N_ROWS])
+
+    # ------------------------------------------------------------------ agents that do not wait
+
+    def _answer(self, rows: list[_ReadyRow]) -> None:
+        """Ask for up to `N_ROWS` rows, and answer each of them."""
+        began, turns = perf_counter(), self._turns_for(rows)
+        turns.begin(Phase.ACTION)
+        drawn = self._draws.__getstate__() if "draws" in self._keywords else None
+        try:
+            answers: list[_Answer | BaseException] = [*self._asked(rows)]
+        except BaseException as error:
+            if drawn is not None:
+                self._draws.__setstate__(drawn)
+            answers = self._asked_one_by_one(rows, error)
+        finally:
+            turns.end()
+        self._waited.agent.running += perf_counter() - began
+        for row, answer in zip(rows, answers, strict=True):
+            _give(row, answer)
+
+    def _asked_one_by_one(self, rows: list[_ReadyRow], error: BaseException) -> list[_Answer | BaseException]:
+        """Return the answers of a batch that raised: which trajectories raise is to depend on no others.
+
+        Each row alone has the bits that it would have had among the others.
+        """
+        if len(rows) == 1 or is_interrupt(error):
+            return [error] * len(rows)
+        answers: list[_Answer | BaseException] = []
+        for row in rows:
+            try:
+                answers += self._asked([row])
+            except BaseException as own:
+                answers.append(own)
+                if is_interrupt(own):
+                    return [own] * len(rows)
+        if not any(isinstance(answer, BaseException) for answer in answers):
+            answers[0] = _with_names(error, rows)
+        return answers
+
+    def _asked(self, rows: list[_ReadyRow]) -> list[_Answer]:
+        """Return the answers to rows; the others of the batch are copies of the first one."""
+        filled = rows + rows[:1] * (N_ROWS - len(rows))
+        keywords = self._values(filled)
+        return self._rows_of(self._get_actions(self._memory.copy(self._batch(filled)), **keywords), filled)[: len(rows)]
+
+    # ------------------------------------------------------------------ agents that wait
+
+    async def _await_answers(self, rows: list[_ReadyRow]) -> None:
+        """Ask for rows, and answer each of them; where all their trajectories are cancelled, so is this."""
+        task = asyncio.current_task()
+        assert task is not None
+        for row in rows:
+            row.answer.add_done_callback(partial(_cancel_unneeded, task, rows))
+        spent = Spent()
+        answers: list[_Answer | BaseException]
+        try:
+            answers = [*self._rows_of(await self._turns_for(rows).take(self._call(rows), Phase.ACTION, spent), rows)]
+        except asyncio.CancelledError as error:
+            if all(row.answer.cancelled() for row in rows):
+                raise
+            answers = [error] * len(rows)
+        except BaseException as error:
+            answers = [_with_names(error, rows)] * len(rows)
+        finally:
+            self._waited.agent.running += spent.running  # the trajectories count how long they wait
+        for row, answer in zip(rows, answers, strict=True):
+            _give(row, answer)
+
+    async def _call(self, rows: list[_ReadyRow]) -> Any:
+        return await self._get_actions(self._batch(rows), **self._values(rows))
+
+    # ------------------------------------------------------------------ batches
+
+    def _turns_for(self, rows: list[_ReadyRow]) -> Turns:
+        return Turns(self._worker, rows[0].index, Clock(math.inf))
+
+    def _batch(self, rows: list[_ReadyRow]) -> Any:
+        assert self._spaces is not None
+        return stacked(self._spaces[0], [row.observation for row in rows])
+
+    def _values(self, rows: list[_ReadyRow]) -> dict[str, Any]:
+        """Return what the keywords of `get_actions` stand for."""
+        values: dict[str, Any] = {}
+        numbers = [row.number for row in rows]
+        if "draws" in self._keywords:
+            values["draws"] = _DrawsOfRows(self, numbers)
+        if "seeds" in self._keywords:
+            values["seeds"] = np.array([self._seeds[number] for number in numbers])
+        if self._takes_masks:
+            masks = [row.mask for row in rows if row.mask is not None]
+            values[ACTION_MASKS] = np.stack(masks) if masks else None
+        return values
+
+    def _rows_of(self, chosen: Any, rows: list[_ReadyRow]) -> list[_Answer]:
+        """Return the answer to each row, which the agent does not change any more."""
+        assert self._spaces is not None
+        actions, infos = answers_of_rows(self._spaces[1], chosen, len(rows))
+        return [(action, own_copy(info_of_row(infos, place))) for place, action in enumerate(actions)]
+
+    def of_draws(self, numbers: NDArray[np.int64]) -> OfRows:
+        """Return what the trajectories in some slots draw from, at this moment."""
+        return self._draws.of_rows(numbers)
+
+
+class _DrawsOfRows(OfRows):
+    """Draws for the rows of a batch; an agent that waits may draw after more slots were made.
+
+    Attributes:
+        n_rows: How many rows.
+    """
+
+    def __init__(self, ready: ReadyRows, numbers: Sequence[int]) -> None:
+        self.n_rows = len(numbers)
+        self._ready, self._numbers = ready, np.array(numbers)
+
+    def random(self) -> Any:
+        """Draw one number for each row; see `Draws.random`."""
+        return self._ready.of_draws(self._numbers).random()
+
+    def normal(self, k: int) -> Any:
+        """Draw k numbers for each row; see `Draws.normal`."""
+        return self._ready.of_draws(self._numbers).normal(k)
+
+
+class RowAgent:
+    """What the trajectories in a slot ask for single actions, in the place of an agent that has `get_actions` alone.
+
+    Args:
+        ready: Asks the agent.
+        number: The slot's number.
+        agent: The agent, whose name and `get_value` it has.
+
+    Attributes:
+        given: The agent.
+    """
+
+    def __init__(self, ready: ReadyRows, number: int, agent: Any) -> None:
+        self._ready, self._number, self.given = ready, number, agent
+        self.__qualname__ = name_of(agent)  # for messages
+        if callable(get_value := getattr(agent, "get_value", None)):
+            self.get_value = get_value
+
+    def reset(self, seed: int) -> None:
+        """Begin a trajectory."""
+        self._ready.begin(self._number, seed)
+
+    def get_action(self, observation: Any) -> Any:
+        """Return what gets the action and its info; to be awaited."""
+        return self._ready.ask(self._number, observation, None)
+
+
+class _MaskedRowAgent(RowAgent):
+    """The same, of an agent that takes masks of actions."""
+
+    def get_action(self, observation: Any, *, action_mask: Mask | None = None) -> Any:
+        return self._ready.ask(self._number, observation, action_mask)
+
+
+def _give(row: _ReadyRow, answer: _Answer | BaseException) -> None:
+    """Give a trajectory its answer, unless it was cancelled."""
+    if row.answer.done():
+        return
+    if not isinstance(answer, BaseException):
+        row.answer.set_result(answer)
+        return
+    if isinstance(answer, StopIteration):  # which no future takes
+        wrapped = RuntimeError("get_actions raised StopIteration")
+        wrapped.__cause__ = answer
+        answer = wrapped
+    row.answer.set_exception(answer)
+
+
+def _with_names(error: BaseException, rows: list[_ReadyRow]) -> BaseException:
+    """Return an error with a note about whose it may be, if it may be that of several."""
+    if len(rows) > 1:
+        names = ", ".join(str(row.index) for row in rows)
+        error.add_note(f"get_actions had the observations of trajectories {names}")
+    return error
+
+
+def _cancel_unneeded(task: asyncio.Task[None], rows: list[_ReadyRow], _: Any) -> None:
+    # Once: a second time would cancel what the agent does then, such as closing a connection.
+    if not task.cancelling() and all(row.answer.cancelled() for row in rows):
+        task.cancel()

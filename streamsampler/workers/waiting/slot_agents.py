@@ -1,0 +1,202 @@
+"""Which agent acts in each slot of a worker whose trajectories wait."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+from streamsampler.agents.base import acts_alone, is_agent, reset_agent_function, shared_agent
+from streamsampler.agents.updates import updated_agent
+from streamsampler.data.trees import as_constant
+from streamsampler.environments.multi_agent import MultiAgentEnv, agents_of
+from streamsampler.environments.updates import AnyEnv
+from streamsampler.protocol.messages import Phase
+from streamsampler.workers.base import Worker
+from streamsampler.workers.fragments import InForce
+from streamsampler.workers.masks import finder_of
+from streamsampler.workers.recorders import recorder_for
+from streamsampler.workers.several.players import Players, Table, updated_players
+from streamsampler.workers.waiting.driver import Surroundings
+from streamsampler.workers.waiting.ready_rows import ReadyRows, refuse_rows_with_places
+
+__all__ = ["Slot", "SlotAgents"]
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One place in which a trajectory may be in flight.
+
+    Attributes:
+        number: Its number in the worker.
+        surroundings: What trajectories run in here.
+        seated: Which agent it has: the mark of that, or what of the updates its own copy has got; None for no agent.
+        is_spoiled: Whether its environment, and an agent of its own, are to be replaced before the next trajectory.
+    """
+
+    number: int
+    surroundings: Surroundings
+    seated: object = None
+    is_spoiled: bool = False
+
+    @property
+    def env(self) -> AnyEnv:
+        """The environment as it was made."""
+        return cast("AnyEnv", self.surroundings.env.given)
+
+
+class SlotAgents:
+    """The agents that act in slots.
+
+    An agent that remembers nothing is the same for all. One that remembers has a share in each slot, with the same
+    parameters, if it can; otherwise there is a copy in each. An agent that has `get_actions` alone is asked for rows.
+    Of several agents, there is a table in each slot, at which policies play.
+
+    Args:
+        worker: The worker, which has the updates in force.
+        most: How many slots there may be.
+        ready_rows: Asks an agent that has `get_actions` alone.
+
+    Attributes:
+        agent: The agent that was given; None before.
+        players: The policies that play several agents; None where there is one agent, or no environment yet.
+    """
+
+    def __init__(self, worker: Worker, most: int, ready_rows: ReadyRows) -> None:
+        self._worker, self._most, self._ready_rows = worker, most, ready_rows
+        self._env: AnyEnv | None = None
+        self._loaded: dict[str, tuple[Any, Any]] = {}  # parameters and filters: the payload, and what it stands for
+        self.agent: Any = None
+        self.players: Players | None = None
+        self._copies = self._shares = self._asks_for_rows = False
+        self._mark = object()  # of the agent that slots are to have, where they have no copies
+
+    # ------------------------------------------------------------------ updates
+
+    def update(self, update: Any) -> None:
+        """Replace the agent, or hand it new parameters.
+
+        Raises:
+            UsageError: It has `get_actions` alone, and needs to know which row is whose.
+        """
+        if self.players is not None and not is_agent(update):
+            self.players.update(update)  # at all tables
+            return
+        spaces = None if self._env is None or self._several is not None else self._worker.spaces
+        agent = updated_agent(self.agent, update, spaces)
+        if agent is not self.agent:
+            self.agent, self.players = agent, None
+        self._arrange()
+
+    def play_in(self, env: AnyEnv) -> None:
+        """Act in environments like this one from now on.
+
+        Raises:
+            UsageError: See `update`.
+        """
+        self._env = env
+        self._arrange()
+
+    @property
+    def _several(self) -> MultiAgentEnv | None:
+        return None if self._env is None else agents_of(self._env)
+
+    def _arrange(self) -> None:
+        """Decide what each slot gets, when environment and agent are there.
+
+        Slots are seated anew after each update: so it need not reach the shares that there are.
+        """
+        if self._env is None or self.agent is None:
+            return
+        self._mark = object()
+        self._copies = self._shares = self._asks_for_rows = False
+        if (several := self._several) is not None:
+            if self.players is None:
+                self.players = Players(self.agent, [several], self._worker.warn_once, waits=True)
+            else:
+                self.players.move_to([several])
+            return
+        self.players = None
+        if not acts_alone(self.agent):
+            refuse_rows_with_places(self.agent)
+            self._ready_rows.use(self.agent)
+            self._asks_for_rows = True
+        elif self._most > 1 and reset_agent_function(self.agent) is not None:
+            self._shares = shared_agent(self.agent) is not None
+            self._copies = not self._shares
+
+    # ------------------------------------------------------------------ slots
+
+    def seat(self, slot: Slot) -> None:
+        """Let a slot have the agent in force."""
+        around = slot.surroundings
+        if self._copies:
+            if not isinstance(slot.seated, InForce):
+                around.agent = None
+                slot.seated = InForce(self._worker, partial(self._update_copy, around))
+            slot.seated.apply(self._load)
+            return
+        if slot.seated is self._mark:
+            return
+        if self.players is not None:
+            self._seat_at_table(around, slot.number)
+        elif self._asks_for_rows or self._shares:
+            self._worker.phase = Phase.AGENT_UPDATE
+            rows = self._ready_rows.of_slot(slot.number, self._worker.spaces) if self._asks_for_rows else None
+            self._give(around, rows or shared_agent(self.agent))
+        else:
+            self._give(around, self.agent)
+        slot.seated = self._mark
+
+    def _seat_at_table(self, around: Surroundings, number: int) -> None:
+        several = agents_of(around.env.given)
+        assert self.players is not None
+        assert several is not None
+        around.agent = table = self.players.new_table(several, number)
+        around.reset_agent = partial(self._begin_table, table)
+        around.recorder = recorder_for(several, table)
+
+    def _begin_table(self, table: Table, seed: int) -> None:
+        assert self._worker.trajectory is not None
+        table.begin(self._worker.trajectory, seed)
+
+    def _update_copy(self, around: Surroundings, update: Any) -> None:
+        agent = updated_agent(around.agent, update, self._worker.spaces)
+        if agent is not around.agent:
+            self._give(around, agent)
+
+    def _give(self, around: Surroundings, agent: Any) -> None:
+        around.agent, around.reset_agent = agent, reset_agent_function(agent)
+        around.masks = finder_of(agent, around.env.given, self._worker.warn_once)
+
+    def _load(self, kind: str) -> Any:
+        payload = self._worker.in_force[kind]
+        if kind not in self._loaded or self._loaded[kind][0] is not payload:
+            # Slots share it: whoever would write to it is told.
+            self._loaded[kind] = payload, as_constant(self._worker.load(payload))
+        return self._loaded[kind][1]
+
+    def replace(self) -> None:
+        """Take the agent in force as no trajectory has changed it: one raised, and slots have no copies of their own.
+
+        Trajectories in flight go on with what they have.
+        """
+        several, made = self._several, cast("Any", None)
+        if self._copies or (self.players is not None and self.players.remember):
+            return
+
+        def apply(update: Any) -> None:
+            nonlocal made
+            if several is None:
+                made = updated_agent(made, update, self._worker.spaces)
+            else:
+                made = updated_players(made, update, [several], self._worker.warn_once, waits=True)
+
+        InForce(self._worker, apply).apply(self._load)
+        self._mark = object()
+        if several is not None:
+            self.agent, self.players = made.given, made
+            return
+        self.agent = made
+        if self._asks_for_rows:
+            self._ready_rows.replace(made)
