@@ -20,6 +20,7 @@ from tests.several.test_fragments import Knowing
 from tests.several.test_lives import Crowd
 from tests.several.test_rows import Neighbourly, Rowwise
 from tests.tiers import mostly_slow
+from tests.workers.waiting.test_fragments import Sums
 
 MultiprocessingSampler: Any = streamsampler.MultiprocessingSampler
 
@@ -84,17 +85,6 @@ AGENTS: dict[str, tuple[Any, Any]] = {
     "one": (KnowingLater(), Knowing()),
     "rows": ({"red": Neighbourly(), "blue": Knowing(2)},) * 2,
 }
-
-
-class Sums:
-    """Hooks that add up rewards, and keep what they have from call to call."""
-
-    def on_trajectory_start(self, context: Any) -> None:
-        context.memory["sum"] = 0.0
-
-    def on_timestep(self, context: Any) -> None:
-        context.memory["sum"] += context.reward * context.timestep
-        context.metrics["weighted"] = context.memory["sum"]
 
 
 def make(kind: Any, agents: Any, env: Any, in_flight: int = 5, **options: Any) -> Any:
