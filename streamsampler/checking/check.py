@@ -311,7 +311,10 @@ class CheckRun:
             return
         runs = self._batch is not None  # with its agent
         if self._known.waits:
-            if obstacle := self._obstacle():
+            obstacle = self._obstacle()
+            if not obstacle and self._known.several:
+                obstacle = "with several agents steps are not timed, and not cancelled"
+            if obstacle:
                 self._skip(WAITS, obstacle)
                 self._skip(CANCEL, obstacle)
             elif found := self._apart(WAITS, partial(findings_of_waiting, self._agent if runs else "random")):
@@ -329,6 +332,8 @@ class CheckRun:
             self._skip(name, "the environment does not run")
         elif facts.n_slots is not None:
             self._skip(name, "its checker is not for vector environments")
+        elif several and facts.waits:
+            self._skip(name, "its tests are for ordinary methods")
         else:
             self.findings += (self._apart(name, test) or (0.0, []))[1]
 

@@ -33,7 +33,7 @@ from streamsampler.core.errors import SamplerError, UsageError, WorkerError
 from streamsampler.core.progress import Snapshot
 from streamsampler.core.words import count
 from streamsampler.data.differences import first_difference, shown
-from streamsampler.environments.multi_agent import MultiAgentEnv
+from streamsampler.environments.multi_agent import agents_of
 from streamsampler.environments.updates import EnvUpdate, apply_any_env_update
 from streamsampler.protocol.limits import Limits
 from streamsampler.samplers.processes import MultiprocessingSampler
@@ -260,7 +260,7 @@ def facts_of(env: Any) -> Facts:
     limits = [layer._max_episode_steps for layer in chain_of(env) if isinstance(layer, TimeLimit)]
     stated = getattr(getattr(env.unwrapped, "spec", None), "max_episode_steps", None) if is_vector else None
     limit = min([*limits, *([stated] if isinstance(stated, int) else [])], default=None)
-    several = isinstance(env, MultiAgentEnv)
+    several = agents_of(env) is not None
     has_masks = has_masks_by_call(env) if is_vector else not several and method_of(env) is not None
     facts = Facts(
         name_of_env(env), parts or (env.observation_space, env.action_space), env.num_envs if is_vector else None,

@@ -20,7 +20,7 @@ import gymnasium
 from gymnasium import spaces as gym_spaces
 from gymnasium.spaces import Space
 
-from streamsampler.core.awaiting import then
+from streamsampler.core.awaiting import has_coroutines, then
 from streamsampler.core.errors import DataError, UsageError
 
 Dicts = tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]
@@ -286,6 +286,13 @@ class AecEnv(MultiAgentEnv):
     """An `AECEnv`: agents act one after the other, and those that ended have a last turn in which None is sent."""
 
     takes_turns = True
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        if unawaited := [name for name in ("last", "observe") if has_coroutines(env, name)]:
+            raise UsageError(
+                f"{_name_of(env)}: {unawaited[0]} is an async def, which nothing awaits: wait in reset and step"
+            )
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset the environment; return the observation and the info of the agent whose turn it is."""

@@ -23,6 +23,7 @@ from streamsampler.data.copying import Allocate
 from streamsampler.data.recorder import Rollouts
 from streamsampler.data.taken import check_taken
 from streamsampler.environments.closing import close_env
+from streamsampler.environments.multi_agent import SpacesOfAgents
 from streamsampler.environments.updates import AnyEnv, AnyVectorEnv, EnvUpdate, apply_env_update
 from streamsampler.protocol.messages import Dropped, Phase, Ticket
 from streamsampler.protocol.plans import Layout
@@ -408,6 +409,8 @@ class Worker(ABC):
                 the others.
         """
         space = self.spaces[0]
+        if isinstance(space, SpacesOfAgents) and not rollouts.policies:
+            return rollouts  # of fragments in which no agent was answered
         if self._finder is None or self._finder.space is not space:
             self._finder = AnomalyFinder(space)
         anomalies = self._finder.find_in(rollouts)

@@ -17,8 +17,8 @@ from streamsampler.core.times import Times
 from streamsampler.data.copying import Allocate
 from streamsampler.data.recorder import RolloutRecorder
 from streamsampler.data.spaces import same_spaces
-from streamsampler.environments.closing import EnvCloseError
-from streamsampler.environments.multi_agent import MultiAgentEnv, agents_of
+from streamsampler.environments.closing import EnvCloseError, close_env
+from streamsampler.environments.multi_agent import MultiAgentEnv, agents_of, refuse_other_agents
 from streamsampler.environments.updates import AnyEnv, EnvUpdate, apply_env_update, as_given
 from streamsampler.protocol.messages import Dropped, Phase, Ticket
 from streamsampler.workers.base import Outcome, WorkerContext
@@ -103,7 +103,7 @@ class DefaultWorker(LendingWorker, WorkerWithSeams):
                 caller.created(env)
         except BaseException:
             with contextlib.suppress(Exception):
-                env.close()
+                close_env(env)
             raise
 
     def _seat(self) -> None:
@@ -211,7 +211,7 @@ class DefaultWorker(LendingWorker, WorkerWithSeams):
         self._recorder.clear()
         todo = kept = list(ticket.indices)
         while True:
-            recorder, spaces, finishing = self._recorder, self.spaces, False
+            recorder, env, spaces, finishing = self._recorder, self._env, self.spaces, False
             try:
                 abandoned, more = self._roll(ticket.version, todo, [seed_of[index] for index in todo], recorder)
                 seconds = seconds.plus(more)
@@ -233,6 +233,7 @@ class DefaultWorker(LendingWorker, WorkerWithSeams):
                 self.spoiled = True  # the payloads of this version may be freed already
                 return Outcome(None, recorder.n_trajectories, recorder.n_timesteps, seconds=seconds)
             seconds = seconds.plus(timed(self.context.rebuild))
+            self._refuse_other_agents(env)
             if finishing or not same_spaces(self.spaces, spaces):
                 # Recorded data is wrong, or of other spaces than the data to come: run the others once more.
                 self._recorder.clear()
@@ -240,6 +241,13 @@ class DefaultWorker(LendingWorker, WorkerWithSeams):
             else:
                 self._go_on_with(recorder)
                 todo = todo[todo.index(failed) + 1 :]
+
+    def _refuse_other_agents(self, env: AnyEnv | None) -> None:
+        """Refuse an environment whose agents are not those of the one before it: batches know them by number."""
+        assert env is not None
+        assert self._env is not None
+        self.phase = Phase.ENV_CONSTRUCTION
+        refuse_other_agents(env.unwrapped, self._env.unwrapped)
 
     def _go_on_with(self, recorder: RolloutRecorder) -> None:
         """Go on with a recorder, although agent and environment are new."""
@@ -302,7 +310,7 @@ class DefaultWorker(LendingWorker, WorkerWithSeams):
         self._leave_lent()
         env, self._env = self._env, None
         if env is not None:
-            env.close()
+            close_env(env)
 
     def _leave_lent(self) -> None:
         if self._lends():

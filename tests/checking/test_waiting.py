@@ -11,6 +11,7 @@ from streamsampler.checking.ordinary_env import MeasuredLoop, OrdinaryEnv, ordin
 from tests.checking.envs import Rule
 from tests.checking.test_tasks import by_name, in_this_process, run  # noqa: F401 - a fixture for all tests
 from tests.checking.waiting_envs import Idle, Later, Waits, WaitsAtClose
+from tests.workers.waiting.test_several import ComingsLater, KnowingLater, TurnsLater
 
 NAMES = (
     *("made", "runs", "observations", "rewards", "ends", "wrappers", "close", "seed", "processes"),
@@ -112,3 +113,13 @@ def test_only_asynchronous_environments_become_ordinary_ones():
     assert env.observation_space.contains(observation)
     assert env.refusal == ""
     env.close()
+
+
+@pytest.mark.parametrize("game", [ComingsLater, TurnsLater], ids=["at once", "in turn"])
+def test_several_agents_that_wait(game):
+    found = checked(game, KnowingLater())
+    skipped = {"waits", "cancel", "PettingZoo", "workers", "rows"}
+    assert {each.verdict for name, each in found.items() if name not in skipped} == {"pass"}
+    assert found["waits"].what.endswith("with several agents steps are not timed, and not cancelled")
+    assert found["PettingZoo"].what.endswith("its tests are for ordinary methods")
+    assert "Gymnasium" not in found

@@ -444,3 +444,35 @@ def test_a_subclass_of_the_worker_that_changes_steps(game: Any) -> None:
     assert (doubled.returns == 2 * batch.returns).all()
     assert (doubled["shared"].rewards == 2 * batch["shared"].rewards).all()
     assert doubled["shared"].observations.tolist() == batch["shared"].observations.tolist()
+
+
+class Reordered(Comings):
+    """After an error the environment in its place has its agents in another order."""
+
+    n_made = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        Reordered.n_made += 1
+        self.is_first = Reordered.n_made == 1
+        if not self.is_first:
+            self.possible_agents = self.possible_agents[::-1]
+
+    def begin(self, seed: Any) -> None:
+        super().begin(seed)
+        self.n_begun = vars(self).get("n_begun", 0) + 1
+
+    def step(self, actions: Any) -> Any:
+        if self.is_first and self.n_begun == 3:
+            raise ValueError("broken")
+        return super().step(actions)
+
+
+def test_an_environment_with_other_agents_does_not_take_the_place_of_one_that_raised() -> None:
+    """Batches would have the trajectories of one agent under the name of another."""
+    Reordered.n_made = 0
+    with (
+        LocalSampler(Chooser(), Reordered, seed=1, check=None, on_failure="drop", max_restarts=9) as sampler,
+        pytest.raises(RolloutError, match=r"making the environment .*the same agents, in one order"),
+    ):
+        sampler.obtain_trajectories(5)

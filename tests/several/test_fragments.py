@@ -332,3 +332,14 @@ def test_an_episode_that_comes_out_otherwise_for_one_agent_is_not_restored(tmp_p
         for _ in range(4):
             sampler.obtain_fragments(2, 8)
     assert "the same actions did not lead to the same observations and rewards" in caplog.text
+
+
+@pytest.mark.parametrize("n_workers", [1, 3])
+def test_a_fragment_in_which_no_agent_is_answered(n_workers: int) -> None:
+    """Where agents act in turn, the first step answers none: a ticket may have nothing that policies played."""
+    with LocalSampler(Knowing(), Turns, seed=4) as sampler:
+        expected = [sampler.obtain_fragments(1, 3) for _ in range(3)]
+    with MultiprocessingSampler(Knowing(), Turns, seed=4, n_workers=n_workers) as sampler:
+        assert [sampler.obtain_fragments(1, 3) for _ in range(3)] == expected
+    assert not expected[0].policies
+    assert expected[-1].policies

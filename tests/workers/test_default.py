@@ -462,3 +462,19 @@ def test_a_seam_that_nothing_would_call_is_refused() -> None:
     with pytest.raises(UsageError, match="SideBySide has before_step, which VecWorker does not call: only DefaultWork"):
         LocalSampler("random", "CartPole-v1", worker_class=SideBySide)
     refuse_ignored_seams(OfItsOwn)  # type: ignore[type-abstract]
+
+
+class ClosesLater(ScriptedEnv):
+    """Has ordinary methods, and a `close` that is to be awaited."""
+
+    n_closed = 0
+
+    async def close(self) -> None:  # type: ignore[override]
+        ClosesLater.n_closed += 1
+
+
+def test_a_close_that_is_to_be_awaited() -> None:
+    ClosesLater.n_closed = 0
+    with LocalSampler(ScriptedAgent(), ClosesLater) as sampler:
+        sampler.obtain_trajectories(1)
+    assert ClosesLater.n_closed == 1

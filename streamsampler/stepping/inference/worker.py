@@ -19,6 +19,7 @@ from streamsampler.engines.launch.child import make_room
 from streamsampler.engines.launch.start_methods import StartMethod
 from streamsampler.engines.local import LocalChannel, LocalEngine
 from streamsampler.engines.registry import EngineName
+from streamsampler.environments.alike import refuse_different
 from streamsampler.environments.updates import EnvUpdate
 from streamsampler.protocol.messages import Message, Phase, Start, Ticket
 from streamsampler.protocol.restarts import Policy
@@ -39,7 +40,7 @@ from streamsampler.workers.vec.agents import BatchedAgent
 from streamsampler.workers.vec.lanes import LaneRunner
 from streamsampler.workers.vec.steps import RowTrajectory
 from streamsampler.workers.vec.tickets import RunningTicket
-from streamsampler.workers.vec.worker import VecWorker, refuse_different
+from streamsampler.workers.vec.worker import VecWorker
 
 _LOG = logging.getLogger("streamsampler")
 

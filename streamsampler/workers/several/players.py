@@ -37,7 +37,10 @@ class Table:
         acting: The agents that act in this step, in the order of `MultiAgentEnv.numbers`.
         turn: See `let_act`.
         shown: The observations that they act on, by agent id.
+        awaited: The policy that was asked last where policies wait, and for which agent; None for several.
     """
+
+    awaited: tuple[str, str | None] = ("", None)
 
     def __init__(self, players: Players, env: MultiAgentEnv, place: int = 0, *, waits: bool = False) -> None:
         self._players, self._env, self.place = players, env, place
@@ -110,6 +113,13 @@ class Table:
             return self._get_awaited()
         self._players.choose(self._alone)
         return self.actions(), self.infos()
+
+    @property
+    def awaited_call(self) -> str:
+        """The call of a policy that is awaited, for messages."""
+        policy, agent_id = self.awaited
+        of = f"of policy {policy!r}"
+        return f"get_actions {of}" if agent_id is None else f"get_action {of} for agent {agent_id!r}"
 
     async def _get_awaited(self) -> tuple[dict[str, Any], dict[str, Any]]:
         await self._players.choose_awaited(self)
@@ -317,10 +327,12 @@ class Players:
         self._group([table.acting])
         for asked in self.asked:
             if asked.rows is not None:
+                table.awaited = asked.policy.name, None
                 chosen = asked.policy.ask_rows(asked)
                 asked.policy.take_rows(asked, await chosen if is_awaitable(chosen) else chosen)
                 continue
             for seat in asked.seats:
+                table.awaited = asked.policy.name, seat.agent_id
                 try:
                     chosen = seat.get_action(seat.observation)  # type: ignore[misc]
                     if is_awaitable(chosen):

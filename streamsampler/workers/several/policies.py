@@ -27,6 +27,7 @@ from streamsampler.agents.draws import Draws, OfRows
 from streamsampler.agents.filters import FilterParameters
 from streamsampler.agents.masks import ACTION_MASKS, Mask, MaskFinder
 from streamsampler.agents.updates import updated_agent
+from streamsampler.core.awaiting import has_coroutines
 from streamsampler.core.errors import UsageError
 from streamsampler.core.seeding import seed_of_agent
 from streamsampler.core.serialization import dumps, loads
@@ -241,6 +242,11 @@ class PlayingPolicy:
         if not self._envs:
             return
         agent: Any = self._agent
+        if has_coroutines(agent, "get_value"):
+            raise UsageError(
+                f"get_value of policy {self.name!r} is an async def, which is not awaited where there are several "
+                "agents: make it an ordinary method"
+            )
         takes_turns, is_open = self._envs[0].takes_turns, self._envs[0].is_open
         self._reset = reset_agent_function(agent)
         get_actions: Any = getattr(agent, "get_actions", None)

@@ -13,11 +13,11 @@ from gymnasium.vector import VectorEnv
 
 from streamsampler.agents.base import is_agent
 from streamsampler.agents.independence import Independence
-from streamsampler.core.errors import DataError, UsageError, positive
+from streamsampler.core.errors import UsageError, positive
 from streamsampler.core.serialization import dumps, loads
-from streamsampler.data.spaces import same_spaces
+from streamsampler.environments.alike import refuse_different
 from streamsampler.environments.closing import EnvCloseError
-from streamsampler.environments.multi_agent import MultiAgentEnv, refuse_other_agents
+from streamsampler.environments.multi_agent import MultiAgentEnv
 from streamsampler.environments.updates import (
     AnyEnv,
     AnyVectorEnv,
@@ -513,20 +513,3 @@ class _Rehearsal(LaneRunner):
         forgotten = super().forget()
         self.n_ran = n_ran
         return forgotten
-
-
-def refuse_different(envs: Sequence[AnyEnv]) -> None:
-    """Refuse environments for one worker whose spaces, or whose agents, differ.
-
-    Raises:
-        DataError: Two of them differ.
-    """
-    first = envs[0]
-    one = first.observation_space, first.action_space
-    for env in envs[1:]:
-        if not same_spaces(another := (env.observation_space, env.action_space), one):
-            raise DataError(
-                f"the environments of one worker must have the same spaces: one has {one[0]} and {one[1]}, "
-                f"another has {another[0]} and {another[1]}"
-            )
-        refuse_other_agents(first.unwrapped, env.unwrapped)

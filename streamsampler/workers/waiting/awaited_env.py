@@ -171,8 +171,9 @@ def _refuse_synchronous(env: Any) -> None:
     below = env
     while is_asynchronous(inner := inner_env(below)):
         for name in () if isinstance(below, MultiAgentEnv) else _STEPPED:  # which awaits what it is around
-            function = getattr(type(below), name)
-            if function is not getattr(gymnasium.Wrapper, name) and not has_coroutines(below, name):
+            function = getattr(type(below), name, None)  # None where another object does the work
+            passes_on = function is None or function is getattr(gymnasium.Wrapper, name)
+            if not passes_on and not has_coroutines(below, name):
                 known = " outermost, where gymnasium.make has it" if type(below) in _PASS_ON_ACTIONS else ""
                 raise UsageError(
                     f"the environment {name_of_env(env)} is asynchronous, and the {name} of its wrapper "

@@ -22,6 +22,7 @@ from streamsampler.workers.explain import explain_rollout, locate, name_of_env
 from streamsampler.workers.finishing import value_of
 from streamsampler.workers.restoring import Rounding, own_copy
 from streamsampler.workers.seams import ShownTrajectory
+from streamsampler.workers.several.players import Table
 from streamsampler.workers.single import Part
 from streamsampler.workers.trajectory_context import TrajectoryContext
 from streamsampler.workers.waiting.awaited_env import AwaitedEnv
@@ -247,10 +248,11 @@ class FlightDriver:
     @property
     def _call(self) -> str:
         """What was called, for messages."""
-        name = {Phase.RESET: "reset", Phase.STEP: "step"}.get(self.phase)
-        of = name_of(self._around.agent) if name is None else name_of_env(self._around.env)
         when = "" if self.phase is Phase.RESET else f", at timestep {self.n_timesteps},"
-        return f"{name or 'get_action'} of {of}{when}"
+        if name := {Phase.RESET: "reset", Phase.STEP: "step"}.get(self.phase):
+            return f"{name} of {name_of_env(self._around.env)}{when}"
+        agent = self._around.agent
+        return f"{agent.awaited_call if isinstance(agent, Table) else f'get_action of {name_of(agent)}'}{when}"
 
     def _too_long(self, place: str) -> TimeoutError:
         return TimeoutError(f"{self._call} exceeded {self.clock.exceeded}{place}")

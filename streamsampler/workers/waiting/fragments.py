@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -81,11 +81,14 @@ class AwaitedEnvs(RunningEnvs):
         base_version: The agent version in which these environments began.
         kind: See `RunningEnvs`.
         most: How many of them may be in flight at the same time.
+        may_draw: Returns whether episodes may draw from the global generators.
     """
 
-    def __init__(self, worker: Worker, base_version: int, kind: type[FragmentEnv], most: int) -> None:
+    def __init__(
+        self, worker: Worker, base_version: int, kind: type[FragmentEnv], most: int, may_draw: Callable[[], bool]
+    ) -> None:
         super().__init__(worker, base_version, kind)
-        self._most, self._n_in_flight = most, 0
+        self._most, self._n_in_flight, self._may_draw = most, 0, may_draw
         self._places: dict[int, FragmentPlace] = {}
         self._called: tuple[int, Resets, FragmentOrder] | None = None
 
@@ -104,7 +107,7 @@ class AwaitedEnvs(RunningEnvs):
             row, standing = self.env_of(number, order)
         finally:
             restore_generators(kept)
-        row.has_generators = self._most == 1
+        row.has_generators = self._may_draw()
         place = self._places.setdefault(number, FragmentPlace(self._worker, row))
         place.standing = standing
         place.begin_call(resets, version)

@@ -12,9 +12,8 @@ from streamsampler.core.awaiting import is_awaitable
 from streamsampler.core.errors import DataError
 from streamsampler.core.timing import not_measuring
 from streamsampler.data.recorder import RolloutRecorder
-from streamsampler.data.spaces import same_spaces
+from streamsampler.environments.alike import refuse_different
 from streamsampler.environments.closing import EnvCloseError, close_replaced
-from streamsampler.environments.multi_agent import agents_of, refuse_other_agents
 from streamsampler.environments.updates import AnyEnv, EnvUpdate, for_worker
 from streamsampler.protocol.messages import Phase
 from streamsampler.workers.explain import name_of_env
@@ -106,18 +105,10 @@ class Slots:
             self._first = slot.surroundings.env
         if is_new:
             self._tell_hooks_of(slot)
-        spaces = env.observation_space, env.action_space
         if self._spaces is None:
-            self._spaces = spaces
-        elif agents_of(env) is not None:
-            refuse_other_agents(self.first_env, env)
-        elif not same_spaces(spaces, self._spaces):
-            self._begin_closing(env)
-            self._worker.phase = Phase.ENV_CONSTRUCTION
-            raise DataError(
-                f"the environments of one worker must have the same spaces: one has {self._spaces[0]} and "
-                f"{self._spaces[1]}, another has {spaces[0]} and {spaces[1]}"
-            )
+            self._spaces = env.observation_space, env.action_space
+        else:
+            self._refuse_other(env)
         self._all.append(slot)
         self._free.append(slot)
         return slot
@@ -127,6 +118,19 @@ class Slots:
         callers = self._worker.hook_callers
         shown = ShownFlight(self._worker, callers[number]) if callers else None
         return Surroundings(self._made_by.awaited(env), None, None, None, AS_GIVEN, recorder_for(env, None), shown)
+
+    def _refuse_other(self, env: AnyEnv) -> None:
+        """Close an environment whose spaces, or agents, are not those of the first one.
+
+        Raises:
+            DataError: It is such an environment.
+        """
+        try:
+            refuse_different([self.first_env, env])
+        except DataError:
+            self._begin_closing(env)
+            self._worker.phase = Phase.ENV_CONSTRUCTION
+            raise
 
     def _tell_hooks_of(self, slot: Slot) -> None:
         if callers := self._worker.hook_callers:
@@ -151,7 +155,9 @@ class Slots:
         slot = self._free.pop()
         try:
             if slot.is_spoiled:
-                slot.surroundings, slot.is_spoiled = self._around(self._made(slot.number), slot.number), False
+                env = self._made(slot.number)
+                self._refuse_other(env)
+                slot.surroundings, slot.is_spoiled = self._around(env, slot.number), False
                 self._tell_hooks_of(slot)
             self._agents.seat(slot)
         except BaseException:

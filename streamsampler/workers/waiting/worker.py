@@ -175,14 +175,9 @@ class AsyncWorker(LendingWorker):
             self._take_environments()
             flights.use(self._slots, self._trajectory, ATTEMPTS)
         else:
-            agents = self._agents
-            if agents.players is None and not acts_alone(agents.agent):
-                raise UsageError(_FRAGMENTS_OF_ROWS.format(name_of(agents.agent)))
-            if self._running is None:
-                kind = FragmentEnv if agents.players is None else FragmentEnvOfAgents
-                self._running = AwaitedEnvs(self, order.base_version, kind, self._in_flight)
-            self._running.begin_call(ticket.version, cast("Resets", self.resets), order)
-            flights.use(self._running, partial(self._fragment, order.n_timesteps), 1)
+            running_envs = self._envs_of_fragments(order.base_version)
+            running_envs.begin_call(ticket.version, cast("Resets", self.resets), order)
+            flights.use(running_envs, partial(self._fragment, order.n_timesteps), 1)
         running = flights.take_in_hand(ticket, seeds)
         self._look_at_generators(ticket, seeds[0])
         self.phase = Phase.STEP
@@ -205,6 +200,16 @@ class AsyncWorker(LendingWorker):
             flights.waited.take_timed_out()
             self.phase, self.trajectory = phase, trajectory
             raise
+
+    def _envs_of_fragments(self, base_version: int) -> AwaitedEnvs:
+        """Return the environments of fragments, new ones if none go on."""
+        agents = self._agents
+        if agents.players is None and not acts_alone(agents.agent):
+            raise UsageError(_FRAGMENTS_OF_ROWS.format(name_of(agents.agent)))
+        if self._running is None:
+            kind = FragmentEnv if agents.players is None else FragmentEnvOfAgents
+            self._running = AwaitedEnvs(self, base_version, kind, self._in_flight, lambda: self._may_draw)
+        return self._running
 
     def _look_at_generators(self, ticket: Ticket, seed: int) -> None:
         has_process = self.descriptor is not None  # otherwise the user's code may have drawn since the last ticket

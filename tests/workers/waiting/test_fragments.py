@@ -209,3 +209,31 @@ def test_all_environments_are_closed(tmp_path: Path) -> None:
     with make(LocalSampler, Draws(), partial(Counts, tmp_path), worker_args={"in_flight": 3}) as sampler:
         calls(sampler)
     assert {path.name.partition("-")[0] for path in tmp_path.iterdir()} == {"closed"}
+
+
+class GoesOn(Waits):
+    """Does not end the first time that it is cancelled, until another trajectory is reset."""
+
+    stuck: asyncio.Event | None = None
+
+    async def reset(self, **arguments: Any) -> Any:  # type: ignore[override]
+        return await super().reset(**arguments)
+
+    async def step(self, action: Any) -> Any:  # type: ignore[override]
+        if self.t == 1 and GoesOn.stuck is None:
+            stuck = GoesOn.stuck = asyncio.Event()
+            while not stuck.is_set():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await stuck.wait()
+        return await super().step(action)
+
+
+def test_fragments_after_a_trajectory_that_went_on() -> None:
+    """With one in flight episodes have the global generators for themselves: not while another trajectory goes on."""
+    GoesOn.stuck = None
+    options = {"worker_args": {"in_flight": 1}, "trajectory_timeout": 0.2, "check": None}
+    with make(LocalSampler, Draws(), GoesOn, **options) as sampler, make(LocalSampler, Draws(), Game) as twin:
+        assert sampler.obtain_trajectories(3) == twin.obtain_trajectories(3)
+        assert sampler.obtain_fragments(4, 2) == twin.obtain_fragments(4, 2)
+        assert GoesOn.stuck is not None
+        GoesOn.stuck.set()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 import streamsampler
 from streamsampler import RolloutError
@@ -242,8 +244,8 @@ def test_policies_that_raised_are_replaced(agent: Any) -> None:
         assert 0 < len(batch.stats.dropped) < 30
 
 
-class Wrapper(_Waits):
-    """Has the form of PettingZoo's wrappers, and waits for nothing."""
+class Proxy:
+    """Passes on all that it is asked for."""
 
     def __init__(self, env: Any) -> None:
         self.env = env
@@ -252,6 +254,10 @@ class Wrapper(_Waits):
         if name == "env":
             raise AttributeError(name)
         return getattr(self.env, name)
+
+
+class Wrapper(Proxy):
+    """Has the form of PettingZoo's wrappers, and waits for nothing."""
 
     def observation_space(self, agent: str) -> Any:
         return self.env.observation_space(agent)
@@ -266,12 +272,110 @@ class Wrapper(_Waits):
         return self.env.step(actions)
 
 
-def test_a_wrapper_that_waits_for_nothing_is_refused() -> None:
-    with (
-        make(LocalSampler, Knowing(), lambda: Wrapper(ComingsLater())) as sampler,
-        pytest.raises(RolloutError, match="the reset of its wrapper Wrapper is not"),
-    ):
+class SeesLater(TurnsLater):
+    async def observe(self, agent: str) -> Any:
+        return super().observe(agent)
+
+
+class ValuesLater(KnowingLater):
+    async def get_value(self, observation: Any) -> float:
+        return 0.0
+
+
+class PartOfInfos(ComingsLater):
+    async def step(self, actions: Any) -> Any:
+        *parts, infos = await super().step(actions)
+        return *parts, infos | {"red_0": asyncio.sleep(0)}
+
+
+class NoAnswer(KnowingLater):
+    async def get_action(self, observation: Any) -> Any:  # type: ignore[override]
+        raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize(
+    ("agent", "env", "match"),
+    [
+        (Knowing(), lambda: Wrapper(ComingsLater()), "the reset of its wrapper Wrapper is not"),
+        (Knowing(), SeesLater, "observe is an async def, which nothing awaits: wait in reset and step"),
+        (ValuesLater(), ComingsLater, "get_value of policy 'shared' is an async def, which is not awaited where there"),
+        (Knowing(), PartOfInfos, "'red_0' in what step returned is a coroutine: await it in step"),
+        (NoAnswer(), ComingsLater, "get_action of policy 'shared' for agent 'red_0', at timestep 0, raised asyncio"),
+    ],
+)
+def test_what_is_refused(agent: Any, env: Any, match: str) -> None:
+    with make(LocalSampler, agent, env) as sampler, pytest.raises(RolloutError, match=match):
         sampler.obtain_trajectories(1)
+
+
+def test_what_passes_on_all_that_it_is_asked_for_is_no_wrapper() -> None:
+    with make(LocalSampler, Knowing(), lambda: Proxy(ComingsLater())) as sampler, twin(Knowing(), Comings) as expected:
+        assert sampler.obtain_trajectories(4) == expected.obtain_trajectories(4)
+
+
+class Differs(Later, Comings):
+    """Every environment but the first has its agents in another order, or other spaces; counts what is open."""
+
+    n_made = n_open = 0
+
+    def __init__(self, spaces_differ: bool) -> None:
+        super().__init__()
+        Differs.n_made += 1
+        Differs.n_open += 1
+        if Differs.n_made > 1 and spaces_differ:
+            self.spaces = dict.fromkeys(self.spaces, spaces.Box(-9.0, 100.0, (3,), np.float32))
+        elif Differs.n_made > 1:
+            self.possible_agents = self.possible_agents[::-1]
+
+    async def close(self) -> None:  # type: ignore[override]
+        await super().close()  # type: ignore[misc]
+        Differs.n_open -= 1
+
+
+class DiffersAndBreaks(Differs):
+    """Raises in the first trajectory, so that another environment takes its place."""
+
+    async def step(self, actions: Any) -> Any:
+        if Differs.n_made == 1:
+            raise ValueError("broken")
+        return await super().step(actions)
+
+
+@pytest.mark.parametrize(("spaces_differ", "match"), [(False, "the same agents, in one order"), (True, "same spaces")])
+@pytest.mark.parametrize(("env", "in_flight"), [(Differs, 2), (DiffersAndBreaks, 1)], ids=["second", "replaced"])
+def test_environments_that_differ_are_refused_and_closed(
+    env: Any, in_flight: int, spaces_differ: bool, match: str
+) -> None:
+    Differs.n_made = Differs.n_open = 0
+    options: Any = {"on_failure": "drop", "max_restarts": 9, "check": None}
+    with (
+        make(LocalSampler, Knowing(), partial(env, spaces_differ), in_flight, **options) as sampler,
+        pytest.raises(RolloutError, match=f"making the environment .*{match}"),
+    ):
+        sampler.obtain_trajectories(4)
+    assert Differs.n_made > 1
+    assert Differs.n_open == 0
+
+
+class Poisoned:
+    """Remembers nothing of a trajectory; once it has raised, it always raises."""
+
+    is_broken = False
+
+    def get_action(self, observation: Any) -> Any:
+        self.is_broken = self.is_broken or bool(observation[1] == 2 and observation[2] % 1 > 0.95)
+        if self.is_broken:
+            raise ValueError("broken for good")
+        return int(observation[1]) % 4, {}
+
+
+def test_a_policy_that_came_with_an_update_is_replaced_after_it_raised() -> None:
+    drops = {"on_failure": "drop", "max_restarts": 60, "check": None}
+    update, agents = {"blue": Poisoned()}, {"red": Knowing(), "blue": Knowing()}
+    with make(LocalSampler, agents, ComingsLater, 1, **drops) as sampler, twin(agents, Comings, **drops) as expected:
+        batches = [each.obtain_trajectories(30, agent_update=update) for each in (sampler, expected)]
+        assert batches[0] == batches[1]
+        assert batches[0].stats.dropped
 
 
 def test_replay_evaluate_and_compare(tmp_path: Path) -> None:
