@@ -171,7 +171,10 @@ AgentLike: TypeAlias = (
 """What is taken for an agent; see `as_agent`."""
 
 
-_UNAWAITED = ("reset", "set_param_values", "get_state", "set_state", "set_spaces", "get_param_values", "begin_part")
+_UNAWAITED = (
+    *("reset", "set_param_values", "get_state", "set_state", "set_spaces", "get_param_values", "begin_part"),
+    "sharing_parameters",
+)
 
 
 class CallableAgent:
@@ -236,7 +239,7 @@ def as_agent(obj: Any) -> Agent:
     if unawaited := [name for name in _UNAWAITED if has_coroutines(obj, name)]:
         raise UsageError(
             f"{type(obj).__qualname__} has async def {unawaited[0]}, which nothing awaits: make it an ordinary method. "
-            "Only get_action and get_value may wait"
+            "Only get_action, get_actions and get_value may wait"
         )
     if callable(getattr(obj, "get_action", None)) or (
         callable(getattr(obj, "get_actions", None)) and (is_module(obj) or not callable(obj))
@@ -365,10 +368,24 @@ def shared_agent(agent: Any) -> Agent | None:
 
     See `sharing_parameters` of `Agent`. Its class has to have that: what passes on all that it has not to an agent
     inside, by `__getattr__`, would be left out.
+
+    Raises:
+        UsageError: The method returned the agent itself, or an object without its methods.
     """
     given: Any = agent.function if isinstance(agent, CallableAgent) else agent
-    shared = given.sharing_parameters() if callable(getattr(type(given), "sharing_parameters", None)) else None
-    return None if shared is None else as_agent(shared)
+    if not callable(getattr(type(given), "sharing_parameters", None)):
+        return None
+    shared = given.sharing_parameters()
+    if shared is None:
+        return None
+    methods = [name for name in ("get_action", "reset") if callable(getattr(given, name, None))]
+    is_other = shared is not given and not isinstance(shared, type)
+    if not (is_other and all(callable(getattr(shared, name, None)) for name in methods)):
+        raise UsageError(
+            f"sharing_parameters of {type(given).__qualname__} must return another agent with the same methods, or "
+            f"None, and returned {shared!r:.80}"
+        )
+    return as_agent(shared)
 
 
 def give_spaces(agent: Agent, observation_space: Space[Any], action_space: Space[Any]) -> None:

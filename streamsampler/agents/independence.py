@@ -125,7 +125,8 @@ def _question(agent: Any, like: Any, n_rows: int, masks: Mapping[str, Any]) -> C
                 reset(**{mask_name: rows >= 0}, **({"seed": 0} if takes_seed(reset) else {}))
             for _ in range(1 if mask_name is None and "starts" not in names else 2):
                 map_trees(np.copyto, memory, observations)
-                answer = get_actions(memory, **{name: keywords[name] for name in names}, **masks)
+                own = {name: None if mask is None else mask.copy() for name, mask in masks.items()}
+                answer = get_actions(memory, **{name: keywords[name] for name in names}, **own)
                 answers.append(_rows_of(answer, n_rows))
                 keywords["starts"] = rows < 0
         except Exception:

@@ -88,7 +88,14 @@ def traits_of(agent: Agent) -> AgentTraits:
         of_policies = {name: traits_of(each) for name, each in agent.agents.items()}
         waits = any(each.waits for each in of_policies.values())
         return AgentTraits(
-            "several policies", True, None, None, takes_spaces=True, waits=waits, of_policies=of_policies
+            "several policies",
+            True,
+            None,
+            None,
+            takes_spaces=True,
+            waits=waits,
+            of_policies=of_policies,
+            is_copied=any(reset_agent_function(each) is not None for each in agent.agents.values()),
         )
     converter = _converter_of(agent)
     return AgentTraits(
@@ -98,9 +105,16 @@ def traits_of(agent: Agent) -> AgentTraits:
         converter=None if converter is None else dumps(converter, "what the agent's get_param_converter gave").owned(),
         takes_spaces=callable(getattr(agent, "set_spaces", None)),
         acts_alone=acts_alone(agent),
-        is_copied=reset_agent_function(agent) is not None and shared_agent(agent) is None,
+        is_copied=reset_agent_function(agent) is not None and not _shares(agent),
         waits=agent_waits(agent),
     )
+
+
+def _shares(agent: Agent) -> bool:
+    try:
+        return shared_agent(agent) is not None
+    except Exception:  # which is for the kind of worker to raise that calls the method
+        return False
 
 
 def has_rows_alone(agent: str, kind: str) -> UsageError:

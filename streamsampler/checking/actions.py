@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from streamsampler.agents.base import acts_alone, as_agent, reset_agent_function, row_keywords, takes_masks
+from streamsampler.agents.base import acts_alone, agent_waits, as_agent, reset_agent_function, row_keywords, takes_masks
 from streamsampler.agents.draws import Draws
 from streamsampler.agents.masks import ACTION_MASK, ACTION_MASKS, MaskFinder
 from streamsampler.checking.ways import ready_agent
@@ -15,6 +15,7 @@ from streamsampler.core.seeding import SeedUse, derived_seed
 from streamsampler.core.serialization import dumps, loads
 from streamsampler.workers.vec.batch_infos import info_of_row
 from streamsampler.workers.vec.rows import answers_of_rows, stacked
+from streamsampler.workers.waiting.ready_rows import N_ROWS
 
 __all__ = ["Actions"]
 
@@ -32,16 +33,15 @@ class Actions:
         self._agent = ready_agent(acting, env.observation_space, env.action_space)
         self._reset = reset_agent_function(self._agent)
         self._spaces, self._alone = (env.observation_space, env.action_space), acts_alone(self._agent)
-        self._draws = Draws(1)
+        self._draws, self._seed = Draws(1), derived_seed(0, SeedUse.AGENT)
         takes = takes_masks(self._agent, together=not self._alone)
         self._find_mask = MaskFinder(env, env.action_space, lambda _about, _text: None) if takes else None
 
     def begin(self) -> None:
         """Reset the agent, always with the same seed."""
-        seed = derived_seed(0, SeedUse.AGENT)
-        self._draws = Draws.of([seed])
+        self._draws = Draws.of([self._seed])
         if self._reset is not None:
-            self._reset(seed)
+            self._reset(self._seed)
 
     def choose(self, observation: Any, info: Any) -> Any:
         """Return an action and the agent's info; of an asynchronous agent, an awaitable of these."""
@@ -53,15 +53,19 @@ class Actions:
         return self._agent.get_action(observation, **{ACTION_MASK: mask})
 
     def _choose_in_row(self, observation: Any, mask: Any) -> Any:
-        """Return an action of an agent that has `get_actions` alone, from a batch of one row."""
+        """Return an action of an agent that has `get_actions` alone, from a batch that repeats one row.
+
+        It has as many rows as workers ask for; a service is asked for one.
+        """
         agent: Any = self._agent
-        values = {"draws": self._draws, "seeds": np.array([derived_seed(0, SeedUse.AGENT)])}
+        n = 1 if agent_waits(agent) else N_ROWS
+        values = {"draws": self._draws.of_rows(np.zeros(n, np.int64)), "seeds": np.full(n, self._seed)}
         keywords = {name: values[name] for name in row_keywords(agent.get_actions) & values.keys()}
         if self._find_mask is not None:
-            keywords[ACTION_MASKS] = None if mask is None else mask[None]
+            keywords[ACTION_MASKS] = None if mask is None else np.stack([mask] * n)
 
         def first(chosen: Any) -> tuple[Any, Any]:
-            actions, infos = answers_of_rows(self._spaces[1], chosen, 1)
+            actions, infos = answers_of_rows(self._spaces[1], chosen, n)
             return actions[0], info_of_row(infos, 0)
 
-        return then(agent.get_actions(stacked(self._spaces[0], [observation]), **keywords), first)
+        return then(agent.get_actions(stacked(self._spaces[0], [observation] * n), **keywords), first)

@@ -105,8 +105,8 @@ def refuse_agents(
     for each in traits:
         if each.waits and not worker_class.waits:
             raise UsageError(
-                f"{each.name} is asynchronous (async def get_action), and {worker_class.__name__} does not await it: "
-                'give it to a new sampler, with worker_args={"in_flight": 100} and without a worker_class'
+                f"{each.name} is asynchronous (async def get_action or get_actions), and {worker_class.__name__} does "
+                'not await it: give it to a new sampler, with worker_args={"in_flight": 100} and without a worker_class'
             )
         if is_single and not (worker_class.asks_for_rows or each.acts_alone):
             raise has_rows_alone(each.name, worker_class.__name__)

@@ -19,7 +19,6 @@ from streamsampler.engines.launch.child import make_room
 from streamsampler.engines.launch.start_methods import StartMethod
 from streamsampler.engines.local import LocalChannel, LocalEngine
 from streamsampler.engines.registry import EngineName
-from streamsampler.environments.alike import refuse_different
 from streamsampler.environments.updates import EnvUpdate
 from streamsampler.protocol.messages import Message, Phase, Start, Ticket
 from streamsampler.protocol.restarts import Policy
@@ -32,6 +31,7 @@ from streamsampler.stepping.inference.remote_rows import RemoteRows
 from streamsampler.stepping.options import watch_of
 from streamsampler.stepping.pools import new_pool_of
 from streamsampler.stepping.rollout_server import RolloutServer
+from streamsampler.workers.alike import refuse_different
 from streamsampler.workers.base import AbnormalTrajectoryError, Outcome, Worker, WorkerContext
 from streamsampler.workers.factory import WorkerSetup
 from streamsampler.workers.threads import ThreadLimit

@@ -15,7 +15,6 @@ from streamsampler.agents.base import is_agent
 from streamsampler.agents.independence import Independence
 from streamsampler.core.errors import UsageError, positive
 from streamsampler.core.serialization import dumps, loads
-from streamsampler.environments.alike import refuse_different
 from streamsampler.environments.closing import EnvCloseError
 from streamsampler.environments.multi_agent import MultiAgentEnv
 from streamsampler.environments.updates import (
@@ -28,6 +27,7 @@ from streamsampler.environments.updates import (
 )
 from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.protocol.plans import Layout
+from streamsampler.workers.alike import refuse_different
 from streamsampler.workers.base import Outcome, WorkerContext
 from streamsampler.workers.generators import generator_states, seed_constructors, seed_generators
 from streamsampler.workers.lending import LendingWorker

@@ -27,6 +27,7 @@ from streamsampler.workers.single import Part
 from streamsampler.workers.trajectory_context import TrajectoryContext
 from streamsampler.workers.waiting.awaited_env import AwaitedEnv
 from streamsampler.workers.waiting.deadlines import Clock, place_of_wait
+from streamsampler.workers.waiting.ready_rows import RowAgent
 from streamsampler.workers.waiting.threads import LateCancelledError, ThreadedEnv
 from streamsampler.workers.waiting.turns import FlightTotals, Turns
 
@@ -252,7 +253,8 @@ class FlightDriver:
         if name := {Phase.RESET: "reset", Phase.STEP: "step"}.get(self.phase):
             return f"{name} of {name_of_env(self._around.env)}{when}"
         agent = self._around.agent
-        return f"{agent.awaited_call if isinstance(agent, Table) else f'get_action of {name_of(agent)}'}{when}"
+        call = agent.awaited_call if isinstance(agent, Table | RowAgent) else f"get_action of {name_of(agent)}"
+        return f"{call}{when}"
 
     def _too_long(self, place: str) -> TimeoutError:
         return TimeoutError(f"{self._call} exceeded {self.clock.exceeded}{place}")

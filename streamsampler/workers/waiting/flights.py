@@ -372,4 +372,10 @@ class Flights:
         for flight in flights:
             if flight.task in unfinished and not flight.is_lost:
                 self._abandon(flight)
+        if unfinished - {flight.task for flight in flights}:
+            self._worker.warn_once(
+                "requests end late",
+                "a request of get_actions was cancelled, and goes on: it catches asyncio.CancelledError. Let it raise "
+                "that again",
+            )
         return n_trajectories, n_timesteps

@@ -8,12 +8,14 @@ has to say ``row_independent = True``, and may not remember rows.
 from __future__ import annotations
 
 import asyncio
-import inspect
+import copy
 import math
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
+from types import CoroutineType
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,7 @@ from streamsampler.agents.draws import Draws, OfRows
 from streamsampler.agents.independence import NOTHING_KNOWN
 from streamsampler.agents.masks import ACTION_MASKS, Mask
 from streamsampler.agents.updates import name_of
+from streamsampler.core.awaiting import has_coroutines, is_awaitable
 from streamsampler.core.errors import UsageError
 from streamsampler.protocol.messages import Phase
 from streamsampler.workers.base import Worker
@@ -109,7 +112,9 @@ class ReadyRows:
         self._is_probed = self._is_conclusive = False
         self._spaces: tuple[Space[Any], Space[Any]] | None = None
         self._draws = Draws(N_ROWS)
+        self._drawing = threading.Lock()  # a request may draw on a thread
         self._seeds = [0] * N_ROWS  # by slot
+        self._n_begun = [0] * N_ROWS  # by slot: how many trajectories
         self._ready: list[_ReadyRow] = []
         self._memory = AlignedCopies()
 
@@ -122,7 +127,7 @@ class ReadyRows:
         """Ask a copy of the agent from now on, also for trajectories in flight."""
         self._agent, self._get_actions = agent, agent.get_actions
         self._keywords = row_keywords(agent.get_actions)
-        self._waits = inspect.iscoroutinefunction(inspect.unwrap(agent.get_actions))
+        self._waits = has_coroutines(agent, "get_actions") or has_coroutines(agent.get_actions, "__call__")
         self._takes_masks = masks_reach(agent, self._worker.warn_once, together=True)
 
     def of_slot(self, number: int, spaces: tuple[Space[Any], Space[Any]]) -> RowAgent:
@@ -141,7 +146,9 @@ class ReadyRows:
             self._probe(spaces)
         while number >= len(self._seeds):
             self._seeds += [0] * len(self._seeds)
-            self._draws = self._draws.with_rows(len(self._seeds))
+            self._n_begun += [0] * len(self._n_begun)
+            with self._drawing:
+                self._draws = self._draws.with_rows(len(self._seeds))
         return (_MaskedRowAgent if self._takes_masks else RowAgent)(self, number, self._agent)
 
     def _probe(self, spaces: tuple[Space[Any], Space[Any]]) -> None:
@@ -154,8 +161,10 @@ class ReadyRows:
     def begin(self, number: int, seed: int) -> None:
         """Begin a trajectory in a slot, with the trajectory's seed for its agent."""
         self._seeds[number] = seed
+        self._n_begun[number] += 1
         if "draws" in self._keywords:
-            self._draws.begin(number, self._draws.prepare([seed]), 0)
+            with self._drawing:
+                self._draws.begin(number, self._draws.prepare([seed]), 0)
 
     def ask(self, number: int, observation: Any, mask: Mask | None) -> asyncio.Future[_Answer]:
         """Return what gets the action of the trajectory in hand, and its info."""
@@ -241,14 +250,15 @@ class ReadyRows:
                 raise
             answers = [error] * len(rows)
         except BaseException as error:
-            answers = [_with_names(error, rows)] * len(rows)
+            answers = _one_for_each(_with_names(error, rows), len(rows))
         finally:
             self._waited.agent.running += spent.running  # the trajectories count how long they wait
         for row, answer in zip(rows, answers, strict=True):
             _give(row, answer)
 
     async def _call(self, rows: list[_ReadyRow]) -> Any:
-        return await self._get_actions(self._batch(rows), **self._values(rows))
+        chosen = self._get_actions(self._batch(rows), **self._values(rows))
+        return await chosen if is_awaitable(chosen) else chosen
 
     # ------------------------------------------------------------------ batches
 
@@ -264,7 +274,7 @@ class ReadyRows:
         values: dict[str, Any] = {}
         numbers = [row.number for row in rows]
         if "draws" in self._keywords:
-            values["draws"] = _DrawsOfRows(self, numbers)
+            values["draws"] = _DrawsOfRows(self, numbers, [self._n_begun[number] for number in numbers])
         if "seeds" in self._keywords:
             values["seeds"] = np.array([self._seeds[number] for number in numbers])
         if self._takes_masks:
@@ -275,32 +285,53 @@ class ReadyRows:
     def _rows_of(self, chosen: Any, rows: list[_ReadyRow]) -> list[_Answer]:
         """Return the answer to each row, which the agent does not change any more."""
         assert self._spaces is not None
+        if is_awaitable(chosen):
+            if isinstance(chosen, CoroutineType):
+                chosen.close()  # or Python warns that nothing has awaited it
+            raise UsageError(
+                f"get_actions of {name_of(self._agent)} returned something to be awaited: write it as async def"
+            )
         actions, infos = answers_of_rows(self._spaces[1], chosen, len(rows))
         return [(action, own_copy(info_of_row(infos, place))) for place, action in enumerate(actions)]
 
-    def of_draws(self, numbers: NDArray[np.int64]) -> OfRows:
-        """Return what the trajectories in some slots draw from, at this moment."""
-        return self._draws.of_rows(numbers)
+    def drawn(self, numbers: NDArray[np.int64], begun: Sequence[int], draw: Callable[[OfRows], Any]) -> Any:
+        """Draw for the trajectories that are in some slots; 0 for one that is there no more.
+
+        Args:
+            numbers: The slots' numbers.
+            begun: How many trajectories had begun in each.
+            draw: Draws from the streams of rows.
+        """
+        there = np.array([self._n_begun[number] == n for number, n in zip(numbers.tolist(), begun, strict=True)])
+        with self._drawing:
+            if there.all():
+                return draw(self._draws.of_rows(numbers))
+            found = draw(self._draws.of_rows(numbers[there]))
+        result = np.zeros((len(there), *found.shape[1:]))
+        result[there] = found
+        return result
 
 
 class _DrawsOfRows(OfRows):
-    """Draws for the rows of a batch; an agent that waits may draw after more slots were made.
+    """Draws for the rows of a batch.
+
+    An agent that waits may draw after more slots were made, and after other trajectories have begun in these.
 
     Attributes:
         n_rows: How many rows.
     """
 
-    def __init__(self, ready: ReadyRows, numbers: Sequence[int]) -> None:
+    def __init__(self, ready: ReadyRows, numbers: Sequence[int], begun: Sequence[int]) -> None:
         self.n_rows = len(numbers)
-        self._ready, self._numbers = ready, np.array(numbers)
+        self._ready, self._numbers, self._begun = ready, np.array(numbers), begun
 
     def random(self) -> Any:
         """Draw one number for each row; see `Draws.random`."""
-        return self._ready.of_draws(self._numbers).random()
+        return self._ready.drawn(self._numbers, self._begun, lambda rows: rows.random())
 
     def normal(self, k: int) -> Any:
         """Draw k numbers for each row; see `Draws.normal`."""
-        return self._ready.of_draws(self._numbers).normal(k)
+        return self._ready.drawn(self._numbers, self._begun, lambda rows: rows.normal(k))
 
 
 class RowAgent:
@@ -313,11 +344,13 @@ class RowAgent:
 
     Attributes:
         given: The agent.
+        awaited_call: The call that is awaited, for messages.
     """
 
     def __init__(self, ready: ReadyRows, number: int, agent: Any) -> None:
         self._ready, self._number, self.given = ready, number, agent
         self.__qualname__ = name_of(agent)  # for messages
+        self.awaited_call = f"get_actions of {self.__qualname__}"
         if callable(get_value := getattr(agent, "get_value", None)):
             self.get_value = get_value
 
@@ -357,6 +390,14 @@ def _with_names(error: BaseException, rows: list[_ReadyRow]) -> BaseException:
         names = ", ".join(str(row.index) for row in rows)
         error.add_note(f"get_actions had the observations of trajectories {names}")
     return error
+
+
+def _one_for_each(error: BaseException, n: int) -> list[_Answer | BaseException]:
+    """Return an exception and copies of it: each trajectory adds to its own where it was raised."""
+    try:
+        return [error, *(copy.copy(error) for _ in range(n - 1))]
+    except Exception:  # its constructor takes other arguments than it has
+        return [error] * n
 
 
 def _cancel_unneeded(task: asyncio.Task[None], rows: list[_ReadyRow], _: Any) -> None:

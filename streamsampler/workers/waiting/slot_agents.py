@@ -7,7 +7,8 @@ from functools import partial
 from typing import Any, cast
 
 from streamsampler.agents.base import acts_alone, is_agent, reset_agent_function, shared_agent
-from streamsampler.agents.updates import updated_agent
+from streamsampler.agents.updates import name_of, updated_agent
+from streamsampler.core.errors import UsageError
 from streamsampler.data.trees import as_constant
 from streamsampler.environments.multi_agent import MultiAgentEnv, agents_of
 from streamsampler.environments.updates import AnyEnv
@@ -143,10 +144,15 @@ class SlotAgents:
         elif self._asks_for_rows or self._shares:
             self._worker.phase = Phase.AGENT_UPDATE
             rows = self._ready_rows.of_slot(slot.number, self._worker.spaces) if self._asks_for_rows else None
-            self._give(around, rows or shared_agent(self.agent))
+            self._give(around, rows or self._new_share())
         else:
             self._give(around, self.agent)
         slot.seated = self._mark
+
+    def _new_share(self) -> Any:
+        if (share := shared_agent(self.agent)) is None:
+            raise UsageError(f"sharing_parameters of {name_of(self.agent)} returned an agent, and then None")
+        return share
 
     def _seat_at_table(self, around: Surroundings, number: int) -> None:
         several = agents_of(around.env.given)
@@ -176,13 +182,16 @@ class SlotAgents:
             self._loaded[kind] = payload, as_constant(self._worker.load(payload))
         return self._loaded[kind][1]
 
-    def replace(self) -> None:
-        """Take the agent in force as no trajectory has changed it: one raised, and slots have no copies of their own.
+    def replace_after(self, slot: Slot) -> None:
+        """Take the agent in force as no trajectory has changed it, unless a slot has a copy of its own, or an old one.
 
-        Trajectories in flight go on with what they have.
+        Other trajectories in flight go on with what they have.
+
+        Args:
+            slot: Where the agent raised.
         """
         several, made = self._several, cast("Any", None)
-        if self._copies or (self.players is not None and self.players.remember):
+        if slot.seated is not self._mark or (self.players is not None and self.players.remember):
             return
 
         def apply(update: Any) -> None:
@@ -192,7 +201,7 @@ class SlotAgents:
             else:
                 made = updated_players(made, update, [several], self._worker.warn_once, waits=True)
 
-        InForce(self._worker, apply).apply(self._load)
+        InForce(self._worker, apply).apply(lambda kind: self._worker.load(self._worker.in_force[kind]))
         self._mark = object()
         if several is not None:
             self.agent, self.players = made.given, made

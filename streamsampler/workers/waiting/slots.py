@@ -12,10 +12,10 @@ from streamsampler.core.awaiting import is_awaitable
 from streamsampler.core.errors import DataError
 from streamsampler.core.timing import not_measuring
 from streamsampler.data.recorder import RolloutRecorder
-from streamsampler.environments.alike import refuse_different
 from streamsampler.environments.closing import EnvCloseError, close_replaced
 from streamsampler.environments.updates import AnyEnv, EnvUpdate, for_worker
 from streamsampler.protocol.messages import Phase
+from streamsampler.workers.alike import refuse_different
 from streamsampler.workers.explain import name_of_env
 from streamsampler.workers.generators import kept_generators, restore_generators, seed_constructors
 from streamsampler.workers.lending import LendingWorker
@@ -159,9 +159,14 @@ class Slots:
                 self._refuse_other(env)
                 slot.surroundings, slot.is_spoiled = self._around(env, slot.number), False
                 self._tell_hooks_of(slot)
+        except BaseException:
+            self._free.append(slot)
+            raise
+        try:
             self._agents.seat(slot)
         except BaseException:
-            slot.is_spoiled = True
+            slot.is_spoiled, slot.seated = True, None
+            self._begin_closing(slot.env)
             self._free.append(slot)
             raise
         return slot
@@ -197,7 +202,7 @@ class Slots:
         if slot not in self._all:
             return
         if self._worker.phase in _OF_AGENT:
-            self._agents.replace()
+            self._agents.replace_after(slot)
         slot.is_spoiled, slot.seated = True, None
         if (closed := self._begin_closing(slot.env)) is None:
             self._free.append(slot)

@@ -205,6 +205,7 @@ class AsyncWorker(LendingWorker):
         """Return the environments of fragments, new ones if none go on."""
         agents = self._agents
         if agents.players is None and not acts_alone(agents.agent):
+            self.phase = Phase.ACTION
             raise UsageError(_FRAGMENTS_OF_ROWS.format(name_of(agents.agent)))
         if self._running is None:
             kind = FragmentEnv if agents.players is None else FragmentEnvOfAgents

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
-from typing import Any, ClassVar
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from types import SimpleNamespace
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import pytest
 from gymnasium import spaces
 
 from streamsampler import LocalSampler, MultiprocessingSampler, RolloutError, VecWorker, timed
+from streamsampler.agents.draws import Draws
 from streamsampler.filters import RunningNorm
-from tests.workers.waiting.envs import BreaksLater, Draws, Game, Waits
+from streamsampler.workers.waiting.ready_rows import ReadyRows
+from streamsampler.workers.waiting.turns import FlightTotals
+from tests.workers.waiting.envs import BreaksLater, Game, Waits
+from tests.workers.waiting.envs import Draws as DrawingAgent
 from tests.workers.waiting.test_async_worker import SEED, make
 
 WEIGHTS = np.array([[1.0, -2.0, 0.5], [-1.0, 0.3, 2.0], [0.2, 0.7, -1.0]], np.float32)
@@ -377,7 +385,7 @@ def test_a_service_that_does_not_answer_is_cancelled() -> None:
     Never.n_cancelled = Never.n_closed = 0
     with (
         make(LocalSampler, Never(), Game, trajectory_timeout=0.05, check=None) as sampler,
-        pytest.raises(RolloutError, match=r"get_action of Never, at timestep 0, exceeded trajectory_timeout=0\.05"),
+        pytest.raises(RolloutError, match=r"get_actions of Never, at timestep 0, exceeded trajectory_timeout=0\.05"),
     ):
         sampler.obtain_trajectories(3)
     assert Never.n_cancelled >= Never.n_closed > 0  # the last time the ticket has failed, and it is cancelled again
@@ -419,15 +427,15 @@ def test_a_killed_worker_changes_nothing() -> None:
 
 
 def test_agents_and_environments_are_replaced() -> None:
-    with make(LocalSampler, Draws(), Waits) as sampler, in_lanes(Rows()) as expected:
-        assert sampler.obtain_trajectories(5) == LocalSampler(Draws(), Game, seed=SEED).obtain_trajectories(5)
+    with make(LocalSampler, DrawingAgent(), Waits) as sampler, in_lanes(Rows()) as expected:
+        assert sampler.obtain_trajectories(5) == LocalSampler(DrawingAgent(), Game, seed=SEED).obtain_trajectories(5)
         expected.obtain_trajectories(5)
         for arguments in ({"agent_update": DrawingRows()}, {}):
             assert sampler.obtain_trajectories(9, **arguments) == expected.obtain_trajectories(9, **arguments)
         both = {"agent_update": SeveralRows()}
         batch = sampler.obtain_trajectories(9, env_update=SeveralLater, **both)
         assert batch == expected.obtain_trajectories(9, env_update=Several, **both)
-        assert "value" in sampler.obtain_trajectories(9, env_update=Waits, agent_update=Draws()).agent_infos
+        assert "value" in sampler.obtain_trajectories(9, env_update=Waits, agent_update=DrawingAgent()).agent_infos
 
 
 class Seeing:
@@ -445,3 +453,103 @@ def test_hooks_and_timers() -> None:
         assert found["agent/scoring"] > 0
         again = sampler.replay(1, 3, recorded=batch)
         assert again.same
+
+
+def ready_rows(n_slots: int) -> ReadyRows:
+    """Return what asks a service, with trajectories in some slots whose seeds are the slots' numbers."""
+    worker: Any = SimpleNamespace(warn_once=print)
+    ready = ReadyRows(worker, cast("Any", None), FlightTotals())
+    ready.use(RowsLater())
+    for number in range(n_slots):
+        ready.of_slot(number, (Game.observation_space, Game.action_space))
+        ready.begin(number, number)
+    return ready
+
+
+def test_a_request_draws_nothing_for_trajectories_that_are_there_no_more() -> None:
+    """Otherwise it would take numbers of those that have begun in their slots since."""
+    ready = ready_rows(2)
+    ready.begin(0, 7)
+    of_request = ready.drawn(np.arange(2), [1, 1], lambda rows: rows.normal(3))
+    assert of_request.shape == (2, 3)
+    assert not of_request[0].any()
+    assert (of_request[1] == Draws.of([1]).normal(3)[0]).all()
+    assert ready.drawn(np.arange(1), [2], lambda rows: rows.normal(3)).tolist() == Draws.of([7]).normal(3).tolist()
+
+
+def test_requests_may_draw_on_threads() -> None:
+    ready, n_slots, n = ready_rows(40), 40, 200
+    together = Barrier(8)
+
+    def draw(slots: range) -> list[Any]:
+        together.wait()
+        return [[ready.drawn(np.array([slot]), [1], lambda rows: rows.random())[0] for _ in range(n)] for slot in slots]
+
+    with ThreadPoolExecutor(8) as threads:
+        found = [each for of_thread in threads.map(draw, (range(i, i + 5) for i in range(0, n_slots, 5)))
+                 for each in of_thread]  # fmt: skip
+    for slot, numbers in enumerate(found):
+        stream = Draws.of([slot])
+        assert numbers == [stream.random()[0] for _ in range(n)]
+
+
+class Refuses(RowsLater):
+    """Returns one action for several observations; counts how often it is loaded."""
+
+    n_loaded = 0
+
+    def __setstate__(self, state: Any) -> None:
+        Refuses.n_loaded += 1
+        self.__dict__.update(state)
+
+    async def get_actions(self, observations: Any, *, draws: Any, seeds: Any) -> Any:  # type: ignore[override]
+        await asyncio.sleep(0)
+        if len(observations) > 3:
+            return np.zeros(1, np.int64), {}
+        return await super().get_actions(observations, draws=draws, seeds=seeds)
+
+
+def test_the_agent_is_replaced_once_for_all_trajectories_of_a_request_that_fails() -> None:
+    options: Any = {"on_failure": "drop", "check": None, "in_flight": 6}
+    with make(LocalSampler, Refuses(), Game, **options) as sampler:
+        before = Refuses.n_loaded
+        with pytest.raises(RolloutError, match="100 trajectories failed and 0 did not"):
+            sampler.obtain_trajectories(12)
+        assert Refuses.n_loaded - before < 50
+
+
+class WaitsInSecret(Rows):
+    """Returns what is to be awaited, and does not say so."""
+
+    def get_actions(self, observations: Any) -> Any:
+        async def chosen() -> Any:
+            return super(WaitsInSecret, self).get_actions(observations)
+
+        return chosen()
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")  # of the probe
+def test_what_returns_something_to_be_awaited_is_refused() -> None:
+    with (
+        make(LocalSampler, WaitsInSecret(), Waits) as sampler,
+        pytest.raises(RolloutError, match="get_actions of WaitsInSecret returned something to be awaited"),
+    ):
+        sampler.obtain_trajectories(2)
+
+
+class Swallows(RowsLater):
+    """Goes on after it was cancelled."""
+
+    async def get_actions(self, observations: Any, *, draws: Any, seeds: Any) -> Any:  # type: ignore[override]
+        while True:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+
+
+def test_a_request_that_goes_on_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        make(LocalSampler, Swallows(), Game, trajectory_timeout=0.05, check=None) as sampler,
+        pytest.raises(RolloutError),
+    ):
+        sampler.obtain_trajectories(3)
+    assert "a request of get_actions was cancelled, and goes on" in caplog.text

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamsampler import LocalSampler, MultiprocessingSampler
+from streamsampler import LocalSampler, MultiprocessingSampler, RolloutError, UsageError
 from streamsampler.agents.base import as_agent, shared_agent
 from streamsampler.filters import FilteredAgent, RunningNorm
 from tests.workers.waiting.envs import Draws, DrawsLater, Waits
@@ -162,3 +162,52 @@ def test_a_callable_shares() -> None:
 
     with make(LocalSampler, CallableSharing(), Waits) as sampler, twin(Plain()) as expected:
         assert sampler.obtain_trajectories(30) == expected.obtain_trajectories(30)
+
+
+class ReturnsOther(Sharing):
+    """Returns what it is given; of several values one after the other."""
+
+    def __init__(self, *returned: Any) -> None:
+        super().__init__()
+        self.returned, self.n_returned = returned, 0
+
+    def __setstate__(self, state: Any) -> None:
+        self.__dict__.update(state, n_returned=0)
+
+    def sharing_parameters(self) -> Any:
+        shared = self.returned[min(self.n_returned, len(self.returned) - 1)]
+        self.n_returned += 1
+        return self if shared == "itself" else shared
+
+
+class WithoutReset:
+    def get_action(self, observation: Any) -> Any:
+        return 0, {}
+
+
+@pytest.mark.parametrize(
+    ("returned", "match"),
+    [
+        (["itself"], "must return another agent with the same methods, or None, and returned"),
+        ([WithoutReset()], "must return another agent with the same methods, or None, and returned"),
+        ([Weighted], "must return another agent with the same methods, or None, and returned"),
+        ([7], "must return another agent with the same methods, or None, and returned 7"),
+        ([Weighted(), None], "sharing_parameters of ReturnsOther returned an agent, and then None"),
+    ],
+)
+def test_what_sharing_parameters_may_not_return(returned: Any, match: str) -> None:
+    with (
+        make(LocalSampler, ReturnsOther(*returned), Waits) as sampler,
+        pytest.raises(RolloutError, match=f"UsageError: .*{match}"),
+    ):
+        sampler.obtain_trajectories(2)
+
+
+class SharesLater(Weighted):
+    async def sharing_parameters(self) -> Any:
+        return Weighted(self.weights)
+
+
+def test_sharing_parameters_is_no_async_def() -> None:
+    with pytest.raises(UsageError, match="has async def sharing_parameters, which nothing awaits"):
+        make(LocalSampler, SharesLater(), Waits)
