@@ -28,8 +28,9 @@ def inner_env(env: Any) -> Any:
     """Return the environment that a wrapper, of Gymnasium's or PettingZoo's, is around; None for no wrapper."""
     if isinstance(env, gymnasium.Wrapper | MultiAgentEnv):
         return env.env
-    inner = getattr(env, "__dict__", {}).get("env")
-    return inner if is_multi_agent(env) and is_multi_agent(inner) else None
+    # Not by `__dict__`: once that is asked for, Python looks up all attributes of an object more slowly.
+    inner = getattr(env, "env", None) if is_multi_agent(env) else None
+    return inner if is_multi_agent(inner) else None
 
 
 def makes_asynchronous(source: Any) -> bool:
