@@ -11,6 +11,7 @@ from streamsampler.checking.ordinary_env import MeasuredLoop, OrdinaryEnv, ordin
 from tests.checking.envs import Rule
 from tests.checking.test_tasks import by_name, in_this_process, run  # noqa: F401 - a fixture for all tests
 from tests.checking.waiting_envs import Idle, Later, Waits, WaitsAtClose
+from tests.tiers import mostly_slow
 from tests.workers.waiting.test_several import ComingsLater, KnowingLater, TurnsLater
 
 NAMES = (
@@ -115,7 +116,7 @@ def test_only_asynchronous_environments_become_ordinary_ones():
     env.close()
 
 
-@pytest.mark.parametrize("game", [ComingsLater, TurnsLater], ids=["at once", "in turn"])
+@pytest.mark.parametrize("game", mostly_slow([ComingsLater, TurnsLater]))
 def test_several_agents_that_wait(game):
     found = checked(game, KnowingLater())
     skipped = {"waits", "cancel", "PettingZoo", "workers", "rows"}

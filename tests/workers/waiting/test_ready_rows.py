@@ -20,6 +20,7 @@ from streamsampler.agents.draws import Draws
 from streamsampler.filters import RunningNorm
 from streamsampler.workers.waiting.ready_rows import ReadyRows
 from streamsampler.workers.waiting.turns import FlightTotals
+from tests.tiers import mostly_slow
 from tests.workers.waiting.envs import BreaksLater, Game, Waits
 from tests.workers.waiting.envs import Draws as DrawingAgent
 from tests.workers.waiting.test_async_worker import SEED, make
@@ -80,12 +81,10 @@ def in_lanes(agent: Any, env: Any = Game, **options: Any) -> Any:
     return LocalSampler(agent, env, seed=SEED, worker_class=VecWorker, worker_args={"n_envs": 16}, **options)
 
 
-@pytest.mark.parametrize("agent", [Rows(), DrawingRows()], ids=["plain", "draws"])
-@pytest.mark.parametrize("in_flight", [1, 7, 20])
+@pytest.mark.parametrize("agent", mostly_slow([DrawingRows(), Rows()]))
+@pytest.mark.parametrize("in_flight", mostly_slow([7, 1, 20]))
 @pytest.mark.parametrize("given", [{}, {"observation_filter": RunningNorm()}], ids=["", "filtered"])
-@pytest.mark.parametrize(
-    ("kind", "n_workers"), [(LocalSampler, 1), pytest.param(MultiprocessingSampler, 2, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("kind", "n_workers"), mostly_slow([(LocalSampler, 1), (MultiprocessingSampler, 2)]))
 def test_batches_are_those_of_lanes(kind: Any, n_workers: int, given: Any, in_flight: int, agent: Any) -> None:
     ready = make(kind, agent, Waits, in_flight=in_flight, n_workers=n_workers, max_episode_length=9, **given)
     with ready as sampler, in_lanes(agent, max_episode_length=9, **given) as expected:

@@ -12,6 +12,7 @@ import pytest
 from streamsampler import LocalSampler, MultiprocessingSampler, RolloutError, UsageError
 from streamsampler.agents.base import as_agent, shared_agent
 from streamsampler.filters import FilteredAgent, RunningNorm
+from tests.tiers import mostly_slow
 from tests.workers.waiting.envs import Draws, DrawsLater, Waits
 from tests.workers.waiting.test_async_worker import make, twin
 
@@ -76,7 +77,7 @@ class CallableSharing:
         return copy.copy(self)
 
 
-@pytest.mark.parametrize("in_flight", [pytest.param(1, marks=pytest.mark.slow), 7, 20])
+@pytest.mark.parametrize("in_flight", mostly_slow([7, 1, 20]))
 @pytest.mark.parametrize("given", [{}, {"observation_filter": RunningNorm()}], ids=["plain", "filtered"])
 @pytest.mark.parametrize(
     ("kind", "n_workers"), [(LocalSampler, 1), pytest.param(MultiprocessingSampler, 2, marks=pytest.mark.slow)]
