@@ -29,6 +29,7 @@ from streamsampler.core.atomic import temporary_beside
 from streamsampler.core.errors import StorageError, UnknownAgentError, UnknownEnvironmentError, UsageError
 from streamsampler.core.settings import working_directory
 from streamsampler.data.shards import MANIFEST, check_folder
+from streamsampler.environments.closing import close_env
 from streamsampler.environments.ids import is_pettingzoo_id
 from streamsampler.environments.multi_agent import OpenSpaces, SpacesOfAgents
 from streamsampler.environments.updates import EnvUpdate, as_env_update
@@ -127,7 +128,7 @@ def environment_of(env_id: str, env_kwargs: Mapping[str, Any]) -> tuple[EnvUpdat
         try:
             return update, _spaces_of(env)
         finally:
-            env.close()
+            close_env(env)
     except Exception as error:
         # Gymnasium's own errors say what to do; where they were raised says nothing more.
         details = "" if isinstance(error, gymnasium.error.Error) else traceback_of(error)

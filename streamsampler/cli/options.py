@@ -483,7 +483,8 @@ FAILURES = options_of(
         "trajectory out, and takes another one instead; where failures depend on the state, what is left is biased."),
     option(
         FAILS, "--step-timeout", type=ABOVE_ZERO, metavar="SECONDS", show_default="no limit",
-        help="Kill and replace a process in which a reset, an action or a timestep takes longer."),
+        help="Kill and replace a process in which a reset, an action or a timestep takes longer; with async def, "
+             "cancel the trajectory and run it again."),
     option(
         FAILS, "--trajectory-timeout", type=ABOVE_ZERO, metavar="SECONDS", show_default="no limit",
         help="Of an environment that waits (async def), cancel a trajectory that takes longer, and run it again."),

@@ -61,13 +61,11 @@ def run_alone(awaitable: Awaitable[Any]) -> None:
     async def run() -> None:
         await awaitable
 
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    if asyncio._get_running_loop() is None:
         asyncio.run(run())
-    else:
-        with ThreadPoolExecutor(1) as threads:
-            threads.submit(contextvars.copy_context().run, asyncio.run, run()).result()
+        return
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(contextvars.copy_context().run, asyncio.run, run()).result()
 
 
 def has_coroutines(obj: Any, *names: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -10,7 +11,7 @@ from typing import Any
 from streamsampler.core.awaiting import is_awaitable, run_alone
 from streamsampler.core.errors import SamplerError
 
-__all__ = ["EnvCloseError", "close_env", "close_replaced", "closing_with"]
+__all__ = ["EnvCloseError", "close_env", "close_error", "close_replaced", "closing_together", "closing_with"]
 
 
 class EnvCloseError(SamplerError):
@@ -28,6 +29,28 @@ def closing_with(run_to_end: Callable[[Any], None]) -> Iterator[None]:
         yield
     finally:
         _run_to_end.reset(token)
+
+
+@contextlib.contextmanager
+def closing_together(run_to_end: Callable[[Any], None]) -> Iterator[None]:
+    """Let what `close` of environments returns be awaited at the end of the block, all at the same time.
+
+    Raises:
+        BaseException: What the first of them raises, when all have ended.
+    """
+    pending: list[Any] = []
+
+    async def all_of_them() -> None:
+        for error in await asyncio.gather(*pending, return_exceptions=True):
+            if error is not None:
+                raise error
+
+    try:
+        with closing_with(pending.append):
+            yield
+    finally:
+        if pending:
+            run_to_end(all_of_them())
 
 
 def close_env(env: Any) -> None:
@@ -52,5 +75,10 @@ def close_replaced(env: Any, close: Callable[[Any], None] = close_env) -> None:
     try:
         close(env)
     except Exception as error:
-        name = type(env.unwrapped).__qualname__
-        raise EnvCloseError(f"closing the environment {name} raised {type(error).__name__}: {error}") from error
+        raise close_error(env, error) from error
+
+
+def close_error(env: Any, error: Exception) -> EnvCloseError:
+    """Return the error of an environment whose `close` raised."""
+    name = type(env.unwrapped).__qualname__
+    return EnvCloseError(f"closing the environment {name} raised {type(error).__name__}: {error}")

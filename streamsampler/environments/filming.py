@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
+from types import CoroutineType
 from typing import Any, Self
 
 import gymnasium
@@ -69,6 +70,9 @@ class Film:
         picture: Any = env.render()
         if not (isinstance(picture, np.ndarray) and picture.dtype == np.uint8 and picture.shape[2:] == (3,)):
             shown = f"{picture.dtype} of {picture.shape}" if isinstance(picture, np.ndarray) else repr(picture)[:60]
+            if isinstance(picture, CoroutineType):
+                picture.close()  # or Python warns that nothing has awaited it
+                shown = "a coroutine: let reset and step make the picture, and render, an ordinary method, return it"
             raise UsageError(
                 f"{_name(env)} cannot be filmed: render() should return a picture, uint8 of (height, width, 3), and "
                 f"returned {shown}"
@@ -121,7 +125,7 @@ class FilmedEnvUpdate(EnvUpdate):
     def __call__(self, old_env: AnyEnv | None) -> AnyEnv:
         """Close the old environment, then make the new one."""
         if old_env is not None:
-            old_env.close()
+            close_env(old_env)
         return _FilmedEnv(_rendering(self._source()), self._film)
 
 
@@ -138,10 +142,11 @@ def check_renders(update: EnvUpdate) -> None:
     name = describe(update)
     taken: list[Picture] = []
     env = _FilmedEnv(_rendering(update), Film(0, lambda picture, _: taken.append(picture)))
+    is_awaited = False
     try:
         reset: Any = env.reset(seed=0)
-        if is_awaitable(reset):
-            run_alone(reset)
+        if is_awaited := is_awaitable(reset):
+            run_alone(_awaited_and_closed(reset, env))
     except UsageError:
         raise
     except DependencyNotInstalled as error:  # it says what to install
@@ -149,8 +154,20 @@ def check_renders(update: EnvUpdate) -> None:
     except Exception as error:
         raise UsageError(f"{name} cannot be filmed: {type(error).__name__}: {error}") from error
     finally:
+        if not is_awaited:
+            with contextlib.suppress(Exception):
+                close_env(env)
+
+
+async def _awaited_and_closed(reset: Any, env: Any) -> None:
+    """Await a reset, and close the environment on the same event loop: its connections belong to that."""
+    try:
+        await reset
+    finally:
         with contextlib.suppress(Exception):
-            close_env(env)
+            closing = env.close()
+            if is_awaitable(closing):
+                await closing
 
 
 def _rendering(update: EnvUpdate) -> AnyEnv:
@@ -169,7 +186,7 @@ def _rendering(update: EnvUpdate) -> AnyEnv:
             f'{name} cannot be filmed: making it with render_mode="{_MODE}" raised {type(error).__name__}: {error}'
         ) from error
     if isinstance(env, VectorEnv):
-        env.close()
+        close_env(env)
         raise UsageError(
             f"{name} cannot be filmed: it is a vector environment, whose pictures cannot be told apart. Pass an "
             "environment that is not vectorised; VecWorker makes several of it"
@@ -177,7 +194,7 @@ def _rendering(update: EnvUpdate) -> AnyEnv:
     mode = env.render_mode
     if mode == _MODE:
         return env
-    env.close()
+    close_env(env)
     raise UsageError(f'{name} cannot be filmed: its render_mode is {mode!r} and not "{_MODE}". {_remedy(update, env)}')
 
 

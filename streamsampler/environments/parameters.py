@@ -16,6 +16,7 @@ from streamsampler.core.errors import UsageError
 from streamsampler.core.keywords import suggesting
 from streamsampler.core.seeding import SeedUse, derived_seed
 from streamsampler.core.serialization import Payload, dumps, loads
+from streamsampler.environments.closing import close_env
 from streamsampler.environments.multi_agent import MultiAgentEnv
 from streamsampler.environments.updates import AnyEnv, EnvUpdate, apply_env_update, as_env_update, describe, find_method
 
@@ -293,7 +294,7 @@ class SetParameters(EnvUpdate):
         try:
             return _ParametrisedEnv(env, self, self._source)
         except BaseException:
-            env.close()  # the worker never sees it
+            close_env(env)  # the worker never sees it
             raise
 
 

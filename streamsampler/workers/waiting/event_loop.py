@@ -49,7 +49,8 @@ class _WaitingSelector(selectors.DefaultSelector):
         if timeout is not None and timeout <= 0:
             return super().select(timeout)
         row = self._worker.row
-        row.set_phase(Phase.IN_FLIGHT)
+        # A worker that closes its environments has the time to close for that.
+        row.set_phase(Phase.CLOSE if self._worker.phase is Phase.CLOSE else Phase.IN_FLIGHT)
         try:
             return super().select(timeout)
         finally:
@@ -140,16 +141,14 @@ class WorkerEventLoop:
 
     def _run(self, task: asyncio.Task[Any]) -> None:
         with SignalPipe() as signals:
-            try:
-                asyncio.get_running_loop()
-            except RuntimeError:
-                self.get().add_reader(signals.descriptor, signals.read)
-                try:
-                    self._run_here(task)
-                finally:
-                    self.get().remove_reader(signals.descriptor)
-            else:
+            if asyncio._get_running_loop() is not None:
                 self._run_in_thread(task, signals)
+                return
+            self.get().add_reader(signals.descriptor, signals.read)
+            try:
+                self._run_here(task)
+            finally:
+                self.get().remove_reader(signals.descriptor)
 
     def _run_here(self, task: asyncio.Task[Any]) -> None:
         self._in_hand = task

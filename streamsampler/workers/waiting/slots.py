@@ -12,7 +12,7 @@ from streamsampler.core.awaiting import is_awaitable
 from streamsampler.core.errors import DataError
 from streamsampler.core.timing import not_measuring
 from streamsampler.data.recorder import RolloutRecorder
-from streamsampler.environments.closing import EnvCloseError, close_replaced
+from streamsampler.environments.closing import EnvCloseError, close_error, close_replaced, closing_together
 from streamsampler.environments.updates import AnyEnv, EnvUpdate, for_worker
 from streamsampler.protocol.messages import Phase
 from streamsampler.workers.alike import refuse_different
@@ -86,13 +86,13 @@ class Slots:
         usable = [slot.env for slot in known if not slot.is_spoiled]  # the others are closed
         first = usable[0] if usable else None
         try:
-            with contextlib.ExitStack() as closing:
+            with closing_together(self._loop.complete), contextlib.ExitStack() as closing:
                 for env in usable[1:]:
                     closing.callback(close_replaced, env, self._made_by.close)
-        except EnvCloseError:
+        except Exception as error:
             with contextlib.suppress(EnvCloseError):
                 close_replaced(first, self._made_by.close)
-            raise
+            raise error if isinstance(error, EnvCloseError) else close_error(first, error) from error
         env = self._made_by.apply(update, first)
         self._n_made = 0
         self._add(env, is_new=env is not first)

@@ -153,9 +153,16 @@ class EnvThread:
             await waiting.future
         except asyncio.CancelledError as cancelled:
             await waiting.end_of(call)
-            if call.has_raised or not call.has_ended:
+            if not call.has_ended:
                 raise
-            raise LateCancelledError from cancelled
+            if not call.has_raised:
+                raise LateCancelledError from cancelled
+            try:
+                call.result()
+            except Exception:
+                raise  # the environment may be in any state, and is to be replaced
+            except BaseException:
+                raise cancelled from None  # an interrupt would end what cancels this
         return self._taken(call)
 
     def call_now(self, function: Callable[[], Any]) -> Any:

@@ -18,7 +18,7 @@ from streamsampler.core.times import Times
 from streamsampler.core.timing import TaskCollector, collecting, collector_in_use, timed
 from streamsampler.data.joining import joined
 from streamsampler.data.recorder import Rollouts
-from streamsampler.environments.closing import EnvCloseError, closing_with
+from streamsampler.environments.closing import EnvCloseError, closing_together, closing_with
 from streamsampler.environments.updates import AnyEnv, EnvUpdate
 from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.protocol.plans import Layout
@@ -382,7 +382,7 @@ class AsyncWorker(LendingWorker):
 
     def keep_fragments(self, base_version: int) -> None:
         """Close the environments of fragments, unless their episodes go on."""
-        with closing_with(self._loop.complete):
+        with closing_together(self._loop.complete):
             super().keep_fragments(base_version)
 
     def _leave_lent(self) -> None:
@@ -394,7 +394,7 @@ class AsyncWorker(LendingWorker):
         self.phase, self.trajectory = Phase.CLOSE, None
         self._flights.cancel()
         self._leave_lent()
-        with closing_with(self._loop.complete):
+        with closing_together(self._loop.complete):
             self._slots.close()
 
     def end(self) -> None:

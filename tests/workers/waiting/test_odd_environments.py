@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import os
 import random
 import threading
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 from streamsampler import LocalSampler, MultiprocessingSampler, RolloutError, SetTaskUpdate, UsageError, timed
+from streamsampler.environments.filming import check_renders
+from streamsampler.environments.updates import as_env_update
 from streamsampler.protocol.messages import Ticket
 from tests.patience import closing_patiently
-from tests.workers.waiting.envs import Draws, DrawsLater, Game, Told, Waits
+from tests.workers.waiting.envs import BreaksLater, Draws, DrawsLater, Game, Told, Waits
 from tests.workers.waiting.test_async_worker import interrupt_after
 
 SEED = 5
@@ -501,3 +506,93 @@ def test_all_environments_of_a_worker_may_be_left() -> None:
             assert sampler.obtain_trajectories(9) == expected.obtain_trajectories(9)
         assert sampler.stats.timed_out >= len(AllStay.let_go) == 3
     AllStay.let_go = []
+
+
+class ClosesWithOthers(Waits):
+    """Is closed when others are being closed, too."""
+
+    n_together = 0
+    closing: ClassVar[list[Any]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._all = asyncio.Event()
+
+    async def close(self) -> None:  # type: ignore[override]
+        self.closing.append(self)
+        if len(self.closing) >= self.n_together:
+            for env in self.closing:
+                env._all.set()
+        await asyncio.wait_for(self._all.wait(), 30)
+
+
+@pytest.mark.parametrize("fragments", [False, True])
+def test_environments_are_closed_together(fragments: bool) -> None:
+    """Of fragments all but the first, which is the worker's own."""
+    ClosesWithOthers.n_together = 4 if fragments else 5
+    ClosesWithOthers.closing.clear()
+    with make(LocalSampler, Draws(), ClosesWithOthers, 5, check=None) as sampler:
+        if fragments:
+            sampler.obtain_fragments(4, 5)
+        else:
+            sampler.obtain_trajectories(20)
+    assert len(ClosesWithOthers.closing) == 5
+
+
+class ClosesLate(Waits):
+    """Takes longer to close than a worker has that has not begun to."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+
+    async def close(self) -> None:  # type: ignore[override]
+        await asyncio.sleep(1.2)
+        (self._folder / f"{os.getpid()}-{id(self)}").touch()
+
+
+def test_a_worker_has_the_time_to_close_for_what_is_awaited(tmp_path: Path) -> None:
+    env = functools.partial(ClosesLate, tmp_path)
+    with make(MultiprocessingSampler, Draws(), env, 3, n_workers=1, check=None) as sampler:
+        sampler.obtain_trajectories(12)
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+class KnowsItsLoop(Waits):
+    """Is reset and closed on one event loop, and renders."""
+
+    closed_on: ClassVar[list[bool]] = []
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012 - Gymnasium's own is no ClassVar
+
+    def __init__(self, render_mode: str = "rgb_array") -> None:
+        super().__init__()
+        self.render_mode = render_mode
+
+    async def reset(self, **arguments: Any) -> Any:  # type: ignore[override]
+        self.loop = asyncio.get_running_loop()
+        return await super().reset(**arguments)
+
+    def render(self) -> Any:
+        return np.zeros((8, 8, 3), np.uint8)
+
+    async def close(self) -> None:  # type: ignore[override]
+        self.closed_on.append(self.loop is asyncio.get_running_loop())
+
+
+class RendersLater(KnowsItsLoop):
+    async def render(self) -> Any:  # type: ignore[override]
+        return super().render()
+
+
+def test_whether_an_environment_can_be_filmed_is_tried_on_one_event_loop() -> None:
+    KnowsItsLoop.closed_on.clear()
+    check_renders(as_env_update(KnowsItsLoop))
+    with pytest.raises(UsageError, match="returned a coroutine: let reset and step make the picture"):
+        check_renders(as_env_update(RendersLater))
+    assert KnowsItsLoop.closed_on == [True, True]
+
+
+def test_tracebacks_begin_with_what_was_raised() -> None:
+    with make(LocalSampler, Draws(), BreaksLater) as sampler, pytest.raises(RolloutError) as raised:
+        sampler.obtain_trajectories(20)
+    assert "no running event loop" not in "".join(traceback.format_exception(raised.value))

@@ -29,6 +29,7 @@ from streamsampler import (
     UsageError,
     timed,
 )
+from streamsampler.workers.waiting.threads import EnvThread
 from tests.patience import closing_patiently
 from tests.tiers import mostly_slow
 from tests.workers.waiting.envs import Breaks, Draws, DrawsLater, Game, Waits
@@ -474,3 +475,28 @@ def test_threads_have_the_settings_of_the_workers_thread() -> None:
     lengths = np.repeat(batch.episode_infos["length"], batch.lengths)
     expected = [repr([f"somebody {length}", "0.333", "raise", int(length)]) for length in lengths]
     assert batch.env_infos["found"].tolist() == expected
+
+
+def test_what_raises_on_a_thread_after_it_was_cancelled() -> None:
+    """Its exception comes, and not the cancellation: the environment is to be replaced."""
+    begun, may_raise = threading.Event(), threading.Event()
+
+    def breaks() -> None:
+        begun.set()
+        may_raise.wait()
+        raise OSError("broken later")
+
+    async def call_cancelled() -> None:
+        thread = EnvThread()
+        call = asyncio.ensure_future(thread.call(breaks))
+        await asyncio.to_thread(begun.wait)
+        call.cancel()
+        await asyncio.sleep(0)
+        may_raise.set()
+        try:
+            await call
+        finally:
+            thread.end()
+
+    with pytest.raises(OSError, match="broken later"):
+        asyncio.run(call_cancelled())
