@@ -132,8 +132,8 @@ class TorchAgent(ActsByHead):
         """Return an agent with the same module and head, also after updates, and a generator and states of its own.
 
         Returns:
-            The agent; None of a subclass of yours, whose methods or attributes may be about more: it is copied. It may
-            override this.
+            The agent; None in a subclass of yours, which may remember more and is copied, unless it overrides this
+            method.
         """
         if type(self) not in (TorchAgent, RecurrentTorchAgent):
             return None
@@ -507,7 +507,7 @@ def _tuple_like(given: tuple[Any, ...], children: list[Any]) -> tuple[Any, ...]:
 
 
 class _OfParameters:
-    """What is known of parameters, by all agents that share them.
+    """Facts about parameters, known to all agents that share them.
 
     Attributes:
         log_std: The module's parameter of that name; None where it is not known.

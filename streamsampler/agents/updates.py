@@ -113,7 +113,7 @@ def traits_of(agent: Agent) -> AgentTraits:
 def _shares(agent: Agent) -> bool:
     try:
         return shared_agent(agent) is not None
-    except Exception:  # which is for the kind of worker to raise that calls the method
+    except Exception:  # `AsyncWorker` raises it; other workers do not call the method
         return False
 
 

@@ -54,8 +54,8 @@ def _of_policy(name: str, firsts: Sequence[int], each: Sequence[PolicyRollouts])
 
     Args:
         name: Its name.
-        firsts: How many episodes there are before those of each part.
-        each: What it played in each part.
+        firsts: For each part the number of episodes in the parts before it.
+        each: For each part the trajectories of the policy's agents.
     """
     known = sorted({agent for part in each for agent in part.known})
     number_of = {agent: number for number, agent in enumerate(known)}

@@ -79,6 +79,6 @@ def close_replaced(env: Any, close: Callable[[Any], None] = close_env) -> None:
 
 
 def close_error(env: Any, error: Exception) -> EnvCloseError:
-    """Return the error of an environment whose `close` raised."""
+    """Return the error for a `close` of an environment that raised."""
     name = type(env.unwrapped).__qualname__
     return EnvCloseError(f"closing the environment {name} raised {type(error).__name__}: {error}")

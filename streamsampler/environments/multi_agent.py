@@ -221,7 +221,7 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
         return self.env.render()
 
     def close(self) -> Any:
-        """Close the environment; return what is to be awaited for that, where the environment's is asynchronous."""
+        """Close the environment; return a coroutine where its `close` is asynchronous."""
         return self.env.close()
 
 

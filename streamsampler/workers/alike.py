@@ -13,7 +13,7 @@ __all__ = ["refuse_different"]
 
 
 def refuse_different(envs: Sequence[AnyEnv]) -> None:
-    """Refuse environments for one worker whose spaces, or whose agents, differ.
+    """Refuse environments for one worker with different spaces, or different agents.
 
     Raises:
         DataError: Two of them differ.

@@ -243,7 +243,7 @@ class DefaultWorker(LendingWorker, WorkerWithSeams):
                 todo = todo[todo.index(failed) + 1 :]
 
     def _refuse_other_agents(self, env: AnyEnv | None) -> None:
-        """Refuse an environment whose agents are not those of the one before it: batches know them by number."""
+        """Refuse an environment with other agents than the environment before it: batches know agents by number."""
         assert env is not None
         assert self._env is not None
         self.phase = Phase.ENV_CONSTRUCTION

@@ -76,7 +76,7 @@ def answers_of_rows(space: Space[Any], chosen: Any, n: int) -> tuple[list[Any], 
 
     Args:
         space: The action space.
-        chosen: What it returned.
+        chosen: The result of `get_actions`.
         n: For how many observations.
 
     Raises:

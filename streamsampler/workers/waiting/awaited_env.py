@@ -126,7 +126,7 @@ class EnvsOnLoop:
         return AwaitedEnv(env)
 
     def begin_close(self, env: AnyEnv) -> Any:
-        """Close an environment; return what is to be awaited for that, if anything is."""
+        """Close an environment; return a coroutine where its `close` is asynchronous."""
         return env.close()
 
     def close(self, env: AnyEnv) -> None:

@@ -53,6 +53,15 @@ def twin(agent: Any = None, env: Any = Game, **options: Any) -> LocalSampler:
     return LocalSampler(agent or Draws(), env, seed=SEED, **options)
 
 
+def assert_same_batches(sampler: Any, expected: Any) -> None:
+    """Check that two samplers give the same in several calls."""
+    for call in range(3):
+        assert sampler.obtain_samples(300 + call) == expected.obtain_samples(300 + call)
+        assert sampler.obtain_trajectories(20) == expected.obtain_trajectories(20)
+    seeds = list(range(9))
+    assert sampler.obtain_trajectories(seeds=seeds) == expected.obtain_trajectories(seeds=seeds)
+
+
 @pytest.mark.parametrize("agent", [Draws(), DrawsLater()], ids=["plain", "waits"])
 @pytest.mark.parametrize("in_flight", mostly_slow([7, 1, 200]))
 @pytest.mark.parametrize("n_workers", mostly_slow([3, 1, 2]))
@@ -61,11 +70,7 @@ def test_batches_are_those_of_the_twin(
     kind: Any, options: dict[str, Any], n_workers: int, in_flight: int, agent: Any
 ) -> None:
     with make(kind, agent, Waits, in_flight=in_flight, n_workers=n_workers, **options) as sampler, twin() as expected:
-        for call in range(3):
-            assert sampler.obtain_samples(300 + call) == expected.obtain_samples(300 + call)
-            assert sampler.obtain_trajectories(20) == expected.obtain_trajectories(20)
-        seeds = list(range(9))
-        assert sampler.obtain_trajectories(seeds=seeds) == expected.obtain_trajectories(seeds=seeds)
+        assert_same_batches(sampler, expected)
 
 
 def test_progress_says_how_many_are_in_flight() -> None:

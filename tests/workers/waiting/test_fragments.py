@@ -216,9 +216,6 @@ class GoesOn(Waits):
 
     stuck: asyncio.Event | None = None
 
-    async def reset(self, **arguments: Any) -> Any:  # type: ignore[override]
-        return await super().reset(**arguments)
-
     async def step(self, action: Any) -> Any:  # type: ignore[override]
         if self.t == 1 and GoesOn.stuck is None:
             stuck = GoesOn.stuck = asyncio.Event()

@@ -33,7 +33,7 @@ from streamsampler.workers.waiting.threads import EnvThread
 from tests.patience import closing_patiently
 from tests.tiers import mostly_slow
 from tests.workers.waiting.envs import Breaks, Draws, DrawsLater, Game, Waits
-from tests.workers.waiting.test_async_worker import SEED, Shown, twin
+from tests.workers.waiting.test_async_worker import SEED, Shown, assert_same_batches, twin
 
 SECONDS = 60.0  # after which a test that waits for a thread fails
 OF_ENVIRONMENTS = "streamsampler-environment"
@@ -87,11 +87,7 @@ class Blocks(Game):
 def test_batches_are_those_of_the_twin(kind: Any, n_workers: int, in_flight: int) -> None:
     agent = DrawsLater() if in_flight == 7 else Draws()
     with make(kind, agent, Blocks, in_flight=in_flight, n_workers=n_workers) as sampler, twin() as expected:
-        for call in range(3):
-            assert sampler.obtain_samples(300 + call) == expected.obtain_samples(300 + call)
-            assert sampler.obtain_trajectories(20) == expected.obtain_trajectories(20)
-        seeds = list(range(9))
-        assert sampler.obtain_trajectories(seeds=seeds) == expected.obtain_trajectories(seeds=seeds)
+        assert_same_batches(sampler, expected)
 
 
 def test_a_killed_worker_changes_nothing() -> None:
