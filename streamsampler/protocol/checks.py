@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from streamsampler.core.errors import CheckMode
 from streamsampler.protocol.instructions import FilesOverwritten
 from streamsampler.protocol.known_worker import KnownWorker
+from streamsampler.protocol.sections import NO_SECTIONS, Sections
 
 _CHECKS = 0
 """The worker that checks: it has a ticket in every call, if any worker has."""
+
+_NONE = range(0)
 
 
 class PurityChecks:
@@ -42,7 +45,12 @@ class PurityChecks:
         known.is_checking = self._due and known.worker == _CHECKS
         return known.is_checking
 
-    def record_answer(self, known: KnownWorker) -> None:
+    def record_answer(
+        self,
+        known: KnownWorker,
+        ticket: range = _NONE,  # noqa: ARG002 - for tasks
+        sections: Sections = NO_SECTIONS,  # noqa: ARG002 - likewise
+    ) -> None:
         """Record that a worker ran a ticket of the current version: it has checked before, if it was to."""
         if known.is_checking:
             known.is_checking = self._due = False
@@ -66,3 +74,48 @@ class PurityChecks:
         new = [fact for fact in dict.fromkeys(found) if fact not in self._reported]
         self._reported.update(new)
         return new
+
+
+class TaskChecks(PurityChecks):
+    """Whether the environments of several tasks are to be checked, each by the worker that runs its first trajectory.
+
+    No worker waits for a check: where it ends the call, it does so at the turn of that trajectory.
+    """
+
+    def __init__(self, mode: CheckMode) -> None:
+        super().__init__(mode)
+        self._done: set[int] = set()  # the numbers of tasks that are not to be checked, or not any more
+        self._new_after_check: set[int] = set()  # workers that took the places of those that died while they checked
+
+    @property
+    def is_exclusive(self) -> bool:
+        """Whether only one worker may have work for now: never."""
+        return False
+
+    def is_due(self, task: int) -> bool:
+        """Whether a task is to be checked in the next call."""
+        return self._due and task not in self._done
+
+    def is_due_in(self, known: KnownWorker) -> bool:
+        """Return whether a worker that is sent a `Start` is to check the tasks whose first trajectories it runs."""
+        return self._due and known.worker not in self._new_after_check
+
+    def begin_call(self) -> None:
+        """Let all workers check again: a task whose check may have killed one is not checked any more."""
+        self._new_after_check.clear()
+
+    def record_answer(
+        self,
+        known: KnownWorker,  # noqa: ARG002 - for one task
+        ticket: range = _NONE,
+        sections: Sections = NO_SECTIONS,
+    ) -> None:
+        """Record that a worker ran a ticket: it has checked the task before, if it was to."""
+        if sections and (section := sections.of(ticket)).checks_with(ticket):
+            self._done.add(section.task.number)
+
+    def record_death_in(self, task: int, worker: int) -> None:
+        """Check a task no more if a worker died that may have checked it, since the next might do so, too."""
+        if self._mode == "warn":
+            self._done.add(task)
+            self._new_after_check.add(worker)

@@ -75,6 +75,10 @@ class Copies:
         self._valid_until = -1  # tickets removed
         self.next_look = math.inf  # when an idle worker should ask again, even if nothing arrives until then
 
+    def measure_by(self, throughput: Throughput) -> None:
+        """Expect copies to last as long as another throughput says: the tickets in flight are of another task now."""
+        self._pace, self._valid_until = throughput, -1
+
     def assign(self, worker: int, now: float, block_of: Callable[[range], int], end: int) -> range | None:
         """Assign to the idle `worker` what it should run a second time; None if that does not pay.
 

@@ -12,12 +12,17 @@ from dataclasses import dataclass, replace
 from streamsampler.core.errors import Phase
 from streamsampler.protocol.events import WorkerDied
 from streamsampler.protocol.messages import Failure
+from streamsampler.protocol.plans import GatherPlan
 from streamsampler.protocol.progress import Progress
 from streamsampler.protocol.restarts import Incident, Likeness, cause_of_death, cause_of_exception, unready, was_killed
+from streamsampler.protocol.sections import Section, TaskName
 
 AGENT_PHASES = {Phase.AGENT_CONSTRUCTION, Phase.AGENT_UPDATE}
 UPDATE_PHASES = AGENT_PHASES | {Phase.ENV_CONSTRUCTION, Phase.HOOK_CREATED, Phase.CLOSE}
 """What a worker does while it applies updates."""
+
+BEFORE_TRAJECTORIES = UPDATE_PHASES | {Phase.CHECK}
+"""What a worker does before a ticket's first trajectory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +34,7 @@ class WorkerFault:
     number: int = -1  # of the event, by which the sampler finds the exception itself
     is_of_engine: bool = False  # whether it is about the worker's own needs, and not about a trajectory
     incident: Incident | None = None  # the loss; None for an exception that ends the call when its turn comes
+    task: TaskName | None = None  # where workers run several
 
     @property
     def is_final(self) -> bool:
@@ -52,6 +58,7 @@ class WorkerFault:
             return str(self.incident)
         assert self.failure is not None
         where = "" if self.failure.trajectory is None else f" in trajectory {self.failure.trajectory}"
+        where += "" if self.task is None else f" of {self.task}"
         return f"worker {self.worker} failed while {self.failure.phase}{where}: {self.failure.summary}"
 
 
@@ -65,25 +72,33 @@ class Hang:
 
 
 def loss_by_death(
-    event: WorkerDied, hang: Hang | None, version: int | None, seconds: float, *, is_ready: bool
-) -> Incident:
+    event: WorkerDied, hang: Hang | None, version: int | None, seconds: float, *, is_ready: bool,
+    section: Section | None = None,
+) -> Incident:  # fmt: skip
     """Return the loss that a death is, `seconds` after the sampler was made.
 
-    `version` is None if the worker had not begun the current one.
+    `version` is None if the worker had not begun the current one. The section is that of the ticket in hand, where
+    workers run several tasks.
     """
     seen = event.progress if hang is None else hang.progress
+    if section is not None and seen.phase is Phase.CLOSE:
+        section = None  # it closed the environment of another task
+    trajectory = None if version is None else seen.trajectory
+    if section is not None and trajectory is not None:
+        trajectory = section.own_index(trajectory)
     is_starting = version is None and not is_ready and hang is None
     incident = Incident(
         event.worker,
         event.why or cause_of_death(event.exitcode) if hang is None else f"made no progress for {hang.seconds:.3g} s",
         Phase.STARTING if is_starting else seen.phase,
-        None if version is None else seen.trajectory,
+        trajectory,
         version,
         seconds,
         exitcode=event.exitcode if hang is None else None,
         stack="" if hang is None else event.stack,
         hung=hang is not None,
         hopeless=event.hopeless and version is not None,  # in this call's work, and not in that of an earlier one
+        task=None if section is None else section.task,
     )
     return replace(incident, likeness=_likeness_of(incident, is_ready=is_ready))
 
@@ -103,10 +118,11 @@ def _likeness_of(incident: Incident, *, is_ready: bool) -> Likeness | None:
         return Likeness(unready(incident.worker), cause, by_chance=killed)
     if incident.trajectory is None:
         return None
-    return Likeness(f"trajectory {incident.trajectory}", cause, by_chance=killed, of_call=True)
+    of_task = "" if incident.task is None else f" of {incident.task}"
+    return Likeness(f"trajectory {incident.trajectory}{of_task}", cause, by_chance=killed, of_call=True)
 
 
-def loss_by_exception(worker: int, failure: Failure, seconds: float) -> Incident:
+def loss_by_exception(worker: int, failure: Failure, seconds: float, task: TaskName | None = None) -> Incident:
     """Return the loss that an exception is which `restart_on` names, `seconds` after the sampler was made."""
     version, subject, of_call = None, unready(worker), False
     if failure.ticket is not None:
@@ -114,7 +130,24 @@ def loss_by_exception(worker: int, failure: Failure, seconds: float) -> Incident
         if failure.phase not in UPDATE_PHASES:
             known, of_call = failure.trajectory is not None, True
             subject = f"trajectory {failure.trajectory}" if known else f"trajectories {indices[0]} to {indices[-1]}"
+            subject += "" if task is None else f" of {task}"
     cause = failure.phase, *cause_of_exception(failure.kinds[0], failure.traceback)
     likeness = Likeness(subject, cause, of_call=of_call)
     what = f"raised {failure.summary}"
-    return Incident(worker, what, failure.phase, failure.trajectory, version, seconds, likeness=likeness)
+    return Incident(worker, what, failure.phase, failure.trajectory, version, seconds, likeness=likeness, task=task)
+
+
+def place_of(failure: Failure, indices: range, plan: GatherPlan, *, names_place: bool) -> tuple[int | None, int | None]:
+    """Return the index of a ticket at whose turn a failure counts, and its trajectory; None where it is not known.
+
+    What goes wrong while a task's environment is made counts at the turn of the ticket's first trajectory, so that all
+    tasks before it are complete. Where it is not known which trajectory failed, it is the only one, if that is an index
+    of the plan: `names_place`.
+    """
+    if failure.phase in BEFORE_TRAJECTORIES and plan.sections:
+        return indices[0], None
+    index = plan.place_of(failure.trajectory)
+    if index in indices or failure.phase in BEFORE_TRAJECTORIES:
+        return index, failure.trajectory
+    index = indices[0] if len(indices) == 1 else None
+    return index, index if names_place else None

@@ -47,6 +47,10 @@ class InFlight:
         # each worker. With a dozen that does not matter.
         self.n_between_looks = max(0, n_workers - 12) // 4
 
+    def measure_by(self, throughput: Throughput) -> None:
+        """Expect tickets to last as long as another throughput says: those in flight are of another task now."""
+        self._pace, self._looked_after = throughput, -1
+
     def track(self, worker: int, indices: range, now: float) -> None:
         """Track a ticket that `worker` got."""
         queue = self.queues[worker]

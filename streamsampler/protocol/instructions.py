@@ -14,6 +14,7 @@ from streamsampler.protocol.faults import WorkerFault
 from streamsampler.protocol.messages import Message
 from streamsampler.protocol.restarts import Incident
 from streamsampler.protocol.result import LeftOut
+from streamsampler.protocol.sections import TaskName
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,16 +195,18 @@ class NoMiddle:
     """A stream cannot begin in the middle of blocks that get longer, of which the first ones have `block`."""
 
     block: int
+    task: TaskName | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TooManyDropped:
-    """Nearly every trajectory is left out."""
+    """Nearly every trajectory is left out; where workers run several tasks, of one of them."""
 
     last: LeftOut
     version: int
     n_dropped: int
     n_kept: int
+    task: TaskName | None = None
 
 
 WarningFact = LossReplaced | NotNeeded | NotClosed | AlwaysTooLarge | LongTrajectory | FilesOverwritten | OtherKernels

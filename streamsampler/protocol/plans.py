@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 
 from streamsampler.core.errors import UsageError
+from streamsampler.protocol.sections import NO_SECTIONS, Section, Sections
 
 __all__ = [
     "AtLeast", "Exactly", "ExactlyPerWorker", "Fragments", "GatherPlan", "Layout", "Streamed", "endless",
@@ -51,6 +52,7 @@ class GatherPlan:
         n_of_task: How many consecutive trajectories have one task, if only further ones of that task may take the
             places of those left out (see `make_ups`); None if any may.
         counts_agents: Whether timesteps are those of each of several agents, and not steps of the environment.
+        sections: Which indices are trajectories of which task, where workers run several.
     """
 
     first: int = 0
@@ -59,6 +61,7 @@ class GatherPlan:
     fixed: bool = False
     n_of_task: int | None = None
     counts_agents: bool = False
+    sections: Sections = NO_SECTIONS
 
     def starting_at(self, first: int) -> Self:
         """Return a plan for as much, from another first trajectory on."""
@@ -72,6 +75,15 @@ class GatherPlan:
     def place_of(self, trajectory: int | None) -> int | None:
         """Return the index in the plan that a trajectory belongs to; None for none."""
         return trajectory
+
+    def section_of(self, indices: range) -> Section | None:
+        """Return the section that a ticket is cut from; None where there is one task."""
+        return self.sections.of(indices) if self.sections else None
+
+    def begins_in_the_middle(self, indices: range) -> bool:
+        """Whether the queue that a ticket is cut from begins with another trajectory than number 0 of its task."""
+        section = self.section_of(indices)
+        return (self.first if section is None else section.first) > 0
 
     def queue(self, number: int, n_queues: int) -> range:
         """Return the indices that worker `number` runs if each worker has its own agent or environment.
@@ -133,13 +145,14 @@ class ExactlyPerWorker(GatherPlan):
 class Streamed(GatherPlan):
     """Trajectories `first`, `first + 1`, … as a consumer takes them: `limit` of them, or without end.
 
-    See `Exactly` for `fixed`, and `GatherPlan` for `n_of_task`.
+    See `Exactly` for `fixed`, and `GatherPlan` for `n_of_task` and `sections`.
     """
 
     first: int = 0
     limit: int | None = None
     fixed: bool = False
     n_of_task: int | None = None
+    sections: Sections = NO_SECTIONS
 
 
 @dataclass(frozen=True)

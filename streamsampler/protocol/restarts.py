@@ -22,6 +22,7 @@ from streamsampler.core.errors import SpentQuota, UsageError, positive_seconds
 from streamsampler.protocol.hangs import Watch
 from streamsampler.protocol.limits import Limits, Quota, check_quota
 from streamsampler.protocol.messages import Phase
+from streamsampler.protocol.sections import TaskName
 
 OnFailure = Literal["raise", "drop"]
 
@@ -110,10 +111,13 @@ class Incident:
     hung: bool = False  # whether the worker was killed because it made no progress
     hopeless: bool = False  # whether a new worker would do the same, so that none is started
     likeness: Likeness | None = None  # None where another one like it would be chance
+    task: TaskName | None = None  # where workers run several
 
     def __str__(self) -> str:
         where = "" if self.trajectory is None else f" in trajectory {self.trajectory}"
-        if self.version is not None and where:
+        if self.task is not None:
+            where += f" of {self.task}"
+        elif self.version is not None and where:
             where += f" of agent version {self.version}"
         return f"worker {self.worker} {self.what} while {self.phase}{where}"
 

@@ -94,6 +94,7 @@ class Result:
         self._skipped = 0  # indices that nothing is run for
         n, limit = plan.n_of_task, plan.limit
         self._make_ups = None if n is None or limit is None else MakeUps(first, limit, n)
+        self._section, self._n_dropped_before = -1, 0  # the last one with a trajectory left out; those before it
         self.n_trajectories = self.n_timesteps = 0
         self.complete = False
         self.n_popped = 0  # indices in the result, or left out of it, at the last call of `pop_spans`
@@ -176,8 +177,20 @@ class Result:
         too_many = too_many_dropped(self.n_dropped, self.n_trajectories)
         if self._make_ups is not None:
             too_many = too_many_dropped(*self._make_ups.leave_out(entry.trajectory))
-        if too_many or (self._plan.fixed and self.n_dropped == self._plan.limit):
+        if self._plan.sections:
+            too_many = too_many_dropped(*self.counts_of_section(entry.trajectory))
+        elif self._plan.fixed:
+            too_many = too_many or self.n_dropped == self._plan.limit
+        if too_many:
             self.one_too_many = self._left_out[-1]
+
+    def counts_of_section(self, index: int) -> tuple[int, int]:
+        """Return how many trajectories were left out of, and kept from, the section of the index passed last."""
+        number = self._plan.sections.number_of(index)
+        if number != self._section:
+            self._section, self._n_dropped_before = number, self.n_dropped - 1
+        n_dropped = self.n_dropped - self._n_dropped_before
+        return n_dropped, index + 1 - self._plan.sections[number].start - n_dropped
 
     def pop_made_up(self) -> list[range]:
         """Return, once, further indices that take the places of those left out; none where the plan says nothing."""
@@ -222,7 +235,7 @@ class Result:
 
     def spans(self, first: int = 0) -> list[Span]:
         """Return the result so far, in order, from span number `first` on, without those that were forgotten."""
-        return [span for span in self._spans[first:] if span is not None]
+        return list(filter(None, self._spans[first:]))
 
     def forget_spans(self, first: int, stop: int) -> None:
         """Forget spans number `first` to `stop` - 1: the caller has all that is needed of them."""

@@ -25,7 +25,7 @@ from operator import attrgetter
 from typing import Any
 
 from streamsampler.core.fingerprints import Fingerprint
-from streamsampler.protocol.checks import PurityChecks
+from streamsampler.protocol.checks import PurityChecks, TaskChecks
 from streamsampler.protocol.dispatch import Dispatch
 from streamsampler.protocol.events import (
     Event,
@@ -38,11 +38,13 @@ from streamsampler.protocol.events import (
 )  # fmt: skip
 from streamsampler.protocol.faults import (
     AGENT_PHASES,
+    BEFORE_TRAJECTORIES,
     UPDATE_PHASES,
     WorkerFault,
     is_before_ready,
     loss_by_death,
     loss_by_exception,
+    place_of,
 )  # fmt: skip
 from streamsampler.protocol.gathering import Gathering
 from streamsampler.protocol.instructions import (
@@ -75,9 +77,11 @@ from streamsampler.protocol.plans import Fragments, GatherPlan, Layout, Streamed
 from streamsampler.protocol.prefetch import Prefetch
 from streamsampler.protocol.progress import Progress
 from streamsampler.protocol.restarts import Losses, Policy, unready
-from streamsampler.protocol.result import Order, Span
+from streamsampler.protocol.result import LeftOut, Order, Span
+from streamsampler.protocol.sections import Section
 from streamsampler.protocol.states import CAPACITY, Happened, SamplerSide
 from streamsampler.protocol.supervision import LEAVING, Question, Supervision
+from streamsampler.protocol.task_gathering import TaskGathering
 from streamsampler.protocol.throughput import Throughput
 from streamsampler.protocol.tickets import SHORTEST_TICKET_SECONDS
 from streamsampler.protocol.trace import LENGTHS_SHIFT, SchedulerTrace
@@ -105,6 +109,7 @@ class Scheduler:
             known.side.apply(Happened.LAUNCHED)
         self.layout = self._layout = layout
         self.throughput = Throughput()
+        self._throughputs: dict[int, Throughput] = {}  # of several tasks, by their numbers
         self.losses = Losses(self.policy, n_workers)
         self.checks = checks or PurityChecks(None)
         self.fingerprints = fingerprints or Fingerprints(None)
@@ -141,13 +146,17 @@ class Scheduler:
         take the places of trajectories that are left out, it is a UsageError.
         """
         is_whole = not isinstance(plan, Fragments)
-        gathering = Gathering(
-            plan, n_workers=len(self.workers), order=self._order, throughput=self.throughput if is_whole else None,
-            own_queues=len(structures) > 1 or not is_whole,
-            layout=plan.layout if isinstance(plan, Fragments) else self.layout, dropping=self.policy.drops,
-            concurrent=self._concurrent, shortest_ticket=self._shortest_ticket, steps_of=self._shown_timesteps,
-            is_awaited=self._is_checking,
-        )  # fmt: skip
+        options: dict[str, Any] = {
+            "n_workers": len(self.workers), "order": self._order, "dropping": self.policy.drops,
+            "layout": plan.layout if isinstance(plan, Fragments) else self.layout, "concurrent": self._concurrent,
+            "shortest_ticket": self._shortest_ticket, "steps_of": self._shown_timesteps,
+            "is_awaited": self._is_checking,
+        }  # fmt: skip
+        if plan.sections:
+            gathering: Gathering = TaskGathering(plan, self._throughputs, **options)
+        else:
+            throughput, own_queues = self.throughput if is_whole else None, len(structures) > 1 or not is_whole
+            gathering = Gathering(plan, throughput=throughput, own_queues=own_queues, **options)
         if is_whole and self._ways.known:
             self._ways.tell(gathering, structures)
         return gathering
@@ -179,6 +188,9 @@ class Scheduler:
         if not goes_on:
             self._begin_tickets()
         self.losses.begin_call()
+        if isinstance(self.checks, TaskChecks):
+            self.checks.begin_call()
+        self._supervision.closes_within_calls = bool(plan.sections)
         self._supervision.lengths.begin(plan.timesteps, self._layout.rows, now)
         if self.checks.is_exclusive:
             # Only worker 0 has work at first: it is not left out for having been slow.
@@ -350,16 +362,15 @@ class Scheduler:
         counts_agents = gathering.plan.counts_agents and event.agent_steps is not None
         lengths = (event.agent_steps if counts_agents else event.lengths) or ()
         self.trace.room -= len(lengths) >> LENGTHS_SHIFT
-        if lengths and not isinstance(gathering.plan, Fragments):
-            fills_rows = len(lengths) >= self._layout.rows
-            self.throughput.measure(lengths, report.seconds.rollout, event.worker, event.n_bytes, fills_rows=fills_rows)
+        if lengths:
+            self._measure(event, lengths, is_current=is_current)
         if not is_current or report.given_up:
             self._instructions.append(Discard(event.number, Reason.STALE))
             if is_current:
                 # The worker failed in another ticket, and runs no more of this version before its next start.
                 gathering.put_back(event.worker, report.ticket.indices, self._now)
             return
-        self.checks.record_answer(known)
+        self.checks.record_answer(known, report.ticket.indices, gathering.plan.sections)
         is_new = self._is_run_right(event.worker, report) and gathering.receive(
             event.worker, report.ticket.indices, lengths, event.number, self._now, report.dropped
         )
@@ -368,13 +379,27 @@ class Scheduler:
         else:
             self._instructions.append(Discard(event.number, Reason.SURPLUS))
 
+    def _measure(self, event: ReportReceived, lengths: Sequence[int], *, is_current: bool) -> None:
+        """Learn how long trajectories are, and how fast a worker is; of several tasks, of each by itself."""
+        gathering, report, throughput = self._gathering, event.report, self.throughput
+        if isinstance(gathering.plan, Fragments):
+            return
+        if isinstance(gathering, TaskGathering):
+            if not is_current:
+                return  # its indices may be of another task now
+            throughput = gathering.throughput_of(report.ticket.indices)
+        fills_rows = len(lengths) >= self._layout.rows
+        throughput.measure(lengths, report.seconds.rollout, event.worker, event.n_bytes, fills_rows=fills_rows)
+
     def _is_run_right(self, worker: int, report: Report) -> bool:
         """Return whether a worker ran a ticket as its call has them; otherwise the call ends."""
-        plan = self._gathering.plan
+        plan, indices = self._gathering.plan, report.ticket.indices
         if not self._ways.record(self._gathering, self._layout, worker, report):
             self._refuse(Raise(RunsBlocks(worker), Refused.AGENT))
-        elif report.runs_longer_blocks and isinstance(plan, Streamed) and plan.first:
-            self._refuse(Raise(NoMiddle(self._layout.block), Refused.AGENT))
+        elif report.runs_longer_blocks and isinstance(plan, Streamed) and plan.begins_in_the_middle(indices):
+            section = plan.section_of(indices)
+            task = None if section is None else section.task
+            self._refuse(Raise(NoMiddle(self._layout.block, task), Refused.AGENT))
         else:
             return True
         return False
@@ -405,19 +430,16 @@ class Scheduler:
             self._instructions.append(Discard(event.number, Reason.STALE))
             return
         self._instructions.append(CountFailure(event.number))
-        if failure.phase is Phase.CHECK:
+        section = gathering.plan.section_of(indices)
+        if failure.phase is Phase.CHECK and section is None:
             fault = WorkerFault(event.worker, failure, event.number, event.is_of_engine)
             self._refuse(Raise(NotReproducible(fault), Refused.CALL))
             return
-        if failure.phase not in UPDATE_PHASES:
-            self.checks.record_answer(known)
-        index = gathering.plan.place_of(failure.trajectory)
-        trajectory = failure.trajectory
-        if index not in indices and failure.phase not in UPDATE_PHASES:
-            index = indices[0] if len(indices) == 1 else None  # it is not known which, unless it is the only one
-            trajectory = None if self._base_version else index
+        if failure.phase not in BEFORE_TRAJECTORIES:
+            self.checks.record_answer(known, indices, gathering.plan.sections)
+        index, trajectory = place_of(failure, indices, gathering.plan, names_place=not self._base_version)
         fault = self._fault_of(event, trajectory)
-        if fault.is_of_update or fault.is_of_engine:
+        if fault.is_of_engine or (fault.is_of_update and section is None):
             gathering.put_back(event.worker, indices, self._now)
             self._outside.append(fault)
             return
@@ -428,14 +450,18 @@ class Scheduler:
         """Return the fault that an exception is; where it is a loss, the worker is replaced."""
         version, ticket = self._version_of(event.failure.trajectory), event.failure.ticket
         assert ticket is not None
+        section = self._gathering.plan.section_of(ticket.indices)
+        task = None if section is None else section.task
+        if section is not None and trajectory is not None:
+            trajectory = section.own_index(trajectory)
         failure = replace(event.failure, ticket=ticket._replace(version=version), trajectory=trajectory)
         incident = None
         if self.policy.restarts_on(failure.kinds):
             if failure.phase not in UPDATE_PHASES:
                 self.losses.forget(unready(event.worker))
-            incident = loss_by_exception(event.worker, failure, self._now - self._made)
+            incident = loss_by_exception(event.worker, failure, self._now - self._made, task)
             self._supervision.mark(self.workers[event.worker])
-        return WorkerFault(event.worker, failure, event.number, event.is_of_engine, incident)
+        return WorkerFault(event.worker, failure, event.number, event.is_of_engine, incident, task)
 
     def _version_of(self, trajectory: int | None) -> int:
         """Return the agent version that a trajectory is named by."""
@@ -445,9 +471,14 @@ class Scheduler:
         worker, seen, gathering = event.worker, event.progress, self._gathering
         has_begun = seen.version == self.ticket_version
         index = gathering.plan.place_of(seen.trajectory)
-        fault = self._fault_of_death(event, self._version_of(seen.trajectory) if has_begun else None)
         tickets = self.workers[worker].side.current_tickets()
+        section = gathering.plan.section_of(tickets[0]) if tickets and has_begun else None
+        fault = self._fault_of_death(event, self._version_of(seen.trajectory) if has_begun else None, section)
         self._forget_worker(event)
+        if section is not None and fault is not None and fault.task is not None:
+            if isinstance(self.checks, TaskChecks) and section.checks_with(tickets[0]):
+                self.checks.record_death_in(section.task.number, worker)
+            index = tickets[0][0] if index is None else index  # as of an exception before the first trajectory
         for indices in tickets:
             if fault is not None and has_begun and index in indices:
                 gathering.add_failure(worker, indices, index, fault, final=False, now=self._now)
@@ -459,17 +490,19 @@ class Scheduler:
         elif fault is not None:
             self._instructions.append(Warn(NotNeeded(fault)))
 
-    def _fault_of_death(self, event: WorkerDied, version: int | None) -> WorkerFault | None:
-        """Return the fault that a death is; None if the worker was retiring."""
+    def _fault_of_death(self, event: WorkerDied, version: int | None, section: Section | None) -> WorkerFault | None:
+        """Return the fault that a death is, in a ticket of a section; None if the worker was retiring."""
         known = self.workers[event.worker]
         if known.hang is None and known.side.state in LEAVING:
             if known.is_ready:
                 self.losses.forget(unready(event.worker))
             return None
-        incident = loss_by_death(event, known.hang, version, self._now - self._made, is_ready=known.is_ready)
+        incident = loss_by_death(
+            event, known.hang, version, self._now - self._made, is_ready=known.is_ready, section=section
+        )
         if not is_before_ready(incident, is_ready=known.is_ready):
             self.losses.forget(unready(event.worker))
-        return WorkerFault(event.worker, incident=incident)
+        return WorkerFault(event.worker, incident=incident, task=incident.task)
 
     def _forget_worker(self, event: WorkerDied) -> None:
         worker, known = event.worker, self.workers[event.worker]
@@ -477,7 +510,8 @@ class Scheduler:
         known.side.apply(Happened.DIED)
         self.checks.record_death(known)
         self.fingerprints.record_death(worker)
-        self.throughput.forget(worker)
+        for throughput in (self.throughput, *self._throughputs.values()):
+            throughput.forget(worker)
         self.workers[worker] = new = self._new_worker(worker)
         new.can_launch = event.can_launch
         self._dispatch.line_up(new)
@@ -509,10 +543,17 @@ class Scheduler:
                 return False
             gathering.retry(held)
         if (last := result.one_too_many) is not None:
-            dropped = TooManyDropped(last, self.sampled_version, result.n_dropped, result.n_trajectories)
-            self._instructions.append(Raise(dropped))
+            self._instructions.append(Raise(self._too_many_dropped(last)))
             return False
         return True
+
+    def _too_many_dropped(self, last: LeftOut) -> TooManyDropped:
+        result, index = self._gathering.result, last.trajectory
+        section = self._gathering.plan.section_of(range(index, index + 1))
+        if section is None:
+            return TooManyDropped(last, self.sampled_version, result.n_dropped, result.n_trajectories)
+        last, counts = last._replace(trajectory=section.own_index(index)), result.counts_of_section(index)
+        return TooManyDropped(last, self.sampled_version, *counts, section.task)
 
     def _decide_outside(self, fault: WorkerFault) -> bool:
         if self._gathering.result.complete:
@@ -543,4 +584,6 @@ class Scheduler:
 
     def _is_checking(self, worker: int) -> bool:
         """Whether a worker owes the answer after its check: a call that copies complete without it would not warn."""
-        return self.workers[worker].is_checking
+        known, sections = self.workers[worker], self._gathering.plan.sections
+        tickets = known.side.current_tickets() if sections else ()
+        return known.is_checking or any(sections.of(indices).checks_with(indices) for indices in tickets)

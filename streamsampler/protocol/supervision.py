@@ -47,6 +47,7 @@ class Supervision:
         self._watch = policy.watch()
         self.interval = math.inf if self._watch is None else self._watch.interval  # seconds to wait at most
         self.lengths = LengthWatch()
+        self.closes_within_calls = False  # whether workers close environments of tasks, to make those of others
         self._has_warned_of_memory = False
         self._deadlines: dict[int, float] = {}  # when workers that retire are killed
 
@@ -123,7 +124,9 @@ class Supervision:
                 known.stillness.reset()  # its event loop waits, and ends what waits for too long
             elif progress is not None and known.side.unanswered and known.side.state is not SamplerState.CONDEMNED:
                 has_begun = progress.version >= known.side.unanswered[0].version
-                rows[known.worker] = known.stillness, progress, not has_begun or progress.phase in _CONSTRUCTING
+                constructs = progress.phase in _CONSTRUCTING
+                constructs |= self.closes_within_calls and progress.phase is Phase.CLOSE
+                rows[known.worker] = known.stillness, progress, not has_begun or constructs
         suspects, hung = self._watch.look(rows)
         self._instructions += map(RequestProgress, suspects)
         for worker, seconds in hung.items():

@@ -90,6 +90,11 @@ class Throughput:
         return max(1.0, self._mean) if self._weight else None
 
     @property
+    def n_bytes(self) -> float:
+        """Bytes of a trajectory's observations; 0 before the first one."""
+        return self._bytes / self._weight if self._weight else 0.0
+
+    @property
     def spread(self) -> float:
         """The standard deviation of the timesteps of a trajectory; 0 before the second one."""
         return math.sqrt(self._squares / self._weight) if self._weight else 0.0

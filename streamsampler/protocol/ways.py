@@ -6,7 +6,7 @@ or environment a worker may run trajectories in another way, so that what is kno
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal, TypeAlias
 
 from streamsampler.protocol.gathering import Gathering
@@ -18,16 +18,20 @@ Structure: TypeAlias = tuple[int, ...]
 
 
 class Ways:
-    """The ways of the workers of each queue of indices."""
+    """The ways of the workers of each queue of indices, or of each task where workers run several."""
 
     def __init__(self) -> None:
         self.structures: Sequence[Structure] = ((),)  # of each queue: one for all workers, or one for each
         self.known: dict[int, tuple[Literal["lanes", "blocks", "longer blocks"], Structure]] = {}
 
     def tell(self, gathering: Gathering, structures: Sequence[Structure]) -> None:
-        """Tell a new gathering what is known of workers with these structures."""
-        for queue, structure in enumerate(structures):
-            way, known = self.known.get(queue, (None, None))
+        """Tell a new gathering what is known of workers with these structures; of several tasks, for each section."""
+        sections = gathering.plan.sections
+        queues: Iterable[tuple[int, Structure]] = enumerate(structures)
+        if sections:
+            queues = [(it.task.number, ()) for it in sections]
+        for queue, (key, structure) in enumerate(queues):
+            way, known = self.known.get(key, (None, None))
             if known == structure and way == "lanes":
                 gathering.run_lanes(queue)
             elif known == structure and way is not None:
@@ -35,15 +39,20 @@ class Ways:
 
     def record(self, gathering: Gathering, layout: Layout, worker: int, answer: Report | Failure) -> bool:
         """Record how a worker ran a ticket; return whether the ticket was right for that: none cuts a block."""
-        ticket, queue = answer.ticket, worker % len(self.structures)
+        ticket, sections = answer.ticket, gathering.plan.sections
         assert ticket is not None
+        queue = key = worker % len(self.structures)
+        structure = self.structures[queue]
+        if sections:
+            queue = sections.number_of(ticket.indices[0])
+            key, structure = sections[queue].task.number, ()
         if answer.runs_lanes:
-            if ticket.block > 1 or not gathering.is_certain(worker):
-                self.known[queue] = "lanes", self.structures[queue]
-                gathering.run_lanes(worker)
+            if ticket.block > 1 or not gathering.is_certain(queue):
+                self.known[key] = "lanes", structure
+                gathering.run_lanes(queue)
             return True
         longer = answer.runs_longer_blocks
         if layout.lengthens and (longer or isinstance(answer, Report)):
-            self.known[queue] = "longer blocks" if longer else "blocks", self.structures[queue]
-            gathering.run_blocks(worker, longer=longer)
-        return ticket.block == max(layout.block, gathering.block_of(worker, ticket.indices))
+            self.known[key] = "longer blocks" if longer else "blocks", structure
+            gathering.run_blocks(queue, longer=longer)
+        return ticket.block == max(layout.block, gathering.block_of(queue, ticket.indices))
