@@ -70,6 +70,8 @@ class Start:
         filters: New filters (`filters.Filters`); None keeps them.
         goes_on: The version in which the fragments began whose episodes go on in this worker's environments; 0 where
             none do. Those of others end.
+        tasks: The agents and environments of several tasks (`workers.task_loops.TaskTable`), in the place of one of
+            each; None keeps them.
     """
 
     version: int
@@ -82,6 +84,7 @@ class Start:
     resets: Any = None
     filters: Any = None
     goes_on: int = 0
+    tasks: Any = None
 
 
 @by_position

@@ -122,12 +122,15 @@ class WorkerRow:
             truth of a ctypes number is the quickest look at shared memory that Python has: 15 ns. An item of a
             memoryview takes three times as long, and in a loop of much other code ten times.)
         words: All words; words[0] is the oldest version that may run.
+        index_base: What is written for trajectory 0, since 0 stands for none: 1, or more where the call knows the
+            trajectories of a task by higher numbers. A loop that writes `words[trajectory_word]` itself adds it.
     """
 
     def __init__(self, words: memoryview, worker: int) -> None:
         self.words = words
         self._row = (1 + worker) * _ROW
         self.attention = ctypes.c_int64.from_buffer(words[self._row + _FLAG :])
+        self.index_base = 1
         self.timesteps_word = self._row + _TIMESTEPS
         self.phase_word = self._row + _PHASE
         self.trajectory_word = self._row + _TRAJECTORY
@@ -143,7 +146,7 @@ class WorkerRow:
 
     def begin_trajectory(self, index: int) -> None:
         """Write that trajectory `index` begins."""
-        self.words[self.trajectory_word] = index + 1
+        self.words[self.trajectory_word] = index + self.index_base
 
     def end_ticket(self, n_timesteps: int, running: int = 0) -> None:
         """Write that the ticket ended, how many timesteps it took, and how many later ones have taken already."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 from streamsampler.core.by_value import dumps_by_value
 from streamsampler.core.errors import NotReproducibleError
@@ -20,7 +20,6 @@ from streamsampler.core.times import Times
 from streamsampler.core.timing import Collector, collecting
 from streamsampler.environments.updates import for_worker
 from streamsampler.protocol.messages import (
-    Answer,
     Checked,
     Continue,
     Exit,
@@ -33,11 +32,13 @@ from streamsampler.protocol.messages import (
 )
 from streamsampler.protocol.states import WorkerSide, WorkerState
 from streamsampler.workers.base import Outcome, Worker, WorkerContext
+from streamsampler.workers.channel import Channel
 from streamsampler.workers.explain import class_names, is_interrupt, summary_of
 from streamsampler.workers.finishing import Finishing
 from streamsampler.workers.generators import CONSTRUCTION, seed_constructors
 from streamsampler.workers.known_wrappers import files_of
 from streamsampler.workers.purity import PurityCheck, check_purity
+from streamsampler.workers.task_loops import TaskLoops
 from streamsampler.workers.threads import fingerprint
 
 _PHASES = {
@@ -54,39 +55,6 @@ _LOG = logging.getLogger("streamsampler")
 __all__ = ["Channel", "WorkerLoop", "failure_of", "run_worker"]
 
 
-class Channel(Protocol):
-    """How a worker is connected to its sampler.
-
-    Attributes:
-        interruptible: Whether the worker's thread is the user's, so that what interrupts it passes; see `is_interrupt`.
-
-    One may also have a `descriptor`, of a file that can be read when a message may have come: see `Worker.descriptor`.
-    """
-
-    interruptible: bool
-
-    def receive(self, *, wait: bool) -> Message | None:
-        """Return the next message; None if there is none, and `wait` is false.
-
-        When the sampler is gone, that is an `Exit`.
-        """
-
-    def load(self, payload: Any) -> Any:
-        """Return the object that a message's payload stands for."""
-
-    def answer(self, answer: Answer, contents: Any = None) -> None:
-        """Send an answer, without ever waiting for the sampler.
-
-        Args:
-            answer: The answer.
-            contents: With a report its rollouts, and the spaces where they are new; with a failure the exception,
-                for channels that do not leave the process.
-
-        Raises:
-            SerializationError: The contents cannot be pickled. Nothing was sent.
-        """
-
-
 def run_worker(channel: Channel, make_worker: Callable[[WorkerContext], Worker], context: WorkerContext) -> None:
     """Run a worker's loop until the sampler sends `Exit`; see `WorkerLoop` for the arguments."""
     loop = WorkerLoop(channel, make_worker, context)
@@ -101,11 +69,13 @@ class WorkerLoop:
         channel: The connection to the sampler.
         make_worker: Makes the worker, at the first `Start`.
         context: What to make the worker with; the loop adds `rebuild`.
+        of_task: Names the task, for what is logged, where the loop is that of one of several tasks; otherwise empty.
     """
 
     def __init__(
-        self, channel: Channel, make_worker: Callable[[WorkerContext], Worker], context: WorkerContext
-    ) -> None:
+        self, channel: Channel, make_worker: Callable[[WorkerContext], Worker], context: WorkerContext,
+        of_task: str = "",
+    ) -> None:  # fmt: skip
         self._channel = channel
         self._collector = Collector(context.row.words, context.row.phase_word, _TIMED_AS)
         self._make_worker = make_worker
@@ -130,6 +100,8 @@ class WorkerLoop:
         self._to_tell: Fingerprint | None = None  # the same, until a report tells it
         self._in_force: dict[str, Any] = {}  # payloads of the last updates by kind, loadable while the version may run
         self._spoiled = False  # whether a rollout raised: agent and environment may be in any state
+        self._of_task = of_task
+        self._loops: TaskLoops | None = None  # a loop for each task whose environment is open, where there are several
 
     def turn(self, *, wait: bool) -> bool:
         """Receive one message or run one ticket. False means that the worker has ended.
@@ -137,6 +109,8 @@ class WorkerLoop:
         Args:
             wait: Whether to wait for a message when there is nothing to do.
         """
+        if self._loops is not None:
+            return self._loops.turn(wait=wait)
         side = self._side
         idle = side.state is not WorkerState.STREAMING
         begin = perf_counter()
@@ -157,25 +131,30 @@ class WorkerLoop:
             self._run(ticket)
         return True
 
+    def _loop_of_task(self, channel: Channel, name: str) -> WorkerLoop:
+        return WorkerLoop(channel, self._make_worker, self._context, name)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is a ticket to run, or a message that came while one ran."""
+        return self._kept is not None or self._side.state is WorkerState.STREAMING
+
     def _start(self, start: Start) -> None:
-        """Apply the updates of a `Start`."""
+        """Apply the updates of a `Start`; of several tasks, each has a loop of its own from now on."""
+        if start.tasks is not None:
+            self._loops = TaskLoops(self._channel, self._row, self._loop_of_task, failure_of)
+            self._loops.receive(start)
+            return
         self._row.begin_ticket(start.version)
         self._seeds_ahead.clear()
         # Once a version, not once an environment: stale reports are not read, spaces included.
         self._spaces_sent = False
         try:
-            updates = {kind: getattr(start, kind) for kind in _PHASES}
-            updates = {kind: payload for kind, payload in updates.items() if payload is not None}
+            updates = {kind: payload for kind in _PHASES if (payload := getattr(start, kind)) is not None}
             if updates:
                 # What constructors draw must not depend on the process either, nor on when it was started.
                 seed_constructors(self._seed)
-            if self._worker is None:
-                self._row.set_phase(Phase.AGENT_CONSTRUCTION)  # it may import whatever its class needs
-                self._worker = self._make_worker(self._context)
-                self._worker.look_ahead, self._worker.is_called_off = self._look_ahead, self._is_called_off
-                self._worker.descriptor = getattr(self._channel, "descriptor", None)  # an engine of a user's has none
-                self._worker.in_force, self._worker.load = self._in_force, self._channel.load
-            worker = self._worker
+            worker = self._worker or self._made_worker()
             worker.trajectory = None
             if "agent" in updates:
                 self._in_force.pop("parameters", None)  # a new agent comes without them
@@ -196,6 +175,15 @@ class WorkerLoop:
             ticket = self._side.next_ticket()
             assert ticket is not None
             self._fail(ticket, phase, None, error)
+
+    def _made_worker(self) -> Worker:
+        """Make the worker."""
+        self._row.set_phase(Phase.AGENT_CONSTRUCTION)  # it may import whatever its class needs
+        worker = self._worker = self._make_worker(self._context)
+        worker.look_ahead, worker.is_called_off = self._look_ahead, self._is_called_off
+        worker.descriptor = getattr(self._channel, "descriptor", None)  # an engine of a user's has none
+        worker.in_force, worker.load = self._in_force, self._channel.load
+        return worker
 
     def _keep_orders(self, worker: Worker, start: Start) -> None:
         """Keep what the call says of checks and trajectories; the environment and the agent are up to date."""
@@ -344,7 +332,7 @@ class WorkerLoop:
         for text in filter(None, (found.unstable, found.finding)):
             if text not in self._warned_of:
                 self._warned_of.add(text)
-                _LOG.warning("%s", text)
+                _LOG.warning("%s%s", f"{self._of_task}: " if self._of_task else "", text)
 
     def _let_interrupts_through(self, error: BaseException) -> None:
         if is_interrupt(error) and self._channel.interruptible:

@@ -19,6 +19,7 @@ from streamsampler.data.recorder import EpisodeState, Rollouts
 from streamsampler.data.trees import Tree
 from streamsampler.environments.parameters import SetParameters, drawn_parameters, parameter_setter, with_info
 from streamsampler.environments.updates import AnyEnv, EnvUpdate, task_setter
+from streamsampler.protocol.sections import NO_SECTIONS, Sections
 
 Options: TypeAlias = Mapping[str, Any]
 ResetOptions: TypeAlias = Options | Sequence[Options | None]
@@ -77,6 +78,8 @@ class Resets:
         n_of_task: How many consecutive trajectories have the same task.
         version: The agent version, where tickets have another number for it (see `Ticket`); None where they have not.
         first: The index of the call's first trajectory, which has the first of what is given for each.
+        sections: Which indices of the call are trajectories of which task, where workers run several; all else here
+            goes by the tasks' own indices.
     """
 
     seeds: tuple[int, ...] | None = None
@@ -86,6 +89,7 @@ class Resets:
     n_of_task: int = 1
     version: int | None = None
     first: int = 0
+    sections: Sections = NO_SECTIONS
 
     def seeds_of(self, derived: TrajectorySeeds, indices: Indices) -> list[int]:
         """Return the seeds of trajectories.

@@ -128,7 +128,7 @@ class SingleDriver:
         rounded_dtype, rounded = self._rounding
         row = worker.row
         words, timesteps_word = row.words, row.timesteps_word
-        phase_word, trajectory_word = row.phase_word, row.trajectory_word
+        phase_word, trajectory_word, index_base = row.phase_word, row.trajectory_word, row.index_base
         attention: Any = row.attention if seams is None else True
         is_used = used()  # then each timestep is due: what user code times belongs to the phase on the board
         n_before = due = recorder.n_timesteps
@@ -141,7 +141,7 @@ class SingleDriver:
         try:
             for index, seed_generators, script, binding, n_timesteps in parts:
                 worker.trajectory = index
-                words[trajectory_word] = index + 1
+                words[trajectory_word] = index + index_base
                 words[phase_word] = _RESET_NUMBER
                 begin = clock()
                 if seed_generators is not None:

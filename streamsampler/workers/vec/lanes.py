@@ -231,7 +231,7 @@ class LaneRunner(RowsDriver):
         trajectory = self._running[row] = self._recorder.begin(running, position, index, row)
         running.begun.append(trajectory)
         words, phase_word = worker.row.words, worker.row.phase_word
-        words[worker.row.trajectory_word] = index + 1
+        words[worker.row.trajectory_word] = index + worker.row.index_base
         words[phase_word] = _RESET_NUMBER
         worker.trajectory, worker.phase = index, _RESET
         if self._hooks:

@@ -101,7 +101,7 @@ class Turns:
         row = worker.row
         worker.phase, worker.trajectory = phase, self.index
         number = row.words[row.phase_word] = phase_number(phase)
-        row.words[row.trajectory_word] = self.index + 1
+        row.words[row.trajectory_word] = self.index + row.index_base
         phase_of_task.set(number)
         has_turn.here = True
 

@@ -1,0 +1,322 @@
+"""Run the tickets of several tasks in one worker: a loop for each task whose environment is open.
+
+A ticket is of one task. The loop of its task gets it as a sampler of that task alone would send it, with the task's own
+indices, and so do the worker that the loop has, its hooks and its agent. What the loop answers is sent on with the
+indices of the call. One loop has work at a time, in the order of the tickets; the others keep their environments.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any, NamedTuple, Protocol
+
+from streamsampler.core.fingerprints import Fingerprint
+from streamsampler.protocol.messages import Answer, Continue, Exit, Failure, Message, Phase, Report, Start, Stop, Ticket
+from streamsampler.protocol.sections import Section, TaskName
+from streamsampler.protocol.states import WorkerSide
+from streamsampler.workers.board import WorkerRow
+from streamsampler.workers.channel import Channel
+
+_LOG = logging.getLogger("streamsampler")
+
+
+@dataclass(frozen=True)
+class TaskTable:
+    """The agents and the environments of several tasks.
+
+    Attributes:
+        agents: The payload of each task's agent, as the engine carries payloads; those of one agent are one.
+        environments: The same of the environments.
+        open_envs: Of how many tasks a worker has environments at most.
+    """
+
+    agents: Sequence[Any]
+    environments: Sequence[Any]
+    open_envs: int
+
+
+class LoopOfTask(Protocol):
+    """A loop for one task: a `WorkerLoop`."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is a ticket to run, or a message that came while one ran."""
+
+    def turn(self, *, wait: bool) -> bool:
+        """Receive one message or run one ticket."""
+
+
+class StartedFor(NamedTuple):
+    """What a loop was started for last: only tickets of the same may follow without another `Start`."""
+
+    version: int
+    section: Section
+
+
+class TaskChannel:
+    """What the loop of one task has in the place of the connection to the sampler.
+
+    Args:
+        channel: That connection.
+        loops: The loops of all tasks.
+        task: The task.
+
+    Attributes:
+        interruptible: As of the connection.
+        descriptor: As of the connection.
+        task: The task.
+        messages: What the loop is to receive, with the task's own indices.
+        place: What the loop was started for last; None before.
+        filters: The filters that the loop has.
+        lacks: Whether the loop needs the agent and the environment: it is new, or something raised in it.
+    """
+
+    def __init__(self, channel: Channel, loops: TaskLoops, task: TaskName) -> None:
+        self._channel, self._loops, self.task = channel, loops, task
+        self.interruptible, self.descriptor = channel.interruptible, getattr(channel, "descriptor", None)
+        self.messages: deque[Message] = deque()
+        self.place: StartedFor | None = None
+        self.filters: Any = None
+        self.lacks = True
+        self._fingerprint: Fingerprint | None = None
+        self._is_told = False  # whether the sampler knows it since the loop was started last
+
+    def receive(self, *, wait: bool) -> Message | None:
+        """Return the next message; further tickets of the same section as the last one come on demand."""
+        del wait
+        return self.messages.popleft() if self.messages else self._loops.look_ahead(self)
+
+    def load(self, payload: Any) -> Any:
+        """Return the object of a payload; what the call says of its trajectories is there already."""
+        return payload.contents if isinstance(payload, _LoadedBefore) else self._channel.load(payload)
+
+    def start(self, place: StartedFor, start: Start) -> None:
+        """Let the loop receive a `Start`."""
+        self.place, self.lacks, self._is_told = place, False, False
+        self.messages.append(start)
+
+    def answer(self, answer: Answer, contents: Any = None) -> None:
+        """Send an answer with the indices of the call."""
+        if answer.ticket is None:
+            self._loops.fail_to_close(self.task, answer, contents)
+            return
+        assert self.place is not None
+        section = self.place.section
+        ticket = answer.ticket._replace(indices=section.indices_of_call(answer.ticket.indices))
+        if isinstance(answer, Failure):
+            self.lacks = True
+            trajectory = answer.trajectory
+            index = None if trajectory is None else section.index_of_call(trajectory)
+            self._loops.answer_failure(replace(answer, ticket=ticket, trajectory=index), contents)
+            return
+        if answer.fingerprint is not None:
+            self._fingerprint = answer.fingerprint
+        told = None if self._is_told else self._fingerprint
+        self._is_told = self._is_told or not answer.given_up
+        self._loops.answer_report(replace(answer, ticket=ticket, fingerprint=told), contents)
+
+
+class _LoadedBefore(NamedTuple):
+    """A payload that was loaded before."""
+
+    contents: Any
+
+
+class TaskLoops:
+    """The loops of the tasks whose environments are open.
+
+    Args:
+        channel: The worker's connection to the sampler.
+        row: The worker's row of the board.
+        make_loop: Makes the loop of a task: takes its channel, and its name.
+        failure_of: Makes the answer to a ticket before which something raised; see `loop.failure_of`.
+    """
+
+    def __init__(
+        self, channel: Channel, row: WorkerRow, make_loop: Callable[[TaskChannel, str], LoopOfTask],
+        failure_of: Callable[[Ticket, Phase, None, BaseException], Failure],
+    ) -> None:  # fmt: skip
+        self._channel, self._row, self._make_loop, self._failure_of = channel, row, make_loop, failure_of
+        self._side = WorkerSide()
+        self._unread: deque[Message] = deque()  # what came while a loop was at work
+        self._open: dict[int, tuple[LoopOfTask, TaskChannel]] = {}  # by task, the one used last is the last one
+        self._current: tuple[LoopOfTask, TaskChannel] | None = None  # which has work, or had it last
+        self._started: TaskChannel | None = None  # of the loop that was started last
+        self._table: TaskTable
+        self._start: Start
+        self._resets: Any = None
+        self._filters: Any = None  # their payload; None for none
+        self._unloadable: BaseException | None = None  # why what the call says of its trajectories cannot be loaded
+        self._idle = 0.0  # seconds, since the last report
+        self._is_stopped = False  # whether the loop at work was sent Stop because of an unread message
+        self._is_ending = False
+        self._not_closed: Answer | None = None
+
+    # ------------------------------------------------------------------ what the worker's loop calls
+
+    def turn(self, *, wait: bool) -> bool:
+        """Receive one message or run one ticket. False means that the worker has ended."""
+        loop = None if self._current is None or not self._current[0].has_work else self._current[0]
+        self._read(wait=wait and loop is None and self._side.later_ticket(1) is None)
+        if any(isinstance(message, Exit) for message in self._unread):
+            self._shut_down()
+            return False
+        if self._unread:
+            self.receive(self._unread.popleft())
+        elif loop is not None:
+            loop.turn(wait=False)
+        elif (ticket := self._side.next_ticket()) is not None:
+            self._run(ticket)
+        return True
+
+    def _read(self, *, wait: bool) -> None:
+        """Take in what has come."""
+        began = perf_counter()
+        while (message := self._channel.receive(wait=wait and not self._unread)) is not None:
+            self._unread.append(message)
+        if wait:
+            self._idle += perf_counter() - began
+
+    def receive(self, message: Message) -> None:
+        """Receive a message."""
+        given_up = self._side.receive(message)
+        if isinstance(message, Start):
+            self._begin(message)
+        elif isinstance(message, Stop):
+            self._stop()
+        self._give_up(given_up)
+
+    def _stop(self) -> None:
+        """Let the loop at work give up its tickets, unless it has done so when the message was seen."""
+        if self._current is not None and self._current[0].has_work:
+            loop, channel = self._current
+            if not self._is_stopped:
+                channel.messages.append(Stop())
+            loop.turn(wait=False)
+        self._is_stopped = False
+
+    def _begin(self, start: Start) -> None:
+        self._start = start
+        self._row.begin_ticket(start.version)
+        if start.tasks is not None:
+            self._table = self._channel.load(start.tasks)
+        if start.filters is not None:
+            self._filters = start.filters
+        try:
+            self._resets, self._unloadable = self._channel.load(start.resets), None
+        except (Exception, SystemExit) as error:
+            self._unloadable = error  # options of resets are the user's objects
+
+    def _give_up(self, tickets: Sequence[Ticket]) -> None:
+        for ticket in tickets:
+            self._side.before_answer()
+            self._channel.answer(Report(ticket, given_up=True))
+
+    # ------------------------------------------------------------------ running tickets
+
+    def _run(self, ticket: Ticket) -> None:
+        """Let the loop of a ticket's task run it."""
+        if not self._row.may_run(ticket.version):
+            self._give_up((ticket,))
+            return
+        if self._unloadable is not None:
+            error = self._unloadable
+            self.answer_failure(self._failure_of(ticket, Phase.RESET, None, error), error)
+            return
+        section: Section = self._resets.sections.of(ticket.indices)
+        self._row.index_base = 1 + section.start - section.first
+        loop, channel = self._current = self._loop_of(section.task)
+        own = ticket._replace(indices=section.own_indices(ticket.indices))
+        check = self._start.check and section.checks_with(ticket.indices)
+        if channel is self._started and not channel.lacks and channel.place == (ticket.version, section) and not check:
+            channel.messages.append(Continue((own,)))
+        else:
+            # Another loop may have sent other spaces since: a loop sends its spaces with the first report of a `Start`.
+            self._started = channel
+            channel.start(StartedFor(ticket.version, section), self._start_of(channel, own, check=check))
+        loop.turn(wait=False)
+        if loop.has_work:
+            loop.turn(wait=False)
+
+    def _start_of(self, channel: TaskChannel, ticket: Ticket, *, check: bool) -> Start:
+        """Return the `Start` of a task's loop with a ticket; with the agent and the environment if it lacks them."""
+        contents: dict[str, Any] = {}
+        if channel.filters is not self._filters:
+            contents["filters"] = channel.filters = self._filters
+        if channel.lacks:
+            number = channel.task.number
+            contents |= {"agent": self._table.agents[number], "env": self._table.environments[number]}
+            if self._filters is not None:
+                contents["filters"] = channel.filters = self._filters
+        return Start(ticket.version, (ticket,), check=check, resets=_LoadedBefore(self._resets), **contents)
+
+    def _loop_of(self, task: TaskName) -> tuple[LoopOfTask, TaskChannel]:
+        """Return the loop of a task; close the environments of those used least recently if it is a new one."""
+        found = self._open.pop(task.number, None)
+        if found is None:
+            while len(self._open) >= self._table.open_envs:
+                self._close(next(iter(self._open)))
+            channel = TaskChannel(self._channel, self, task)
+            found = self._make_loop(channel, str(task)), channel
+        self._open[task.number] = found
+        return found
+
+    def look_ahead(self, channel: TaskChannel) -> Message | None:
+        """Return the next ticket of the section whose loop is at work; or Stop, once, if its tickets are called off."""
+        if self._is_ending or channel.place is None:
+            return None
+        self._read(wait=False)
+        while self._unread and isinstance(self._unread[0], Continue):
+            self._give_up(self._side.receive(self._unread.popleft()))
+        if self._unread:  # any other message ends the tickets
+            called_off, self._is_stopped = not self._is_stopped, True
+            return Stop() if called_off else None
+        ticket = self._side.later_ticket(1)
+        version, section = channel.place
+        if ticket is None or ticket.version != version or self._resets.sections.of(ticket.indices) != section:
+            return None
+        self._side.next_ticket()
+        return Continue((ticket._replace(indices=section.own_indices(ticket.indices)),))
+
+    def answer_report(self, report: Report, contents: Any) -> None:
+        """Send a report."""
+        self._side.before_answer()
+        seconds, self._idle = report.seconds._replace(idle=report.seconds.idle + self._idle), 0.0
+        self._channel.answer(replace(report, seconds=seconds), contents)
+
+    def answer_failure(self, failure: Failure, error: Any) -> None:
+        """Send a failure: after it, no ticket is run until the next `Start`."""
+        given_up = self._side.fail()
+        self._channel.answer(failure, error)
+        self._give_up(given_up)
+
+    # ------------------------------------------------------------------ ending
+
+    def _close(self, task: int) -> None:
+        """Close a task's environments."""
+        loop, channel = self._open.pop(task)
+        if channel is self._started:
+            self._started = None
+        channel.messages.clear()
+        channel.messages.append(Exit())
+        loop.turn(wait=False)
+
+    def fail_to_close(self, task: TaskName, failure: Answer, error: Any) -> None:
+        """Take in that a task's environments could not be closed: an error at the end, and a warning before."""
+        assert isinstance(failure, Failure)
+        if self._is_ending and self._not_closed is None:
+            self._not_closed = replace(failure, summary=f"{failure.summary} ({task})")
+            self._channel.answer(self._not_closed, error)
+            return
+        _LOG.warning("%s: closing the environment raised %s", task, failure.summary)
+
+    def _shut_down(self) -> None:
+        self._is_ending = True
+        self._unread.clear()
+        self._row.set_phase(Phase.CLOSE)  # the sampler waits longer in this phase
+        while self._open:
+            self._close(next(iter(self._open)))
