@@ -23,7 +23,14 @@ _SHOWN_INCIDENTS = 20
 
 
 class SamplerError(Exception):
-    """The root of this package's exceptions."""
+    """The root of this package's exceptions.
+
+    Attributes:
+        task: Of a call in which workers ran several tasks, the number of the task that the error is about; None
+            otherwise.
+    """
+
+    task: int | None = None
 
 
 class UsageError(SamplerError, ValueError):

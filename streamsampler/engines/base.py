@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from streamsampler.core.serialization import Payload
+from streamsampler.core.serialization import Payload, dumps
 from streamsampler.protocol.messages import NEVER_AGAIN, Answer, Failure, Message, Phase
 from streamsampler.protocol.progress import Progress
 from streamsampler.protocol.tickets import SHORTEST_TICKET_SECONDS
@@ -160,6 +160,10 @@ class Engine(ABC):
     def publish(self, payload: Payload) -> Any:
         """Return the handle that messages carry for a payload, to be loaded by any worker any number of times."""
         return payload.owned()
+
+    def publish_table(self, table: Any) -> Any:
+        """Return the handle of an object that has handles of payloads; it is loaded as a payload is."""
+        return self.publish(dumps(table, "a table of payloads"))
 
     def published(self, handle: Any) -> Payload:
         """Return the payload of a handle."""

@@ -48,7 +48,7 @@ from streamsampler.core.serialization import Payload
 from streamsampler.engines.base import Died, Event
 from streamsampler.engines.linked import STUCK_SECONDS, LinkedEngine
 from streamsampler.engines.ray_link import Demand, Kind, RayLink, Starts, attach
-from streamsampler.engines.ray_worker import Published, RaySetup, Said
+from streamsampler.engines.ray_worker import Published, RaySetup, Said, SentAlong
 from streamsampler.protocol.messages import Message, Phase
 from streamsampler.protocol.progress import Progress
 from streamsampler.workers.board import StatusBoard, board_bytes
@@ -155,6 +155,10 @@ class RayEngine(LinkedEngine[RayLink]):
         if payload.nbytes <= _MOST_INLINE:
             return super().publish(payload)
         return Published(ray.put((payload.data, [np.frombuffer(buffer, np.uint8) for buffer in payload.buffers])))
+
+    def publish_table(self, table: Any) -> Any:
+        """Return a handle that brings the table along: only Ray itself can send references to its object store."""
+        return SentAlong(table)
 
     def published(self, handle: Any) -> Payload:
         """Return the payload of a handle."""

@@ -79,6 +79,17 @@ class Published:
     ref: Any
 
 
+@dataclass(frozen=True, eq=False)
+class SentAlong:
+    """The handle of an object that travels in messages, unpickled.
+
+    Attributes:
+        contents: The object.
+    """
+
+    contents: Any
+
+
 @dataclass(frozen=True)
 class RaySetup:
     """What all workers of a sampler are given.
@@ -253,6 +264,8 @@ class RayChannel(WorkerChannel):
         return self._mailbox.get(wait=wait)
 
     def _loaded(self, payload: Any) -> Any:
+        if isinstance(payload, SentAlong):
+            return payload.contents
         return loads(Payload(*ray.get(payload.ref)) if isinstance(payload, Published) else payload)
 
     def _part(self, buffer: Any) -> Any:

@@ -38,14 +38,15 @@ _LATE = (
 class CallAccounts:
     """The accounts of one call.
 
-    Anomalies are counted in trajectories that are returned, and in no others: so does one process alone.
+    Anomalies are counted in trajectories that are returned, and in no others: so does one process alone. Those of
+    trajectories that were not returned yet are in `anomalies`, by trajectory index.
     """
 
     def __init__(self, session: Session, gathering: Gathering, stats: Stats, version: int) -> None:
         self.stats, self.version = stats, version
         self._session = session
         self._gathering = gathering
-        self._anomalies: dict[int, Anomaly] = {}  # by trajectory index
+        self.anomalies: dict[int, Anomaly] = {}
         self._yielded = [0, 0]  # trajectories and timesteps that the consumer of a stream has seen
         self._metrics: MetricsSoFar | None = None  # of what that consumer has seen
         self._is_closed = False
@@ -106,7 +107,7 @@ class CallAccounts:
         for delivery, start, stop, indices in segments:
             for anomaly in delivery.rollouts.anomalies:
                 if start <= anomaly.position < stop:
-                    self._anomalies[indices[anomaly.position - start]] = anomaly
+                    self.anomalies[indices[anomaly.position - start]] = anomaly
 
     def add_dropped(self, segments: Sequence[Segment], left_out: Sequence[LeftOut]) -> None:
         """Count what was left out, and remember the anomalies of what was not."""
@@ -120,7 +121,7 @@ class CallAccounts:
 
     def _count_anomalies(self, indices: Sequence[int]) -> None:
         for index in indices:
-            anomaly = self._anomalies.pop(index)
+            anomaly = self.anomalies.pop(index)
             self.stats.anomalies += anomaly.count
             first = FoundAnomaly(self.version, index, anomaly.timestep, anomaly.what)
             if self.stats.first_anomaly is None:
@@ -138,8 +139,8 @@ class CallAccounts:
             self._metrics = self._metrics or MetricsSoFar()
             self._metrics.add(batch.episode_infos, kinds)
             self._metrics.update(self.stats.metrics, kinds)
-        if self._anomalies:
-            self._count_anomalies(sorted(self._anomalies.keys() & set(batch.indices.tolist())))
+        if self.anomalies:
+            self._count_anomalies(sorted(self.anomalies.keys() & set(batch.indices.tolist())))
 
     def close_with(self, segments: Sequence[Segment]) -> None:
         """Count what is returned as kept and what else arrived as surplus, once."""
@@ -148,8 +149,8 @@ class CallAccounts:
         self._is_closed = True
         gathering = self._gathering
         self.add_dropped(segments, gathering.result.pop_left_out())
-        if self._anomalies:
-            self._count_anomalies(sorted(self._anomalies))
+        if self.anomalies:
+            self._count_anomalies(sorted(self.anomalies))
         kept, excess = gathering.result.n_timesteps, 0
         if self.excess:
             env_steps = sum(int(it.delivery.rollouts.lengths[it.start : it.stop].sum()) for it in segments)

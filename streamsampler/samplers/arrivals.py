@@ -18,7 +18,7 @@ from streamsampler.data.segments import Delivery, Segment
 from streamsampler.data.trees import bytes_of
 from streamsampler.engines.base import Answered, Died, Engine
 from streamsampler.protocol import events
-from streamsampler.protocol.messages import Failure, Report
+from streamsampler.protocol.messages import Failure, Report, Ticket
 from streamsampler.protocol.result import Span
 
 Spaces = tuple[gymnasium.Space[Any], gymnasium.Space[Any]]
@@ -37,7 +37,7 @@ class LaunchedWorker:
 class Arrivals:
     """The answers of workers, until they are discarded or released."""
 
-    def __init__(self, engine: Engine, need: Callable[[str], bool]) -> None:
+    def __init__(self, engine: Engine, need: Callable[[str, Ticket], bool]) -> None:
         self._engine, self._need = engine, need
         self.workers = [LaunchedWorker() for _ in range(engine.n_workers)]
         self._numbers = count()
@@ -59,7 +59,7 @@ class Arrivals:
             return events.FailureReceived(worker, number, answer, isinstance(event.contents, WorkerError), memory)
         self._answers[number] = event
         found = answer.fingerprint
-        if found is not None and found.is_guest and "torch=" in found.bits and not self._need("torch"):
+        if found is not None and found.is_guest and "torch=" in found.bits and not self._need("torch", answer.ticket):
             answer = replace(answer, fingerprint=found.without_torch())
         if event.contents is None:
             return events.ReportReceived(worker, number, answer, memory=memory)

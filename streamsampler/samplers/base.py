@@ -7,7 +7,6 @@ import inspect
 import numbers
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, Unpack
 
 from streamsampler.agents.filters import Filter, Filters
@@ -16,11 +15,10 @@ from streamsampler.core.arguments import with_arguments_in_groups
 from streamsampler.core.errors import CheckMode, UsageError, check_mode, positive
 from streamsampler.core.keywords import suggesting
 from streamsampler.core.progress import ProgressArgument
-from streamsampler.core.serialization import Payload, dumps
+from streamsampler.core.serialization import dumps
 from streamsampler.data.batch import TrajectoryBatch, brackets
 from streamsampler.data.batch_fields import ActionsT, ObservationsT
 from streamsampler.data.taken import check_record_taken
-from streamsampler.environments.updates import as_env_update
 from streamsampler.protocol.limits import DEFAULT_LIMITS, Limits, Quota, limits_of
 from streamsampler.protocol.plans import Fragments
 from streamsampler.protocol.restarts import OnFailure, Policy
@@ -28,16 +26,9 @@ from streamsampler.protocol.result import Order
 from streamsampler.samplers.lagging import Lag, check_staleness
 from streamsampler.samplers.life import SamplerLife, SamplerSetup
 from streamsampler.samplers.obtaining import ObtainingSampler
-from streamsampler.samplers.options import (
-    SamplerOptions,
-    check_policies,
-    policies_of,
-    refuse_agents,
-    say_size_of_copies,
-)
-from streamsampler.samplers.payloads import are_asynchronous, check_side_by_side, pickled_environments, put, put_agents
+from streamsampler.samplers.options import SamplerOptions
 from streamsampler.samplers.per_worker import Agents, Envs, items_by_worker
-from streamsampler.samplers.updates import Updates
+from streamsampler.samplers.tasks import Checking, refuse_calls
 from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.factory import WorkerFactory, WorkerSetup
@@ -212,8 +203,6 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         filters = Filters(observation_filter, reward_filter)
-        agents = policies_of(agents, policy_of)
-        policy_names = check_policies(agents, worker_class, filters)
         policy = Policy(
             on_failure=on_failure,
             max_restarts=max_restarts,
@@ -231,21 +220,15 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
             worker_class=worker_class,
             worker_args=worker_args,
         )
-        as_env = partial(as_env_update, env_kwargs=env_kwargs)
-        environments = pickled_environments(envs, factory.n_workers, "envs", "the environment", as_env)
-        updates: Updates[Payload] = Updates(factory.n_workers)
-        put_agents(updates, agents, factory.n_workers, held=self._holds_agent)
-        env_waits = are_asynchronous(environments)
-        if env_waits or any(each.waits for each in updates.about("agent")):
-            factory = factory.for_asynchronous(env=env_waits)
-            worker_class = factory.worker_class
+        holds_agent = self._holds_agent
+        given = Checking(factory, worker_class, filters, policy_of, env_kwargs, holds_agent).given(agents, envs)
         drop_unless = policy.restarts_on if policy.drops else None
         if drop_if is not None:
             # The policy is to leave trajectories out, since the batch has gaps; what raises is raised all the same.
             policy = replace(policy, on_failure="drop")
             drop_unless = drop_unless or raises_all
         workers = WorkerSetup(
-            factory,
+            given.factory,
             check_threads(worker_threads),
             check_mode(check),
             drop_unless,
@@ -257,15 +240,13 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
         )
         if order not in ("index", "arrival"):
             raise UsageError(f'order must be "index" or "arrival", got {order!r}')
-        check_side_by_side(environments, "envs", factory)
-        put(updates, "env", environments)
-        refuse_agents(updates.about("agent"), updates.about("env"), worker_class)
-        if worker_class.waits:
-            say_size_of_copies(updates.of_workers("agent"), factory.layout.rows)
         dumps(filters, "the filters")
         lag = Lag() if check_staleness(staleness, order, filters) else None
-        self._setup = SamplerSetup(workers, order, policy, policy_names, self._holds_agent, updates.about("env"))
-        self._life = SamplerLife(self._setup, self.make_engine, updates, filters, lag)
+        if lag is not None:
+            refuse_calls(given.tasks, "staleness=1")
+        env_facts = () if given.tasks else given.updates.about("env")
+        self._setup = SamplerSetup(workers, order, policy, given.policy_names, holds_agent, env_facts, given.tasks)
+        self._life = SamplerLife(self._setup, self.make_engine, given.updates, filters, lag)
 
     @classmethod
     def from_worker_factory(

@@ -34,7 +34,8 @@ def begun(
         SerializationError: A setting, the options or the tasks cannot be pickled.
         UsageError: Nothing can be gathered as the plan says with these updates.
     """
-    store, own_version, version = session.store, session.scheduler.version + 1, session.scheduler.version + 1
+    store, own_version = session.store, session.scheduler.version + 1
+    version = own_version if resets is None or resets.version is None else resets.version  # that of several tasks
     if isinstance(plan, Fragments):
         resets = session.episodes.resets_of(plan, resets, updates, own_version)
     elif lag is not None:

@@ -193,11 +193,14 @@ class Call:
         """Return the error that ends the call; put the updates back in force that were before a refused one."""
         session = self._session
         self.stats.failed_trajectories += isinstance(ending.fact, FaultEndsCall)
-        error = error_of(ending.fact, session.arrivals.exceptions)
+        error = error_of(ending.fact, session.arrivals.exceptions, self._seed_of)
         if ending.refused is not Refused.NOTHING:
             in_force = self._snapshot if ending.refused is Refused.CALL else self._accepted
             session.restore_updates(in_force, self._accepted)
         return error
+
+    def _seed_of(self, index: int) -> int:
+        return self._session.seeds_of(self.version, [index])[0]
 
     def so_far(self) -> tuple[int, int]:
         """Return the timesteps, those of rollouts under way included, and the finished trajectories.

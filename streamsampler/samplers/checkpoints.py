@@ -26,6 +26,7 @@ from streamsampler.samplers.fragments import FragmentLedger
 from streamsampler.samplers.lagging import Lag
 from streamsampler.samplers.life import SamplerLife, SamplerSetup
 from streamsampler.samplers.payloads import name_of_worker, put
+from streamsampler.samplers.tasks import refuse_calls
 from streamsampler.samplers.update_store import UpdateStore
 from streamsampler.samplers.updates import Kind, Updates
 from streamsampler.workers.factory import WorkerSetup
@@ -120,6 +121,7 @@ _KEYS = {
 
 def state_of(life: SamplerLife, *, agents: bool) -> dict[str, Any]:
     """Return where a sampler stands between two calls; see `Sampler.state_dict`."""
+    refuse_calls(life.setup.tasks, "state_dict()")
     with life.exclusive():
         if life.streaming is not None:
             raise UsageError(
@@ -200,6 +202,7 @@ def _identity(life: SamplerLife, filters: Filters) -> dict[str, Any]:
 
 def load_state(life: SamplerLife, state: Mapping[str, Any]) -> None:
     """Go on from where another sampler stood; see `Sampler.load_state_dict`."""
+    refuse_calls(life.setup.tasks, "load_state_dict()")
     with life.exclusive():
         _check_state(life, state)
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from streamsampler.core.errors import (
@@ -40,6 +40,7 @@ from streamsampler.protocol.instructions import (
 from streamsampler.protocol.messages import Failure
 from streamsampler.protocol.restarts import Incident
 from streamsampler.protocol.result import LeftOut
+from streamsampler.protocol.sections import TaskName
 
 logger = logging.getLogger("streamsampler")
 
@@ -84,15 +85,34 @@ def warning_of(fact: WarningFact) -> str:
             return text
 
 
-def error_of(fact: ErrorFact, exceptions: Mapping[int, object]) -> SamplerError:
-    """Return the error that ends a call. By failures' numbers: the exceptions that did not leave this process."""
+def error_of(fact: ErrorFact, exceptions: Mapping[int, object], seed_of: Callable[[int], int]) -> SamplerError:
+    """Return the error that ends a call; where workers run several tasks, it has the number of the task.
+
+    By failures' numbers: the exceptions that did not leave this process. `seed_of` returns the seed of a trajectory of
+    a task by its index.
+    """
+    error, task = _error_of(fact, exceptions, seed_of), _task_of(fact)
+    if task is not None:
+        error.task = task.number
+    return error
+
+
+def _task_of(fact: ErrorFact) -> TaskName | None:
+    match fact:
+        case FaultEndsCall(fault=WorkerFault(task=task)) | NoMiddle(task=task) | TooManyDropped(task=task):
+            return task
+    return None
+
+
+def _error_of(fact: ErrorFact, exceptions: Mapping[int, object], seed_of: Callable[[int], int]) -> SamplerError:
     match fact:
         case FaultEndsCall(fault=WorkerFault(failure=None, incident=incident), quota=quota, history=history):
             assert incident is not None
-            return loss_error(incident, quota, history)
-        case FaultEndsCall(fault=WorkerFault(worker, failure, number), quota=quota, history=history):
+            return loss_error(incident, quota, history, of_seed=_seed_in(incident, seed_of))
+        case FaultEndsCall(fault=WorkerFault(worker, failure, number, task=task), quota=quota, history=history):
             assert failure is not None
-            return failure_error(worker, failure, exceptions.get(number), quota=quota, history=history)
+            of_task = "" if task is None else _in_task(task, failure.trajectory, seed_of)
+            return failure_error(worker, failure, exceptions.get(number), of_task, quota=quota, history=history)
         case NotReproducible(fault=WorkerFault(worker, failure, number)):
             assert failure is not None
             return failure_error(worker, failure, exceptions.get(number))
@@ -101,25 +121,40 @@ def error_of(fact: ErrorFact, exceptions: Mapping[int, object]) -> SamplerError:
         case RunsBlocks(worker=worker):
             what = "since the agent's parameters were updated: pass the agent itself as agent_update"
             return UsageError(f"worker {worker} runs trajectories in blocks {what}")
-        case NoMiddle(block=block):
-            return UsageError(_NO_MIDDLE.format(block))
-        case TooManyDropped(last=last, version=version, n_dropped=n_dropped, n_kept=n_kept):
-            return dropped_error(last, version, n_dropped, n_kept)
+        case NoMiddle(block=block, task=task):
+            return UsageError(_NO_MIDDLE.format(block) if task is None else f"{task}: {_NO_MIDDLE.format(block)}")
+        case TooManyDropped(last=last, version=version, n_dropped=n_dropped, n_kept=n_kept, task=task):
+            return dropped_error(last, version, n_dropped, n_kept, task)
+
+
+def _seed_in(incident: Incident, seed_of: Callable[[int], int]) -> str:
+    """Return the seed of a loss of one of several tasks, as the end of a clause; empty where there is none."""
+    if incident.task is None or incident.trajectory is None:
+        return ""
+    return f" (seed {seed_of(incident.trajectory)})"
+
+
+def _in_task(task: TaskName, trajectory: int | None, seed_of: Callable[[int], int]) -> str:
+    """Return where something was raised, as the end of a clause."""
+    if trajectory is None:
+        return f" of {task}"
+    return f" in trajectory {trajectory} of {task} (seed {seed_of(trajectory)})"
 
 
 def failure_error(
-    worker: int, failure: Failure, exception: Any = None, *, quota: SpentQuota | None = None,
+    worker: int, failure: Failure, exception: Any = None, of_task: str = "", *, quota: SpentQuota | None = None,
     history: tuple[Incident, ...] = (),
 ) -> SamplerError:  # fmt: skip
     """Return the error for a worker's failure; its cause is the exception, where that did not leave this process.
 
-    What names a worker already, or says that the system allows no more of them, is that error itself.
+    What names a worker already, or says that the system allows no more of them, is that error itself. Of one of several
+    tasks it says where in it.
     """
     if isinstance(exception, WorkerError | ResourceLimitError):
         return exception
     where = "" if failure.trajectory is None else f" in trajectory {failure.trajectory}"
     if failure.ticket is not None:
-        where += f" of agent version {failure.ticket.version}"
+        where = of_task or f"{where} of agent version {failure.ticket.version}"
     original = exception if isinstance(exception, BaseException) else unpickled(failure.exception)
     if failure.phase is Phase.CHECK and isinstance(original, NotReproducibleError):
         return original
@@ -137,12 +172,15 @@ def failure_error(
     return error
 
 
-def dropped_error(last: LeftOut, version: int, n_dropped: int, n_kept: int) -> RolloutError:
+def dropped_error(
+    last: LeftOut, version: int, n_dropped: int, n_kept: int, task: TaskName | None = None
+) -> RolloutError:
     """Return the error that ends a call in which nearly every trajectory fails, and which would never be complete."""
     worker, index, (_, phase, summary), _ = last
+    where = f"agent version {version}" if task is None else str(task)
     return RolloutError(
         f"{n_dropped} trajectories failed and {n_kept} did not: that is too many to leave out; the latest, "
-        f"trajectory {index} of agent version {version}, failed in worker {worker} while {phase}: {summary}",
+        f"trajectory {index} of {where}, failed in worker {worker} while {phase}: {summary}",
         worker_number=worker,
         phase=phase,
         trajectory=index,
@@ -166,10 +204,10 @@ def unpickled(exception: bytes | None) -> BaseException | None:
 
 
 def loss_error(
-    incident: Incident, quota: SpentQuota | None, history: tuple[Incident, ...], what: str = ""
+    incident: Incident, quota: SpentQuota | None, history: tuple[Incident, ...], what: str = "", *, of_seed: str = ""
 ) -> WorkerError:
     """Return the error that ends a call because of a loss; without a spent quota a new worker would do the same."""
-    what = what or (str(incident) if quota is not None else f"{incident}; a new worker would do the same")
+    what = what or f"{incident}{of_seed}" + ("" if quota is not None else "; a new worker would do the same")
     fields: dict[str, Any] = {
         "worker_number": incident.worker,
         "phase": incident.phase,

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from streamsampler.agents.filters import Filters
@@ -18,7 +19,7 @@ from streamsampler.core.timing import ScriptTimes
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.statistics import Stats
 from streamsampler.engines.base import Answered, Engine, Event, Logged
-from streamsampler.protocol.checks import PurityChecks
+from streamsampler.protocol.checks import PurityChecks, TaskChecks
 from streamsampler.protocol.kernels import Fingerprints
 from streamsampler.protocol.messages import Failure, Phase, Report
 from streamsampler.protocol.plans import GatherPlan
@@ -32,6 +33,7 @@ from streamsampler.samplers.infos_of_files import InfosOfFiles
 from streamsampler.samplers.lagging import Lag
 from streamsampler.samplers.session import Session
 from streamsampler.samplers.summaries import Summaries, unpickled
+from streamsampler.samplers.tasks import TaskFacts, publish, published, refuse_calls
 from streamsampler.samplers.updates import Kind, Updates
 from streamsampler.workers.explain import is_interrupt
 from streamsampler.workers.factory import WorkerSetup
@@ -54,6 +56,7 @@ class SamplerSetup:
     policy_names: tuple[str, ...]  # empty where there is one agent
     holds_agent: bool  # whether the agent stays in this process, as it is, and no worker gets a copy
     env_facts: tuple[Any, ...]  # what is known of the environments that it was made with, by worker
+    tasks: tuple[TaskFacts, ...] = ()  # empty where there is one task
 
     @property
     def policy_of_workers(self) -> Policy:
@@ -87,13 +90,14 @@ class SamplerLife:
         self.n_workers = setup.workers.n_workers
         self.stats = Stats.of(self.n_workers, script=ScriptTimes())
         self._lock = threading.RLock()
-        self.checks = PurityChecks(setup.workers.check)
+        self.checks = TaskChecks(setup.workers.check) if setup.tasks else PurityChecks(setup.workers.check)
         self.fingerprints = Fingerprints(setup.workers.fingerprint)
         self.infos_of_files = InfosOfFiles()
         self.salvaged: TrajectoryBatch[Any, Any] | None = None  # the finished prefix of the call interrupted last
         self.is_closed = False
         self.ran_before = 0  # timesteps, by workers of earlier engines
         self.n_envs: int | None = None  # of the last call for fragments
+        self.fingerprints_of_tasks: dict[int, set[str]] = {}  # of what was returned, by the numbers of tasks
         self._pending: tuple[Updates[Payload], int, FragmentLedger | None] | None = None
         self._busy = False
         self.streaming: Call | None = None  # the call of the open stream
@@ -105,7 +109,7 @@ class SamplerLife:
         engine = make_engine(setup.workers)
         try:
             self.session = Session(
-                engine, updates.mapped(engine.publish), seed=self.seed, order=setup.order, version=version,
+                engine, updates.mapped(partial(publish, engine)), seed=self.seed, order=setup.order, version=version,
                 layout=setup.workers.factory.layout, policy=setup.policy_of_workers, checks=self.checks,
                 fingerprints=self.fingerprints, infos_of_files=self.infos_of_files,
                 record_taken=setup.workers.record_taken, clock=engine.clock,
@@ -207,6 +211,8 @@ class SamplerLife:
             raise
 
     def _begin(self, plan: GatherPlan, updates: dict[Kind, Any], stats: Stats, resets: Resets | None) -> Call:
+        if self.setup.tasks and not plan.sections:
+            refuse_calls(self.setup.tasks)
         if self.streaming is not None:
             self.end_stream()
         if self.session.suspect:
@@ -220,7 +226,7 @@ class SamplerLife:
 
     def updates_in_force(self) -> Updates[Payload]:
         """Return the agent and the environment, for workers that were sent neither."""
-        updates = self.session.store.latest.mapped(self.session.engine.published)
+        updates = self.session.store.latest.mapped(partial(published, self.session.engine))
         if self.setup.holds_agent:  # it has its parameters, and may have learnt since
             updates.forget("parameters")
         return updates

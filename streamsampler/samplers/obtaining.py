@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import numbers
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, get_args, overload
 
@@ -16,8 +16,10 @@ from streamsampler.core.progress import ProgressArgument, display
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.batch_fields import ActionsT, ObservationsT, replaced
 from streamsampler.data.kept_infos import InfosArgument, KeptInfos
+from streamsampler.protocol.checks import TaskChecks
 from streamsampler.protocol.plans import AtLeast, Exactly, ExactlyPerWorker, GatherPlan, Layout, Streamed
 from streamsampler.samplers.call import Call
+from streamsampler.samplers.of_tasks import TaskRun, resets_of, sections_of
 from streamsampler.samplers.options import refuse_agents, refuse_items
 from streamsampler.samplers.owner import LifeOwner
 from streamsampler.samplers.payloads import (
@@ -30,6 +32,8 @@ from streamsampler.samplers.payloads import (
 )
 from streamsampler.samplers.per_worker import Envs
 from streamsampler.samplers.streaming import Stream
+from streamsampler.samplers.task_streaming import TaskStream
+from streamsampler.samplers.tasks import TaskFacts, refuse_calls
 from streamsampler.samplers.updates import Kind
 from streamsampler.workers.explain import is_interrupt
 from streamsampler.workers.resets import (
@@ -308,6 +312,7 @@ class ObtainingSampler(LifeOwner, Generic[ObservationsT, ActionsT]):
             raise UsageError(f"{worker_class.__name__} takes no {what}")
         if agent_update is None and env_update is None:
             return {}
+        refuse_calls(setup.tasks, "an update")
         if setup.holds_agent:
             refuse_items(agent_update, env_update)
         in_force = life.session.store.latest
@@ -373,6 +378,48 @@ class ObtainingSampler(LifeOwner, Generic[ObservationsT, ActionsT]):
 
         return Stream(begin, life)
 
+    def task_stream(
+        self, runs: Sequence[TaskRun], *, seeds: Iterable[int] | None = None, reset_options: ResetOptions | None = None
+    ) -> TaskStream:
+        """Return an iterator over trajectories of several tasks; for samplers that were made with `OfTasks`.
+
+        It is what evaluations of suites are made of. Workers go on with the next run while the last trajectories of one
+        run. Each trajectory is that of a sampler of its task alone with this seed: of its first call, whichever call
+        this is.
+
+        Args:
+            runs: Which trajectories of which tasks, in this order.
+            seeds: See `stream`; those of trajectories 0, 1, 2, … of every task.
+            reset_options: See `stream`; likewise.
+
+        Raises:
+            UsageError: The sampler has one task; there is no such run, or one that begins within a block of
+                trajectories that workers run together, or ends there, where others may take the places of those left
+                out; or there are trajectories that have no seed or options.
+        """
+        life, tasks = self._life, self._setup.tasks
+        if not tasks:
+            raise UsageError("task_stream is for samplers that are made with envs=OfTasks([…])")
+        names = [task.name for task in tasks]
+        checks = life.checks
+        to_check = {name.number for name in names if isinstance(checks, TaskChecks) and checks.is_due(name.number)}
+        is_fixed = seeds is not None or (reset_options is not None and not isinstance(reset_options, Mapping))
+        whole = self._setup.policy.drops and not is_fixed
+        sections = sections_of(runs, names, self.layout.block, to_check, whole=whole)
+        resets = resets_of(sections, seeds, reset_options)
+        self._updates_of(None, None, resets)
+        plan = Streamed(limit=sections[-1].stop, fixed=True, sections=sections)
+
+        def begin() -> Call:
+            return self._life.begin_stream(plan, {}, resets)  # through `self`: a stream keeps its sampler
+
+        return TaskStream(begin, life, sections)
+
+    @property
+    def tasks(self) -> tuple[TaskFacts, ...]:
+        """The tasks of a sampler that was made with `OfTasks`; none of others."""
+        return self._setup.tasks
+
     def writable_infos(self, infos: InfosArgument = True) -> AbstractContextManager[None]:
         """Return a context in which calls give trajectories whose infos a file can hold.
 
@@ -392,7 +439,7 @@ class ObtainingSampler(LifeOwner, Generic[ObservationsT, ActionsT]):
         salvaged, self._life.salvaged = self._life.salvaged, None
         return salvaged
 
-    def provenance(self) -> dict[str, Any]:
+    def provenance(self, task: int | None = None) -> dict[str, Any]:
         """Return what decides about the next call's trajectories besides the seed, as JSON can hold it.
 
         That are the environment's name and arguments, limits, threads, the workers' class and arguments where they are
@@ -400,9 +447,19 @@ class ObtainingSampler(LifeOwner, Generic[ObservationsT, ActionsT]):
         workers where they differ, and versions; filters, with a digest of their statistics, where there are any; and,
         after a call, the fingerprints of the workers (see `TrajectoryBatch`). Agents and code are not described. For
         `batch.save(…, provenance=…)`.
+
+        Args:
+            task: The number of a task, where the sampler has several: what decides about its trajectories, as a sampler
+                of it alone would say it.
+
+        Raises:
+            UsageError: The sampler has several tasks, and no number is given; or there is no such task.
         """
         life, setup = self._life, self._setup
         life.check_usable()
+        if task is not None:
+            return self._provenance_of_task(positive("task", task, least=0))
+        refuse_calls(setup.tasks, "provenance() without a task")
         store, version, of_lag = life.session.store, self.agent_version + 1, {}
         if life.lag is not None:
             (version, first), of_lag = life.lag.next_of(self.agent_version), {"staleness": 1}
@@ -412,3 +469,14 @@ class ObtainingSampler(LifeOwner, Generic[ObservationsT, ActionsT]):
             fingerprints=life.fingerprints.bits, need=store.need,
         )  # fmt: skip
         return facts | of_lag | self.filters.facts()
+
+    def _provenance_of_task(self, number: int) -> dict[str, Any]:
+        life, setup = self._life, self._setup
+        if number >= len(setup.tasks):
+            raise UsageError(f"there is no task {number}: there are {len(setup.tasks)} tasks, from 0 on")
+        facts = provenance_of(
+            setup.workers, setup.policy, setup.order, setup.tasks[number].updates, version=1,
+            fingerprints=sorted(life.fingerprints_of_tasks.get(number, ())),
+            need=functools.partial(life.session.store.task_needs, number),
+        )  # fmt: skip
+        return facts | self.filters.facts()

@@ -20,6 +20,7 @@ from streamsampler.engines.registry import PARENT, EngineName
 from streamsampler.protocol.limits import Limits, Quota
 from streamsampler.protocol.restarts import OnFailure
 from streamsampler.protocol.result import Order
+from streamsampler.samplers.of_tasks import OfTasks
 from streamsampler.samplers.payloads import EnvironmentFacts
 from streamsampler.samplers.per_worker import PerWorker, items_by_worker
 from streamsampler.workers.base import Worker
@@ -66,7 +67,9 @@ def check_with_agent_here(
 
 
 def refuse_items(agents: Any, envs: Any) -> None:
-    """Refuse an agent or an environment for each worker."""
+    """Refuse an agent or an environment for each worker, or for each task."""
+    if isinstance(agents, OfTasks) or isinstance(envs, OfTasks):
+        raise UsageError('inference="parent" runs one task: use inference="worker", or a sampler for each task')
     for what, given in (("agent", agents), ("environment", envs)):
         if (items := items_by_worker(given)) is None:
             continue

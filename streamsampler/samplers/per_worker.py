@@ -10,6 +10,7 @@ from streamsampler.core.errors import UsageError
 from streamsampler.core.keywords import suggesting
 from streamsampler.core.words import count
 from streamsampler.environments.updates import EnvLike
+from streamsampler.samplers.of_tasks import OfTasks
 
 Item = TypeVar("Item")
 
@@ -59,10 +60,10 @@ class PerWorker(Generic[Item]):
         return f"PerWorker({list(self.items)!r})"
 
 
-Agents: TypeAlias = AgentLike | PerWorker[Any] | Sequence[AgentLike] | Mapping[str, AgentLike]
+Agents: TypeAlias = AgentLike | PerWorker[Any] | OfTasks[Any] | Sequence[AgentLike] | Mapping[str, AgentLike]
 """One agent for all workers, or one for each; or several, by policy name."""
 
-Envs: TypeAlias = EnvLike | PerWorker[Any] | Sequence[EnvLike | None]
+Envs: TypeAlias = EnvLike | PerWorker[Any] | OfTasks[Any] | Sequence[EnvLike | None]
 """One environment for all workers, or one for each; in an update, None changes nothing for a worker."""
 
 

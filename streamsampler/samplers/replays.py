@@ -22,6 +22,7 @@ from streamsampler.samplers.life import SamplerLife
 from streamsampler.samplers.payloads import on_environments, pickled_updates, put
 from streamsampler.samplers.recorded import episode_of, of_version, recorded_one, resets_as_recorded
 from streamsampler.samplers.rerun import Origin, Replay, Rerun, cut, places_of, recorded_agents, replayed, seeds_of
+from streamsampler.samplers.tasks import refuse_calls
 from streamsampler.samplers.updates import Updates
 from streamsampler.workers.factory import WorkerFactory
 from streamsampler.workers.resets import Options, Resets
@@ -47,6 +48,7 @@ def replay(
     video: str | PathLike[str] | None = None,
 ) -> Replay:
     """Run a trajectory of a sampler again; see `Sampler.replay`."""
+    refuse_calls(life.setup.tasks, "a replay")
     version, index = positive("version", version), positive("index", index, least=0)
     if actions:
         check_chosen(recorded, life.setup.workers.record_taken)
@@ -157,6 +159,7 @@ def _last_call(life: SamplerLife, last: TrajectoryBatch[Any, Any] | None) -> tup
 
 def check_films(life: SamplerLife) -> None:
     """Check that the sampler's environment can be filmed; see `LifeOwner.check_renders`."""
+    refuse_calls(life.setup.tasks, "a film")
     with life.exclusive():
         payload = _published(life, next(iter(life.session.store.latest.payloads(("env",)).values())))
     check_renders(loads(payload))

@@ -15,7 +15,7 @@ from streamsampler.data.taken import TakenActions
 from streamsampler.engines.base import Answered, Engine, Logged
 from streamsampler.protocol.checks import PurityChecks
 from streamsampler.protocol.kernels import Fingerprints
-from streamsampler.protocol.messages import Answer, Message, Report, Start
+from streamsampler.protocol.messages import Answer, Message, Report, Start, Ticket
 from streamsampler.protocol.plans import Fragments, GatherPlan, Layout
 from streamsampler.protocol.restarts import Policy
 from streamsampler.protocol.result import Order
@@ -52,7 +52,7 @@ class Session:
             trace=trace_of_environment(), now=clock(),
         )  # fmt: skip
         self.store = UpdateStore(engine, updates)
-        self.arrivals = Arrivals(engine, self.store.need)
+        self.arrivals = Arrivals(engine, self._needs)
         self.episodes = OpenEpisodes(engine.n_workers, self.store.agent_of_first_worker)
         self.pool = Pool()
         self.infos_of_files = infos_of_files or InfosOfFiles()
@@ -94,6 +94,11 @@ class Session:
     def seeds_of(self, version: int, indices: Indices) -> list[int]:
         """Return the seeds of trajectories of the current call."""
         return (self.resets or Resets()).seeds_of(TrajectorySeeds(self.seed, version), indices)
+
+    def _needs(self, package: str, ticket: Ticket) -> bool:
+        """Whether the trajectories of a ticket need a package, as far as that can be seen."""
+        section = None if self.plan is None else self.plan.section_of(ticket.indices)
+        return self.store.need(package) if section is None else self.store.task_needs(section.task.number, package)
 
     def check_open(self) -> None:
         """Raise `ClosedError` if another thread has closed the sampler, and descriptors that are in use here."""

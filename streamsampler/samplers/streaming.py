@@ -68,10 +68,10 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
     def _next_chunk(self) -> Iterable[TrajectoryBatch[Any, Any]]:
         with self._working() as call:
             segments, self._ahead = self._ahead, []
-            while not segments and not _is_over(call):
+            while not segments and not is_over(call):
                 self._pump(call)
                 segments = call.batches.pop_segments()
-            trajectories = _each(call, segments) if segments else ()
+            trajectories = trajectories_of(call, segments) if segments else ()
             self._summaries = iter(summaries_of(segments, each=True))
             self._put_away(call, segments)
         return trajectories
@@ -120,7 +120,7 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
         try:
             with self._working() as call:
                 segments = self._cut(self._ahead, portion)
-                while not portion.met and not _is_over(call):
+                while not portion.met and not is_over(call):
                     self._pump(call)
                     segments += self._cut(call.batches.pop_segments(), portion)
                 _check_any(segments)
@@ -158,7 +158,7 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
     def _put_away(self, call: Call, segments: list[Segment]) -> None:
         """Account for what was left out, and release the memory of what was copied."""
         self._n_returned += sum(segment.stop - segment.start for segment in segments)
-        before = None if _is_over(call) and not self._ahead else self._n_returned
+        before = None if is_over(call) and not self._ahead else self._n_returned
         call.accounts.add_dropped(segments, call.gathering.result.pop_left_out(before))
         call.batches.release(segments)
 
@@ -183,12 +183,12 @@ def _check_any(segments: Sequence[Segment]) -> None:
         raise SamplerError("this stream has come to its end")
 
 
-def _is_over(call: Call) -> bool:
+def is_over(call: Call) -> bool:
     """Return whether the last trajectory of a call was taken."""
     return call.gathering.result.complete and not call.gathering.result.has_spans
 
 
-def _each(call: Call, segments: list[Segment]) -> Iterable[TrajectoryBatch[Any, Any]]:
+def trajectories_of(call: Call, segments: list[Segment]) -> Iterable[TrajectoryBatch[Any, Any]]:
     """Return the trajectories of `segments`, in memory of their own."""
     if _are_uniform(segments):
         try:

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from streamsampler.agents.filters import Filters
-from streamsampler.core.serialization import dumps, refers_to
+from streamsampler.core.serialization import dumps
 from streamsampler.core.settings import ProcessSettings
 from streamsampler.engines.base import Engine
 from streamsampler.samplers.payloads import put
+from streamsampler.samplers.tasks import PublishedTasks, needs
 from streamsampler.samplers.updates import Kind, Snapshot, Updates
 from streamsampler.workers.logs import levels_here
 
@@ -66,13 +67,23 @@ class UpdateStore:
         self.used = Updates.of(snapshot, self._engine.n_workers)
 
     def agent_of_first_worker(self) -> Any:
-        """Return the payload of the agent in force, of worker 0."""
-        return self.latest.of_workers("agent")[0]
+        """Return the payload of the agent in force, of worker 0; None where there are several tasks."""
+        return None if self.tasks is not None else self.latest.of_workers("agent")[0]
 
     def need(self, package: str) -> bool:
         """Whether the agents or the environments in force need a package, as far as that can be seen."""
-        handles = self.latest.payloads(("agent", "parameters", "env")).values()
-        return any(refers_to(self._engine.published(handle), package) for handle in handles)
+        if (tasks := self.tasks) is not None:
+            return needs(self._engine, [*tasks.payloads.agents, *tasks.payloads.environments], package)
+        return needs(self._engine, [*self.latest.payloads(("agent", "parameters", "env")).values()], package)
+
+    @property
+    def tasks(self) -> PublishedTasks | None:
+        """The agents and environments of several tasks; None where there is one task."""
+        return self.latest.of_workers("tasks")[0] if "tasks" in self.latest else None
+
+    def task_needs(self, task: int, package: str) -> bool:
+        """Whether the agent or the environment of a task needs a package, as far as that can be seen."""
+        return self.tasks is not None and needs(self._engine, self.tasks.of_task(task), package)
 
     def contents_for(self, worker: int, resets: Any) -> dict[str, Any]:
         """Return the payloads of a `Start`, which are kept until its worker has answered.
@@ -83,6 +94,8 @@ class UpdateStore:
         if resets is not None:
             contents["resets"] = resets
         self._unanswered[worker] = tuple(contents.values())
+        if "tasks" in contents:
+            contents["tasks"] = contents["tasks"].table
         return contents
 
     def record_answer(self, worker: int, *, is_failure: bool) -> None:

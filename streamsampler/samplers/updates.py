@@ -17,8 +17,8 @@ from streamsampler.protocol.ways import Structure
 
 Payload = TypeVar("Payload")
 Other = TypeVar("Other")
-Kind = Literal["agent", "parameters", "env", "filters", "settings"]
-_KINDS: tuple[Kind, ...] = ("agent", "parameters", "env", "filters", "settings")
+Kind = Literal["agent", "parameters", "env", "filters", "settings", "tasks"]
+_KINDS: tuple[Kind, ...] = ("agent", "parameters", "env", "filters", "settings", "tasks")
 
 
 class LatestUpdate(NamedTuple):
@@ -119,8 +119,10 @@ class Updates(Generic[Payload]):
     def structures(self) -> list[Structure]:
         """Return the structure of each queue of indices: one for all workers, or one for each.
 
-        It is another one whenever the agent or the environment is replaced.
+        It is another one whenever the agent or the environment is replaced, which are those of tasks for good.
         """
+        if "tasks" in self._in_force:
+            return [()]
         agents, environments = self._in_force["agent"].items, self._in_force["env"].items
         n_queues = self._n_workers if self.differ else 1
         return [(agents[worker].serial, environments[worker].serial) for worker in range(n_queues)]

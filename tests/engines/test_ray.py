@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from streamsampler import (
@@ -28,7 +29,9 @@ from streamsampler import (
     WorkerHungError,
 )
 from streamsampler.engines import registry
+from streamsampler.samplers.of_tasks import OfTasks, TaskRun
 from tests.ray_clusters import start_head
+from tests.samplers.task_programs import digests
 from tests.scripted.agents import Batched, always_zero
 from tests.scripted.envs import Counting, Steps
 
@@ -123,6 +126,27 @@ def test_large_rows_are_not_written_over_until_ray_has_taken_them(make, options)
         large = Batched(2)
         large.ballast = bytes(40_000_000)  # type: ignore[attr-defined]
         assert sampler.obtain_trajectories(9, large) == local.obtain_trajectories(9, large)
+
+
+class Large:
+    """An agent of 1.6 MB, which goes through the object store."""
+
+    def __init__(self, number: int) -> None:
+        self.weights = np.full(200_000, number)
+
+    def get_action(self, observation: Any) -> Any:
+        return int(self.weights[-1] + 8 * abs(observation[0])) % 2, {}
+
+
+def test_agents_of_several_tasks_come_from_the_object_store(make):
+    agents, envs = OfTasks([Large(0), Large(1), Large(0)]), OfTasks(["CartPole-v1"] * 3)
+    runs = [TaskRun(task, 0, 20) for task in range(3)]
+    with LocalSampler(agents, envs, seed=1) as local:
+        expected = digests(local.task_stream(runs))
+    sampler = make(agents, envs)
+    assert digests(sampler.task_stream(runs)) == expected
+    os.kill(sampler.worker_pids()[0], signal.SIGKILL)
+    assert digests(sampler.task_stream(runs)) == expected
 
 
 def test_two_samplers_side_by_side(make):

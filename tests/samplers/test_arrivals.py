@@ -15,7 +15,7 @@ ENGINE: Any = SimpleNamespace(n_workers=1, memory_bytes=lambda worker: 0)
 
 def test_what_a_call_has_counted_is_not_counted_again_by_a_close():
     """It may keep some of its answers until its end, and another thread may close the sampler in between."""
-    arrivals = Arrivals(ENGINE, lambda package: False)
+    arrivals = Arrivals(ENGINE, lambda package, ticket: False)
     released: list[int] = []
     answers = [
         Answered(0, Report(Ticket(1, range(number, number + 1))), release=partial(released.append, number))

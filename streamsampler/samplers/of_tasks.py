@@ -1,0 +1,154 @@
+"""Give a sampler several tasks: an environment and an agent for each, which all workers run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from streamsampler.core.errors import UsageError, positive
+from streamsampler.core.keywords import suggesting
+from streamsampler.core.words import count
+from streamsampler.protocol.sections import Section, Sections, TaskName
+from streamsampler.workers.resets import ResetOptions, Resets, streamed_resets
+
+Item = TypeVar("Item")
+OPEN_ENVS = 2
+"""Of how many tasks a worker has environments, unless it is said."""
+
+
+@suggesting()
+class OfTasks(Generic[Item]):
+    """Give each task its own item: for `envs`, and for `agents` where the tasks have agents of their own.
+
+    Internal: evaluations of suites are made of it. A sampler that is made with it has one call, `task_stream`.
+
+    Args:
+        items: One item for each task, in any form that samplers take, but for `PerWorker` and lists.
+        names: The tasks' names, which errors have; None for their numbers.
+        open_envs: Of how many tasks a worker has environments at most, at least 1: they are made at the first ticket of
+            a task, after those of the task used least recently were closed.
+
+    Attributes:
+        items: The items, a tuple.
+        names: The names, a tuple.
+        open_envs: The same.
+
+    Raises:
+        UsageError: There is no item, the names are not as many, two are equal, or `open_envs` is less than 1.
+    """
+
+    def __init__(
+        self, items: Iterable[Item], names: Iterable[str] | None = None, *, open_envs: int = OPEN_ENVS
+    ) -> None:
+        if not isinstance(items, Iterable) or isinstance(items, str | bytes | Mapping | Set):
+            raise UsageError(f"OfTasks takes a list with one item for each task, not a {type(items).__qualname__}")
+        self.items = tuple(items)
+        self.names: tuple[str | int, ...] = tuple(range(len(self.items))) if names is None else tuple(names)
+        self.open_envs = positive("open_envs", open_envs)
+        if isinstance(names, str | bytes):
+            raise UsageError(f"names must be a list with one name for each task, got {names!r}")
+        if not self.items:
+            raise UsageError("OfTasks has no item: there is nothing to run")
+        if len(self.names) != len(self.items):
+            raise UsageError(f"there are {count(len(self.items), 'task')}, and {count(len(self.names), 'name')}")
+        if len(set(self.names)) < len(self.names):
+            twice = next(name for name in self.names if self.names.count(name) > 1)
+            raise UsageError(f"there are two tasks of the name {twice!r}")
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __iter__(self) -> Iterator[Item]:
+        return iter(self.items)
+
+    def __getitem__(self, task: int) -> Item:
+        return self.items[task]
+
+    def __repr__(self) -> str:
+        return f"OfTasks({list(self.items)!r}, {list(self.names)!r})"
+
+    @property
+    def tasks(self) -> list[TaskName]:
+        """The tasks."""
+        return [TaskName(number, name) for number, name in enumerate(self.names)]
+
+
+@dataclass(frozen=True)
+class TaskRun:
+    """Consecutive trajectories of a task.
+
+    Attributes:
+        task: The task's number.
+        first: The task's own index of the first one.
+        n: How many, at least 1.
+    """
+
+    task: int
+    first: int
+    n: int
+
+
+def sections_of(
+    runs: Sequence[TaskRun], tasks: Sequence[TaskName], block: int, to_check: Set[int], *, whole: bool = False
+) -> Sections:
+    """Return the sections of a call for runs, one after the other.
+
+    Args:
+        runs: The runs.
+        tasks: All tasks.
+        block: How many consecutive trajectories of a task are run together.
+        to_check: The numbers of the tasks whose environments are to be checked.
+        whole: Whether runs end with a whole block, too: a sampler of one task goes on with further trajectories where
+            some are left out, and these are in that block.
+
+    Raises:
+        UsageError: There is no run, or one that cannot be.
+    """
+    if not runs:
+        raise UsageError("there are no runs: there is nothing to sample")
+    sections: list[Section] = []
+    unchecked, start = set(to_check), 0
+    for run in runs:
+        task = _task_of(run, tasks)
+        first, n = positive(f"first of {task}", run.first, least=0), positive(f"n of {task}", run.n)
+        if first % block:
+            raise UsageError(
+                f"a run of {task} must begin with a multiple of {block}, got {first}: workers run blocks of so many "
+                "trajectories together"
+            )
+        if whole and n % block:
+            raise UsageError(
+                f"a run of {task} must have a multiple of {block} trajectories, got {n}: where some are left out, "
+                "others follow, and workers run blocks of so many trajectories together"
+            )
+        sections.append(Section(task, start, start + n, first, task.number in unchecked))
+        unchecked.discard(task.number)
+        start += n
+    return Sections(sections)
+
+
+def _task_of(run: TaskRun, tasks: Sequence[TaskName]) -> TaskName:
+    number = positive("the task of a run", run.task, least=0)
+    if number >= len(tasks):
+        raise UsageError(f"there is no task {number}: there are {count(len(tasks), 'task')}, from 0 on")
+    return tasks[number]
+
+
+def resets_of(sections: Sections, seeds: Any, reset_options: ResetOptions | None) -> Resets:
+    """Return what is said of the trajectories of sections: by the tasks' own indices, the same for all tasks.
+
+    They are of agent version 1, whichever call it is: those of a sampler of the task alone.
+
+    Raises:
+        UsageError: An argument cannot work, or there are trajectories that nothing is given for.
+    """
+    given: Resets | None = None
+    seeds = tuple(seeds) if isinstance(seeds, Iterable) and not isinstance(seeds, str | bytes) else seeds
+    last = max(sections, key=lambda section: section.own_index(section.stop))
+    try:
+        _, given = streamed_resets(last.first, last.stop - last.start, seeds, reset_options)
+    except UsageError as error:
+        raise UsageError(f"{last.task}: {error}") from None
+    of_all = given or Resets()
+    return Resets(of_all.seeds, of_all.options, version=1, sections=sections)

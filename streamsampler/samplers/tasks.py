@@ -1,0 +1,278 @@
+"""Check and pickle a sampler's first agents and environments: of one task, or of several that its workers share."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from streamsampler.agents.filters import Filters
+from streamsampler.agents.policies import PolicyOf
+from streamsampler.agents.updates import AgentTraits
+from streamsampler.core.errors import SamplerError, UsageError
+from streamsampler.core.serialization import Payload, refers_to
+from streamsampler.core.words import count
+from streamsampler.engines.base import Engine
+from streamsampler.environments.updates import as_env_update
+from streamsampler.protocol.sections import TaskName
+from streamsampler.samplers.of_tasks import OfTasks
+from streamsampler.samplers.options import check_policies, policies_of, refuse_agents, say_size_of_copies
+from streamsampler.samplers.payloads import (
+    EnvironmentFacts,
+    are_asynchronous,
+    check_side_by_side,
+    pickled_environments,
+    put,
+    put_agents,
+)
+from streamsampler.samplers.per_worker import items_by_worker
+from streamsampler.samplers.updates import Updates
+from streamsampler.workers.base import Worker
+from streamsampler.workers.factory import WorkerFactory
+from streamsampler.workers.task_loops import TaskTable
+
+
+@dataclass(frozen=True)
+class TaskFacts:
+    """What is known of one of several tasks.
+
+    Attributes:
+        name: Its number and its name.
+        agent: The traits of its agent.
+        environment: What provenance says of its environment.
+        policy_names: The names of several policies; none where there is one agent.
+    """
+
+    name: TaskName
+    agent: AgentTraits
+    environment: EnvironmentFacts
+    policy_names: tuple[str, ...]
+
+    @property
+    def updates(self) -> Updates[Any]:
+        """The facts as those of the updates of a sampler of this task alone."""
+        updates: Updates[Any] = Updates(1)
+        updates.put("agent", (), self.agent)
+        updates.put("env", (), self.environment)
+        return updates
+
+
+@dataclass(frozen=True)
+class GivenUpdates:
+    """A sampler's first agents and environments, checked and pickled.
+
+    Attributes:
+        updates: The updates in force from the beginning.
+        factory: Makes the workers that can run them.
+        policy_names: The names of several policies; none where there is one agent.
+        tasks: The tasks, where there are several.
+    """
+
+    updates: Updates[Payload]
+    factory: WorkerFactory
+    policy_names: tuple[str, ...]
+    tasks: tuple[TaskFacts, ...] = ()
+
+
+@dataclass
+class Checking:
+    """What a sampler's agents and environments are checked by.
+
+    Attributes:
+        factory: Makes workers of the kind that was asked for.
+        worker_class: That kind.
+        filters: The sampler's filters.
+        policy_of: See `Sampler`.
+        env_kwargs: See `Sampler`.
+        holds_agent: Whether the agent stays in this process, as it is.
+    """
+
+    factory: WorkerFactory
+    worker_class: type[Worker]
+    filters: Filters
+    policy_of: PolicyOf | None
+    env_kwargs: Mapping[str, Any] | None
+    holds_agent: bool
+    _pickled: dict[int, Payload] = field(default_factory=dict)  # of agents of tasks, by identity
+
+    def given(self, agents: Any, envs: Any) -> GivenUpdates:
+        """Return what a sampler is given, one of both for all workers or one for each; or for each task.
+
+        Raises:
+            UsageError: Workers of this kind cannot run it; names the task.
+            SerializationError: An agent or an environment cannot be pickled.
+        """
+        if isinstance(agents, OfTasks) or isinstance(envs, OfTasks):
+            return self._of_tasks(agents, envs)
+        factory, given = self.factory, agents
+        agents = policies_of(agents, self.policy_of)
+        policy_names = check_policies(agents, self.worker_class, self.filters)
+        as_env = partial(as_env_update, env_kwargs=self.env_kwargs)
+        environments = pickled_environments(envs, factory.n_workers, "envs", "the environment", as_env)
+        updates: Updates[Payload] = Updates(factory.n_workers)
+        if (payload := self._pickled.get(id(given))) is not None:
+            put(updates, "agent", payload)
+        else:
+            put_agents(updates, agents, factory.n_workers, held=self.holds_agent)
+        env_waits = are_asynchronous(environments)
+        if env_waits or any(each.waits for each in updates.about("agent")):
+            factory = factory.for_asynchronous(env=env_waits)
+        check_side_by_side(environments, "envs", factory)
+        put(updates, "env", environments)
+        refuse_agents(updates.about("agent"), updates.about("env"), factory.worker_class)
+        if factory.worker_class.waits:
+            say_size_of_copies(updates.of_workers("agent"), factory.layout.rows)
+        return GivenUpdates(updates, factory, policy_names)
+
+    def _of_tasks(self, agents: Any, envs: Any) -> GivenUpdates:
+        if not isinstance(envs, OfTasks):
+            raise UsageError("agents is OfTasks, and envs is not: each task has an environment of its own")
+        if isinstance(agents, OfTasks) and agents.names != envs.names:
+            raise UsageError(f"agents and envs have different tasks: {agents.names} and {envs.names}")
+        of_tasks: list[GivenUpdates] = []
+        facts: list[TaskFacts] = []
+        for task in envs.tasks:
+            agent = agents[task.number] if isinstance(agents, OfTasks) else agents
+            with naming(task):
+                given = self._of_task(agent, envs[task.number])
+            self._pickled[id(agent)] = _first(given.updates.of_workers("agent"))
+            of_tasks.append(given)
+            about = given.updates.about("agent")[0], given.updates.about("env")[0]
+            facts.append(TaskFacts(task, *about, given.policy_names))
+        updates: Updates[Any] = Updates(self.factory.n_workers)
+        updates.put("tasks", TaskPayloads.of([given.updates for given in of_tasks], envs.open_envs))
+        names = tuple(sorted({name for given in of_tasks for name in given.policy_names}))
+        return GivenUpdates(updates, _common_factory(facts, of_tasks), names, tuple(facts))
+
+    def _of_task(self, agent: Any, env: Any) -> GivenUpdates:
+        for what, given in (("agent", agent), ("environment", env)):
+            if items_by_worker(given) is not None:
+                raise UsageError(f"a task has one {what} for all workers, and not one for each: evaluate it by itself")
+        return self.given(agent, env)
+
+
+def _common_factory(tasks: Sequence[TaskFacts], of_tasks: Sequence[GivenUpdates]) -> WorkerFactory:
+    """Return what makes the workers of all tasks; refuse tasks that need different kinds."""
+    first = of_tasks[0].factory
+    for task, given in zip(tasks, of_tasks, strict=True):
+        if given.factory.worker_class is not first.worker_class:
+            kinds = [each.worker_class.__name__ for each in (first, given.factory)]
+            raise UsageError(
+                f"{tasks[0].name} is run by {kinds[0]} and {task.name} by {kinds[1]}, since only one of them waits "
+                "(async def): pass worker_args={…} with which one kind runs both, or evaluate them by themselves"
+            )
+    return first
+
+
+@contextmanager
+def naming(task: TaskName) -> Iterator[None]:
+    """Let errors that are raised inside the block name a task."""
+    try:
+        yield
+    except (SamplerError, TypeError) as error:
+        error.args = (f"{task}: {error}", *error.args[1:])
+        raise
+
+
+def _first(payloads: Sequence[Payload | None]) -> Payload:
+    assert payloads[0] is not None
+    return payloads[0]
+
+
+# ----------------------------------------------------------------------
+# The agents and environments of several tasks, as one update.
+
+
+@dataclass(frozen=True)
+class TaskPayloads:
+    """The pickled agents and environments of several tasks; equal ones are one object.
+
+    Attributes:
+        agents: By task.
+        environments: By task.
+        open_envs: See `OfTasks`.
+    """
+
+    agents: tuple[Payload, ...]
+    environments: tuple[Payload, ...]
+    open_envs: int
+
+    @classmethod
+    def of(cls, updates: Sequence[Updates[Payload]], open_envs: int) -> TaskPayloads:
+        """Return those of samplers of each task alone."""
+        agents = _each_once([_first(each.of_workers("agent")) for each in updates])
+        environments = _each_once([_first(each.of_workers("env")) for each in updates])
+        return cls(agents, environments, open_envs)
+
+
+def _each_once(payloads: Sequence[Payload]) -> tuple[Payload, ...]:
+    """Return payloads of which those that are equal are one object."""
+    found: dict[bytes, Payload] = {}
+    return tuple(found.setdefault(_digest(payload), payload) for payload in payloads)
+
+
+def _digest(payload: Payload) -> bytes:
+    digest = hashlib.sha256(payload.data)
+    for buffer in payload.buffers:
+        digest.update(buffer)
+    return digest.digest()
+
+
+@dataclass(frozen=True, eq=False)
+class PublishedTasks:
+    """The handles of the agents and environments of several tasks.
+
+    Attributes:
+        payloads: The handles, in the places of the payloads.
+        table: The handle that messages carry: of a table of all handles.
+    """
+
+    payloads: TaskPayloads
+    table: Any
+
+    def of_task(self, number: int) -> tuple[Any, Any]:
+        """Return the handles of a task's agent and environment."""
+        return self.payloads.agents[number], self.payloads.environments[number]
+
+
+def publish(engine: Engine, payload: Any) -> Any:
+    """Publish a payload, or those of several tasks; see `Engine.publish`."""
+    if not isinstance(payload, TaskPayloads):
+        return engine.publish(payload)
+    agents, environments = (_converted(each, engine.publish) for each in (payload.agents, payload.environments))
+    table = engine.publish_table(TaskTable(agents, environments, payload.open_envs))
+    return PublishedTasks(TaskPayloads(agents, environments, payload.open_envs), table)
+
+
+def published(engine: Engine, handle: Any) -> Any:
+    """Return what was published, in memory of its own; see `Engine.published`."""
+    if not isinstance(handle, PublishedTasks):
+        return engine.published(handle)
+    return replace(
+        handle.payloads,
+        agents=_converted(handle.payloads.agents, engine.published),
+        environments=_converted(handle.payloads.environments, engine.published),
+    )
+
+
+def _converted(payloads: Sequence[Any], convert: Callable[[Any], Any]) -> tuple[Any, ...]:
+    found = {id(payload): convert(payload) for payload in {id(each): each for each in payloads}.values()}
+    return tuple(found[id(payload)] for payload in payloads)
+
+
+def needs(engine: Engine, handles: Sequence[Any], package: str) -> bool:
+    """Whether one of some agents and environments needs a package, as far as that can be seen."""
+    return any(refers_to(engine.published(handle), package) for handle in handles)
+
+
+def refuse_calls(tasks: Sequence[TaskFacts], what: str = "this call") -> None:
+    """Refuse what only a sampler of one task can do.
+
+    Raises:
+        UsageError: There are several tasks.
+    """
+    if tasks:
+        raise UsageError(f"{what} is for samplers of one task, and this one has {count(len(tasks), 'task')}")
