@@ -11,6 +11,7 @@ PROGRAMS = {
     **{name: f"benchmarks.questions.{name}" for name in QUESTIONS},
     "versions": "benchmarks.questions.versions",
     "goals": "benchmarks.questions.goals",
+    "tasks": "benchmarks.questions.tasks",
     "ppo": "benchmarks.ppo.run",
     "examples": "benchmarks.examples",
     "peers": "benchmarks.contenders.peers",
