@@ -69,20 +69,26 @@ def improvement_interval(first: Floats, second: Floats, level: float = LEVEL) ->
     n = len(first)
     if n < FEWEST:
         return Unknown(f"{count(n, 'pair')}, fewer than {FEWEST}")
-    order = np.argsort(first, kind="stable")
-    ordered = first[order]
-    below, up_to = np.searchsorted(ordered, second, side="left"), np.searchsorted(ordered, second, side="right")
     lows: list[Floats] = []
     highs: list[Floats] = []
     for weights in random_weights(np.ones(n + 1)):
-        unseen, seen = weights[:, -1], weights[:, :-1] / (1 - weights[:, -1:])
-        sums = np.cumsum(np.insert(seen[:, order], 0, 0.0, axis=1), axis=1)
-        drawn = (seen * (sums[:, below] + sums[:, up_to])).sum(axis=1) / 2
+        unseen = weights[:, -1]
+        drawn = weighted_improvement(weights[:, :-1] / (1 - weights[:, -1:]), first, second)
         lows.append((1 - unseen) * drawn)
         highs.append(1 - (1 - unseen) * (1 - drawn))
     low = float(np.quantile(np.concatenate(lows), (1 - level) / 2))
     high = float(np.quantile(np.concatenate(highs), (1 + level) / 2))
     return Interval(max(0.0, low), min(1.0, high), "weighted pairs", level)
+
+
+def weighted_improvement(weights: Floats, first: Floats, second: Floats) -> Floats:
+    """Return the probabilities of improvement of (N,) weighted pairs, (k,) for (k, N) weights that add up to 1."""
+    order = np.argsort(first, kind="stable")
+    ordered = first[order]
+    below, up_to = np.searchsorted(ordered, second, side="left"), np.searchsorted(ordered, second, side="right")
+    sums = np.cumsum(np.insert(weights[:, order], 0, 0.0, axis=1), axis=1)
+    drawn: Floats = (weights * (sums[:, below] + sums[:, up_to])).sum(axis=1) / 2
+    return drawn
 
 
 def correlation(first: Floats, second: Floats) -> float | None:

@@ -157,7 +157,7 @@ def _from_values_alone(values: Floats, level: float, of: str, rounding: float) -
             return Unknown(f"{of}s are {what}, and there are fewer than {FEWEST_SKEWED}")
     elif are_nearly_two(values):
         return bounded_interval(values, _scale(found, of), level, rounding)
-    elif skewness(values) ** 2 > _NEGLIGIBLE_SKEWNESS * n:
+    elif not is_symmetric_enough(values):
         return studentised_interval(values, level)
     return t_interval(values, level)
 
@@ -165,22 +165,43 @@ def _from_values_alone(values: Floats, level: float, of: str, rounding: float) -
 def _nearly_equal_interval(values: Floats, level: float, of: str, rounding: float) -> Interval:
     """Return the interval of the mean of two values, or of values of which more than half are equal.
 
-    That of bounded values, with the values that were seen for bounds: of two values Clopper and Pearson's. Where few
-    differ from the most frequent value, the others are not known well enough:
-
-    - Where fewer than 10 do, and their values vary, they may be twice as far away from it.
-    - Where only one or two do, the interval reaches that value, of two values only below 30 trajectories. It is printed
-      only because they were seen, and having seen a rare value twice would otherwise be enough to miss the mean: of ten
-      trajectories, and a share of 2 in 100, in 1 of 10 such intervals.
+    That of bounded values, with the values that were seen for bounds: of two values Clopper and Pearson's.
     """
     found, counts = counted(values, rounding)
     usual, n_others = float(found[counts.argmax()]), len(values) - int(counts.max())
+    interval = bounded_interval(values, seen_scale(found, counts, of, rounding), level, rounding)
+    if len(found) == 2 and len(values) >= FEWEST_SKEWED:
+        return interval
+    return reaching(interval, usual, n_others)
+
+
+def seen_scale(found: Floats, counts: NDArray[np.int64], of: str, rounding: float) -> Bounds:
+    """Return the bounds within which values that were not seen are taken to be.
+
+    The least and the largest value that was seen; of differences that may be 0, of either sign. Where more than half
+    are equal, fewer than 10 are not, and these vary, others may be twice as far away from the most frequent value.
+
+    Args:
+        found: The different values, in order.
+        counts: How many there are of each.
+        of: What the values are, in one word: "return" or "difference".
+        rounding: How much equal values may differ.
+    """
     low, high = _scale(found, of)
+    usual, n_others = float(found[counts.argmax()]), int(counts.sum() - counts.max())
     is_known = len(found) == 2 or ((found - low <= rounding) | (high - found <= rounding) | (found == usual)).all()
-    if n_others < _FEWEST_OTHERS and not is_known:
-        low, high = usual - _FARTHER * (usual - low), usual + _FARTHER * (high - usual)
-    interval = bounded_interval(values, (low, high), level, rounding)
-    if n_others > _FEW_DIFFER or (len(found) == 2 and len(values) >= FEWEST_SKEWED):
+    if is_known or n_others >= min(_FEWEST_OTHERS, counts.max()):
+        return low, high
+    return usual - _FARTHER * (usual - low), usual + _FARTHER * (high - usual)
+
+
+def reaching(interval: Interval, usual: float, n_others: int) -> Interval:
+    """Return an interval that reaches the most frequent value, where only one or two values differ from it.
+
+    It is printed only because they were seen, and having seen a rare value twice would otherwise be enough to miss the
+    mean: of ten trajectories, and a share of 2 in 100, in 1 of 10 such intervals.
+    """
+    if n_others > _FEW_DIFFER:
         return interval
     return replace(interval, low=min(interval.low, usual), high=max(interval.high, usual))
 
@@ -213,10 +234,11 @@ def studentised_interval(values: Floats, level: float = LEVEL) -> Interval:
     n, mean = len(values), float(values.mean())
     tails = [(1 - level) / 2, (1 + level) / 2]
     errors = []
+    least = _ROUNDING * float(np.abs(values - mean).max())  # a resample of one value deviates by its rounding
     for indices in resampled_indices(n):
         chosen = values[indices]
         deviations = chosen.std(axis=1, ddof=1)
-        varied = deviations > 0
+        varied = deviations > least
         errors.append((chosen.mean(axis=1)[varied] - mean) / deviations[varied])
     drawn = np.concatenate(errors)
     if len(drawn) < (1 - tails[0]) * n_resamples(n):  # an end of the interval is among the resamples of one value
@@ -241,6 +263,11 @@ def is_skewed(values: Floats) -> bool:
     return n > 2 and abs(skewness(values)) > _SURE_OF_SKEWNESS * math.sqrt(
         6 * n * (n - 1) / ((n - 2) * (n + 1) * (n + 3))
     )
+
+
+def is_symmetric_enough(values: Floats) -> bool:
+    """Return whether the skewness of values is too small to matter to Student's interval of their mean."""
+    return skewness(values) ** 2 <= _NEGLIGIBLE_SKEWNESS * len(values)
 
 
 def in_two_groups(values: Floats) -> bool:
