@@ -30,6 +30,7 @@ from streamsampler.evaluation.suites.means import (
     suite_mean,
     suite_mean_interval,
     suite_success_interval,
+    task_interval,
     weighted_interval,
 )
 from streamsampler.evaluation.suites.middles import (
@@ -184,6 +185,19 @@ def test_a_skewed_column_has_the_wider_end_of_t_and_the_bootstrap_on_either_side
         found: Any = suite_mean_interval(shared(*columns))
         assert ends(found) == close((t.low, studentised.high))
         assert found.method == "t and studentised bootstrap"
+
+
+def test_the_interval_of_a_task_is_that_of_a_task_that_stands_for_all():
+    for values in (normal(15), np.random.default_rng(1).standard_t(2, 40), ones(3, 30), np.zeros(20)):
+        task = shared(values)[0]
+        found: Any = task_interval(task)
+        wanted: Any = suite_mean_interval([task, task], of="difference")
+        if isinstance(wanted, Unknown):
+            assert found == wanted
+        else:
+            assert (found.method, ends(found)) == (wanted.method, close(ends(wanted)))
+    with pytest.raises(UsageError, match="level must be between"):
+        task_interval(task, 95)
 
 
 def test_rare_failures_are_scaled_to_what_each_task_may_lose():

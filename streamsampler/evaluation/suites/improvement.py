@@ -22,6 +22,8 @@ from streamsampler.evaluation.intervals import (
 )
 from streamsampler.evaluation.suites.scores import SuiteScores, TaskScores, check_level
 
+_MOST_WEIGHTS, _FEWEST_DRAWN = 120_000_000, 4_000  # some seconds; where there are more trajectories, fewer are drawn
+
 
 @dataclass(frozen=True, eq=False)
 class TaskPairs:
@@ -93,6 +95,7 @@ def suite_improvement_interval(pairs: Sequence[TaskPairs], level: float = LEVEL)
     lows: list[Floats] = []
     highs: list[Floats] = []
     positions = [suite.positions_of(number) for number in range(len(suite))]
+    most, n_drawn = max(_FEWEST_DRAWN, _MOST_WEIGHTS // int(suite.n_trajectories.sum())), 0
     for weights in random_weights(np.ones(suite.n_seeds + 1)):
         low, high = np.zeros((2, len(weights)))
         for task, of_task in zip(pairs, positions, strict=True):
@@ -104,6 +107,9 @@ def suite_improvement_interval(pairs: Sequence[TaskPairs], level: float = LEVEL)
             high += 1 - share * (1 - improved)
         lows.append(low / len(suite))
         highs.append(high / len(suite))
+        n_drawn += len(weights)
+        if n_drawn >= most:
+            break
     low_end = float(np.quantile(np.concatenate(lows), (1 - level) / 2))
     high_end = float(np.quantile(np.concatenate(highs), (1 + level) / 2))
     return Interval(max(0.0, low_end), min(1.0, high_end), "weighted pairs", level)

@@ -16,8 +16,8 @@ the covariances of tasks that share it are in the variance.
 A task whose scores are all equal may have others that were not seen. They are taken to lie within the range of all
 tasks' scores and 0. Where one of them would stand out of the column, the interval is widened by as many as may be.
 
-`.ci/prove coverage` simulates all of these. The studentised bootstrap alone, as for one task, holds in 91 of 100
-simulations where the scores of 20 tasks are nearly all equal: it leans where a few of them lie by chance.
+`.ci/prove coverage` simulates all of these. The studentised bootstrap alone leans to where a few scores lie by chance:
+it held in 91 of 100 simulations of 20 tasks whose scores are nearly all equal, and of heavy tails in 88 to 92.
 """
 
 from __future__ import annotations
@@ -82,6 +82,28 @@ def suite_mean_interval(tasks: Sequence[TaskScores], level: float = LEVEL, *, of
     if len(suite) == 1:
         task = suite.tasks[0]
         return mean_interval(task.values, level, bounds=task.bounds, of=of, rounding=task.rounding)
+    return _interval(suite, level, of)
+
+
+def task_interval(task: TaskScores, level: float = LEVEL, *, of: str = "difference") -> Interval | Unknown:
+    """Return the interval of the mean of one task, by the methods of several.
+
+    For `holm.holm`, and where differences of returns may be far from normal. `intervals.mean_interval` is narrower, and
+    misses the mean of heavy-tailed differences in 8 to 12 of 100 simulations.
+
+    Args:
+        task: The scores.
+        level: How often the interval is to hold the mean.
+        of: What the scores are, in one word: "return" or "difference".
+
+    Raises:
+        UsageError: `level` is no share.
+    """
+    check_level(level)
+    return _interval(SuiteScores([task]), level, of)
+
+
+def _interval(suite: SuiteScores, level: float, of: str) -> Interval | Unknown:
     if not suite.is_finite:
         return Unknown(f"a {of} is not finite")
     bounds, are_constant = suite.bounds, all(task.is_constant for task in suite.tasks)
@@ -146,6 +168,9 @@ def seed_column(suite: SuiteScores) -> tuple[Floats, float]:
     trajectories add to it: S times their deviations from the mean of their task, divided by T n. Deviations are scaled
     by the root of n / (n - 1), since they are those from an estimate.
 
+    Args:
+        suite: The scores, at least two of each task.
+
     Returns:
         (S,) float64, and the degrees of freedom of its variance: S - 1 where all tasks have the same seeds, otherwise
         Welch and Satterthwaite's, with the seeds that the same tasks have as groups.
@@ -158,8 +183,9 @@ def seed_column(suite: SuiteScores) -> tuple[Floats, float]:
     patterns, group = np.unique(suite.has, axis=1, return_inverse=True)
     variances, sizes = np.bincount(group.ravel(), parts**2), np.bincount(group.ravel())
     fewest = np.where(patterns, n, n.max()).min(axis=0)
-    df = variances.sum() ** 2 / (variances**2 / (sizes * (1 - 1 / fewest))).sum()
-    return suite.mean + (parts - parts.mean()) * math.sqrt(s * (s - 1)), float(df)
+    spread = float((variances**2 / (sizes * (1 - 1 / fewest))).sum())
+    df = float(variances.sum()) ** 2 / spread if spread > 0 else s - 1
+    return suite.mean + (parts - parts.mean()) * math.sqrt(s * (s - 1)), df
 
 
 def _usual(suite: SuiteScores, column: Floats) -> tuple[float, int] | None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from streamsampler.core.errors import UsageError
 from streamsampler.evaluation.intervals import LEVEL, Floats, random_weights
@@ -52,11 +51,10 @@ def profile(tasks: Sequence[TaskScores], thresholds: Floats, level: float = LEVE
         raise UsageError(f"thresholds have shape {thresholds.shape}: pass at least one number, (M,)")
     if np.isnan(suite.values).any() or np.isnan(thresholds).any():
         raise UsageError("a score or a threshold is no number (NaN), which is neither above nor below others")
-    above = (suite.values[:, :, np.newaxis] > thresholds) & suite.has[:, :, np.newaxis]
-    shares = (above.sum(axis=1) / suite.n_trajectories[:, np.newaxis]).mean(axis=0)
+    above = [(task.values[:, np.newaxis] > thresholds).astype(np.float64) for task in suite.tasks]
+    shares = np.mean([of_task.mean(axis=0) for of_task in above], axis=0)
     lows, highs = [], []
-    for weights in random_weights(np.ones(suite.n_seeds + 1)):
-        low, unseen = _weighted_shares(suite, above, weights)
+    for low, unseen in _weighted_shares(suite, above):
         lows.append(low)
         highs.append(low + unseen)
     low = np.quantile(np.concatenate(lows), (1 - level) / 2, axis=0)
@@ -64,11 +62,27 @@ def profile(tasks: Sequence[TaskScores], thresholds: Floats, level: float = LEVE
     return PerformanceProfile(thresholds, shares, low, high, level)
 
 
-def _weighted_shares(suite: SuiteScores, above: NDArray[np.bool_], weights: Floats) -> tuple[Floats, Floats]:
-    """Return shares if the seed that was not seen is never above, (k, M), and by how much they rise if it always is."""
-    seen, unseen = weights[:, :-1], weights[:, -1:]
+def _weighted_shares(suite: SuiteScores, above: list[Floats]) -> Iterator[tuple[Floats, Floats]]:
+    """Yield shares if the seed that was not seen is never above, (k, M), and by how much they rise if it always is.
+
+    Args:
+        suite: The scores.
+        above: For each task (N, M): 1 where a score is above a threshold, otherwise 0.
+    """
+    n_tasks, n_seeds = len(suite), suite.n_seeds
+    positions = [suite.positions_of(task) for task in range(n_tasks)]
+    of_seed = np.zeros((n_seeds, above[0].shape[1]))
     if suite.is_complete:  # one product in the place of T
-        return seen @ above.mean(axis=0), unseen
-    of_task = seen @ suite.has.astype(np.float64).T + unseen
-    shares = sum(seen @ of.astype(np.float64) / of_task[:, [task]] for task, of in enumerate(above))
-    return np.asarray(shares) / len(suite), (unseen / of_task).mean(axis=1, keepdims=True)
+        for of_task, seeds in zip(above, positions, strict=True):
+            of_seed[seeds] += of_task / n_tasks
+    for weights in random_weights(np.ones(n_seeds + 1)):
+        if suite.is_complete:
+            yield weights[:, :-1] @ of_seed, weights[:, -1:]
+            continue
+        shares, unseen = 0.0, 0.0
+        for of_task, seeds in zip(above, positions, strict=True):
+            seen = weights[:, seeds]
+            total = seen.sum(axis=1, keepdims=True) + weights[:, -1:]
+            shares = shares + seen @ of_task / total / n_tasks
+            unseen = unseen + weights[:, -1:] / total / n_tasks
+        yield np.asarray(shares), np.asarray(unseen)
