@@ -112,7 +112,7 @@ def bootstraps(rng: Any) -> int:
                     continue
                 # What is printed holds from fewer trajectories on, and is wider for it: by t, and by n - 1 of n.
                 printed = suite_mean_interval if statistic == "mean" else suite_interquartile_mean_interval
-                room = NEAR + 2.05 / 1.96 * math.sqrt(n / (n - 1)) - 1 + (0.1 if name == "exponential" else 0.0)
+                room = NEAR + 2.13 / 1.96 * math.sqrt(n / (n - 1)) - 1 + (0.1 if name == "exponential" else 0.0)
                 n_compared += near(f"printed {what}", printed(apart(scores)), low, high, room)
     return n_compared
 

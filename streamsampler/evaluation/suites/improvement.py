@@ -56,7 +56,8 @@ class TaskPairs:
         span = None if self.bounds is None else self.bounds[1] - self.bounds[0]
         rounding = 2 * max(rounding_of(self.first), rounding_of(self.second))
         bounds = None if span is None else (-span, span)
-        return TaskScores(self.second - self.first, self.seeds, bounds, rounding)
+        with np.errstate(invalid="ignore"):  # of two infinite scores: no interval has them
+            return TaskScores(self.second - self.first, self.seeds, bounds, rounding)
 
 
 def suite_improvement(pairs: Sequence[TaskPairs]) -> float:

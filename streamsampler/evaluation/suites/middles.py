@@ -52,8 +52,9 @@ def suite_interquartile_mean_interval(tasks: Sequence[TaskScores], level: float 
     """Return the interval of the interquartile mean, or why none holds.
 
     The percentile bootstrap's, expanded (Hesterberg, 2015, "What teachers should know about the bootstrap"): resamples
-    vary less than samples do, by n - 1 of n, and have normal quantiles in the place of Student's. At 30 trajectories
-    both together widen it by 6 %, at 100 by 2 %.
+    vary less than samples do, by n - 1 of n, and have normal quantiles in the place of Student's, whose degrees of
+    freedom are those of a trimmed mean (Tukey and McLaughlin, 1963). At 30 trajectories both together widen it by 11 %,
+    at 100 by 3 %.
 
     Args:
         tasks: The scores of each task.
@@ -73,7 +74,8 @@ def suite_interquartile_mean_interval(tasks: Sequence[TaskScores], level: float 
         return Unknown("a return is not finite")
     if all(task.is_constant for task in suite.tasks):
         return Unknown("all returns of each task are equal")
-    tail = _NORMAL.cdf(-student_quantile((1 + level) / 2, n - 1) * math.sqrt(n / (n - 1)))
+    n_kept = n - 2 * (n // 4)
+    tail = _NORMAL.cdf(-student_quantile((1 + level) / 2, n_kept - 1) * math.sqrt(n / (n - 1)))
     low, high = _percentiles(suite, "interquartile mean", tail)
     return Interval(low, high, "percentile bootstrap", level)
 
