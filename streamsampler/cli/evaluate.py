@@ -71,11 +71,16 @@ SUCCESS = option(
     "timestep.",
 )  # fmt: skip
 
-RESULT = option(
-    "Output", "-o", "--out", metavar="FILE",
-    help="Write what was found, with every return, its index and its seed, to a .json file. After Ctrl-C it gets what "
-    "is finished.",
+RESULT = options_of(
+    option("Output", "-o", "--out", metavar="FILE", show_default="the file of --resume",
+        help="Write what was found, with every return, its index and its seed, to a .json file. After Ctrl-C it gets "
+        "what is finished. While the command runs, and after a kill, finished trajectories are in FILE.partial.json."),
+    option("Output", "--resume", metavar="FILE",
+        help="Go on with a file of --out, also of a killed command: its trajectories are not run again. Ask for more "
+        "trajectories than before, or leave the amount out to complete the file's own. All other options that decide "
+        "about trajectories are given again, but for --seed and --part."),
 )  # fmt: skip
+"""The files of what is found."""
 
 
 BOUNDS = option(
@@ -188,7 +193,7 @@ def taken_amount(
         names: The options of amount; the last one is a rule that decides when to stop, and may go through seeds.
         of_rule: The options of this rule.
     """
-    amount = shared.given_amounts(ctx, options, names, "seeds", names[-1])
+    amount = shared.given_amounts(ctx, options, names, "seeds", names[-1], optional=options["resume"] is not None)
     rule = {name: options.pop(name) for name in of_rule}
     if names[-1] not in amount and not any(is_from_file(ctx, name) for name in amount):
         rule = {name: value for name, value in rule.items() if not is_from_file(ctx, name)}
@@ -199,9 +204,11 @@ def shared_arguments(options: dict[str, Any], amount: dict[str, Any]) -> dict[st
     """Return the arguments that `streamsampler.evaluate` and `compare` have in common, without agents and amounts."""
     from streamsampler.cli.request import drawn_seed, sampler_arguments
 
-    # The library says that parts need the same seed.
-    seed = drawn_seed() if options["seed"] is None and amount["part"] is None else options["seed"]
-    arguments = {**sampler_arguments(options, seed), "success": options["success"]}
+    # The library says that parts need the same seed, and takes the seed of a file to go on with.
+    is_given = options["seed"] is not None or amount["part"] is not None or options["resume"] is not None
+    seed = options["seed"] if is_given else drawn_seed()
+    files = {name: options[name] for name in ("out", "resume")}
+    arguments = {**sampler_arguments(options, seed), "success": options["success"], **files}
     return {**arguments, "env_kwargs": options["env_kwargs"]} if options["env_kwargs"] else arguments
 
 
@@ -219,15 +226,17 @@ def print_found(
         quiet: Whether to print nothing on standard error but errors.
         imports: Modules to import before.
     """
-    from streamsampler.cli.naming import checked_file, unused_beside
     from streamsampler.cli.running import running, translated
     from streamsampler.cli.streams import print_error, print_result
     from streamsampler.evaluation.evaluate import EvaluationInterruptedError
+    from streamsampler.evaluation.journal import INTERRUPTED
     from streamsampler.evaluation.replay import VideoError
+    from streamsampler.evaluation.run_file import save_interrupted
 
-    out = options["out"] and checked_file(options["out"], ".json", where="What is found goes into a .json file")
+    out = _take_files(options)
     begun, problem = perf_counter(), None
     with running(ctx, "evaluating", quiet=quiet, imports=imports) as run:
+        run.if_interrupted = _if_interrupted(options)
         try:
             with run.bar:
                 found = find(run)
@@ -237,8 +246,7 @@ def print_found(
             found, problem = error.found, error
         interrupted = run.interrupts.received is not None
         if out is not None:
-            out = unused_beside(out) if interrupted and out.exists() else out
-            found.save(out)
+            out = save_interrupted(found, out) if found.stopped == INTERRUPTED else found.save(out)
         text = found.to_json().rstrip("\n") if as_json else str(found)
     if interrupted or not run.shows_end:
         alone = "agents" in options and len(found.evaluations) == 1
@@ -254,16 +262,35 @@ def print_found(
         raise problem
 
 
+def _take_files(options: dict[str, Any]) -> Path | None:
+    """Put paths that can be written in the place of `--out` and `--resume`; return the one to write."""
+    from streamsampler.cli.naming import checked_file
+    from streamsampler.evaluation.journal import whole_of
+
+    for name in ("out", "resume"):
+        if options[name] is not None:
+            options[name] = checked_file(
+                options[name], ".json", where="What is found goes into a .json file", option=f"'--{name}'"
+            )
+    resumed: Path | None = options["resume"] and whole_of(options["resume"])
+    options["out"] = options["out"] or resumed
+    return options["out"]  # type: ignore[no-any-return]
+
+
+def _if_interrupted(options: dict[str, Any]) -> str:
+    """Return the message where a signal comes before any trajectory."""
+    return "nothing was kept" if options["resume"] is None else f"{options['resume']} stays as it was"
+
+
 def _written(ctx: click.Context, out: Path | None, options: dict[str, Any], found: Evaluation | Comparison) -> str:
     """Return lines about the file; where it was interrupted, with the command that makes the whole file."""
     from streamsampler.cli.request import command_line
-    from streamsampler.evaluation.evaluate import INTERRUPTED
+    from streamsampler.evaluation.journal import INTERRUPTED
 
     if out is None or found.stopped != INTERRUPTED:
         return "" if out is None else f"\nwritten to: {out}"
-    seed = found.evaluations[0].seed
-    drawn = () if options["seed"] is not None or seed is None else ("--seed", str(seed))
-    return f"\nwritten to: {out}\nto get all: {command_line(ctx.meta[TYPED], *drawn)}"
+    more = () if options["resume"] is not None else ("--resume", str(options["out"]))
+    return f"\nwritten to: {out}\nto get all: {command_line(ctx.meta[TYPED], *more)}"
 
 
 def _line(found: Evaluation | Comparison, seconds: float, *, interrupted: bool, alone: bool) -> str:

@@ -462,7 +462,7 @@ _FORMATS = frozenset((
 """Endings of files of known formats: a user who asks for one that is not written would get something else."""
 
 
-def checked_file(value: str, suffix: str, *others: str, where: str) -> Path:
+def checked_file(value: str, suffix: str, *others: str, where: str, option: str = "'--out'") -> Path:
     """Return a file that can be written; one without the suffix gets it.
 
     Args:
@@ -470,10 +470,19 @@ def checked_file(value: str, suffix: str, *others: str, where: str) -> Path:
         suffix: Its suffix.
         others: Other suffixes that it may have.
         where: What is written, and where, for errors.
+        option: What the name was given to.
 
     Raises:
         click.BadParameter: It cannot be written, or has the suffix of another format.
     """
+    try:
+        return _checked_file(value, suffix, *others, where=where)
+    except click.BadParameter as error:
+        error.param_hint = option
+        raise
+
+
+def _checked_file(value: str, suffix: str, *others: str, where: str) -> Path:
     given = _named_file(value)
     suffix = next((each for each in others if given.name.endswith(each)), suffix)
     if given.is_dir() or not given.name:

@@ -371,7 +371,9 @@ def existing(name: str, *suffixes: str, what: str = "FILE|FOLDER") -> Path:
     raise click.BadParameter(f"there is no file or folder {name!r}", param_hint=what)
 
 
-def given_amounts(ctx: click.Context, options: dict[str, Any], names: Sequence[str], *together: str) -> dict[str, Any]:
+def given_amounts(
+    ctx: click.Context, options: dict[str, Any], names: Sequence[str], *together: str, optional: bool = False
+) -> dict[str, Any]:
     """Take the options of amount out of all options, and return the one that is given, by name.
 
     What is typed wins over what a file of options has.
@@ -381,6 +383,7 @@ def given_amounts(ctx: click.Context, options: dict[str, Any], names: Sequence[s
         options: The command's options, which lose these.
         names: The names of the options of amount.
         *together: Two of them that may be given together.
+        optional: Whether none need be given.
 
     Raises:
         click.UsageError: None is given, or several are.
@@ -389,7 +392,7 @@ def given_amounts(ctx: click.Context, options: dict[str, Any], names: Sequence[s
     if typed := {name for name in given if not is_from_file(ctx, name)}:
         given = {name: value for name, value in given.items() if name in typed or {name, *typed} <= {*together}}
     *most, last = (f"--{name.replace('_', '-')}" for name in names)
-    if not given:
+    if not given and not optional:
         raise click.UsageError(f"How much? Give one of {', '.join(most)} and {last}.")
     if len(given) > 1 and not given.keys() <= {*together}:
         shown = " and ".join(f"--{name.replace('_', '-')}" for name in given)

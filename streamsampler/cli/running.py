@@ -320,7 +320,8 @@ def translated(ctx: click.Context) -> Iterator[None]:
         # A damaged file is no code of the user's: where reading it failed says nothing.
         by_user = isinstance(error, SamplerError) and not isinstance(error, StorageError)
         details = traceback_of(error.__cause__) if by_user else ""
-        raise failure(message, details, getattr(error, "__notes__", ())) from None
+        notes = [_in_options(note, ctx) for note in getattr(error, "__notes__", ())]
+        raise failure(message, details, notes) from None
 
 
 _OTHER_NAMES = {

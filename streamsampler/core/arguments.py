@@ -28,6 +28,7 @@ GROUPS = {
     "Reproducible": ("seed", "order", "staleness", "check", "fingerprint", "own_generators"),
     "What is recorded": (
         *("drop_if", "record_taken", "abnormal", "copy", "success", "return_of", "bounds", "video", "video_of"),
+        *("out", "resume"),
     ),
     "When something fails": (
         *("on_failure", "step_timeout", "trajectory_timeout", "reset_timeout", "max_restarts", "restart_on"),

@@ -66,7 +66,7 @@ def sync_directory(directory: Path) -> None:
 
 
 # ----------------------------------------------------------------------
-# The lock on a folder that is being written. The lock ends with its process, and leaves no file.
+# The lock on a folder or a file that is being written. The lock ends with its process, and leaves no file.
 
 
 _NO_LOCKS = (errno.EBADF, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -86,20 +86,22 @@ def check_locks() -> None:
         ) from None
 
 
-class FolderLock:
-    """Locks a folder for this process. File systems without locks keep no other process out.
+class PathLock:
+    """Locks a file or a folder for this process. File systems without locks keep no other process out.
 
     Args:
-        path: The folder.
+        path: The file or the folder.
 
     Raises:
         StorageError: Another process holds the lock.
+        ImportError: The system has no such locks.
+        OSError: The path cannot be opened.
     """
 
     def __init__(self, path: Path) -> None:
         import fcntl
 
-        self._descriptor: int | None = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        self._descriptor: int | None = os.open(path, os.O_RDONLY)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -112,7 +114,7 @@ class FolderLock:
         _locks.add(self)
 
     def close(self) -> None:
-        """Unlock the folder; may be called twice."""
+        """Unlock it; may be called twice."""
         import fcntl
 
         if self._descriptor is not None:
@@ -121,13 +123,13 @@ class FolderLock:
             self.drop()
 
     def drop(self) -> None:
-        """Close this process's descriptor; the folder stays locked while another process has a copy of it."""
+        """Close this process's descriptor; the lock stays while another process has a copy of it."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
 
 
-_locks: weakref.WeakSet[FolderLock] = weakref.WeakSet()
+_locks: weakref.WeakSet[PathLock] = weakref.WeakSet()
 
 
 def _drop_all() -> None:

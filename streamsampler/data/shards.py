@@ -17,7 +17,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 import streamsampler.data.multi_agent  # noqa: F401 - so that `batch_of_fields` knows batches of several agents
-from streamsampler.core.atomic import FolderLock, check_locks, is_leftover, sync_directory, write_whole
+from streamsampler.core.atomic import PathLock, check_locks, is_leftover, sync_directory, write_whole
 from streamsampler.core.errors import DamagedShardError, StorageError, UsageError
 from streamsampler.core.fingerprints import agree
 from streamsampler.core.reading import read_regular
@@ -439,7 +439,7 @@ class ShardWriter:
             path.mkdir(exist_ok=True)
             sync_directory(path.parent)
         self._path, self._compress = path, compress
-        self._lock = FolderLock(path)
+        self._lock = PathLock(path)
         try:
             check_folder(path, resume=resume)  # again, because only now no other process writes there
             self.manifest = self._recover()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from streamsampler.core.errors import UsageError, positive
+from streamsampler.data.codec import decode, encode
 from streamsampler.data.trees import same
 from streamsampler.evaluation.intervals import Bounds
 from streamsampler.evaluation.rules import FLOORS, PrecisionOf, Rule, checked_bounds, make_rule
 from streamsampler.protocol.parts import Part
+from streamsampler.samplers.payloads import shown_name
 
 DEFAULT_CAP = 10_000
 _SCENARIO_KEYS = {"seed", "options", "name"}
@@ -29,6 +32,7 @@ class Amount:
         rule: Says when there are enough; None for all of them.
         bounds: The least and the largest return there can be; None where they are not known.
         part: Which part of them is taken; None for all.
+        arguments: The arguments that asked for it, as JSON can hold them; `arguments_of` returns them again.
     """
 
     n: int
@@ -39,6 +43,12 @@ class Amount:
     rule: Rule | None = None
     bounds: Bounds | None = None
     part: Part | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether each trajectory has a seed or options of its own, so that none takes the place of another."""
+        return self.seeds is not None or self.options is not None
 
 
 @dataclass(frozen=True)
@@ -90,20 +100,24 @@ def amount_of(
     if until_halfwidth is not None:
         refuse_amounts("until_halfwidth", how_many, scenarios)
         rule = make_rule(until_halfwidth, precision_of, guarantee=guarantee, bounds=bounds, least=min_trajectories)
-        return replace(at_most(seeds, max_trajectories), rule=rule, bounds=bounds)
+        asked = {"until_halfwidth": rule.halfwidth, "precision_of": precision_of, "guarantee": bool(guarantee)}
+        asked |= {} if min_trajectories is None else {"min_trajectories": int(min_trajectories)}
+        most = at_most(seeds, max_trajectories)
+        return replace(most, rule=rule, bounds=bounds, arguments={**asked, **most.arguments})
     of_rule = {"guarantee": guarantee, "min_trajectories": min_trajectories}
     refuse_useless({**of_rule, "max_trajectories": max_trajectories}, "until_halfwidth")
     if seeds is not None and scenarios is not None:
         raise UsageError("scenarios have seeds of their own: leave out seeds")
     if seeds is not None:
         listed = _seeds(seeds)
-        amount = Amount(len(listed), "one for each seed", listed)
+        amount = Amount(len(listed), "one for each seed", listed, arguments={"seeds": listed})
     elif scenarios is not None:
         amount = amount_of_scenarios(scenarios)
     elif how_many.n is None:
         raise UsageError("how many? Give n_trajectories, seeds, scenarios or until_halfwidth")
     else:
-        amount = Amount(positive(how_many.name, how_many.n), "as many as were asked for")
+        n = positive(how_many.name, how_many.n)
+        amount = Amount(n, "as many as were asked for", arguments={"n_trajectories": n})
     if how_many.n is not None and positive(how_many.name, how_many.n) != amount.n:
         name = "seeds" if seeds is not None else "scenarios"
         raise UsageError(f"{how_many.name} is {how_many.n}, but there are {amount.n} {name}")
@@ -126,12 +140,13 @@ def refuse_amounts(rule: str, how_many: HowMany, scenarios: Any) -> None:
 def at_most(seeds: Any, max_trajectories: Any) -> Amount:
     """Return the most trajectories that a rule may take."""
     if seeds is None:
-        return Amount(positive("max_trajectories", DEFAULT_CAP if max_trajectories is None else max_trajectories), "")
+        n = positive("max_trajectories", DEFAULT_CAP if max_trajectories is None else max_trajectories)
+        return Amount(n, "", arguments={"max_trajectories": n})
     listed = _seeds(seeds)
     most = len(listed) if max_trajectories is None else positive("max_trajectories", max_trajectories)
     if most > len(listed):
         raise UsageError(f"max_trajectories is {most}, but there are {len(listed)} seeds")
-    return Amount(most, "", listed[:most])
+    return Amount(most, "", listed[:most], arguments={"seeds": listed[:most]})
 
 
 def _seeds(seeds: Any) -> list[int]:
@@ -180,7 +195,45 @@ def amount_of_scenarios(scenarios: Any) -> Amount:
         seeds=seeds,
         options=options if any(each is not None for each in options) else None,
         names=_column_of_names(listed),
+        arguments={"scenarios": [_stored_scenario(f"scenarios[{n}]", each) for n, each in enumerate(listed)]},
     )
+
+
+_UNWRITTEN = "unwritten"
+
+
+def _stored_scenario(where: str, scenario: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a scenario as JSON can hold it: values that JSON has no word for by their names."""
+
+    def by_name(value: Any, _path: str) -> dict[str, Any]:
+        return {"$": _UNWRITTEN, "name": shown_name(value)}
+
+    return {key: encode(value, f"{where}.{key}", by_name) for key, value in scenario.items() if value is not None}
+
+
+def arguments_of(stored: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return the arguments that asked for an amount, from what a file has of them.
+
+    Args:
+        stored: What the file has.
+        path: The file.
+
+    Raises:
+        UsageError: The scenarios have options that the file does not hold.
+    """
+
+    def refuse(value: Mapping[str, Any]) -> Any:
+        raise UsageError(
+            f"{path} holds the name {value.get('name')!r} in the place of an option of a scenario, and not the option: "
+            "give the scenarios again"
+        )
+
+    arguments = dict(stored)
+    if "scenarios" in arguments:
+        arguments["scenarios"] = [
+            {key: decode(value, refuse) for key, value in each.items()} for each in arguments["scenarios"]
+        ]
+    return arguments
 
 
 def _check_scenario(where: str, scenario: Any) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import wraps
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 from streamsampler.agents.base import is_agent
 from streamsampler.core.arguments import with_arguments_in_groups
@@ -28,17 +28,13 @@ from streamsampler.evaluation.agents import (
 )
 from streamsampler.evaluation.amounts import Amount, HowMany, amount_of, at_most, refuse_amounts, refuse_useless
 from streamsampler.evaluation.comparison import Comparison, PairTest, check_alpha, make_test
-from streamsampler.evaluation.evaluate import (
-    INTERRUPTED,
-    EvaluationCall,
-    EvaluationInterruptedError,
-    gather,
-    in_part,
-    opened_sampler,
-)
+from streamsampler.evaluation.evaluate import EvaluationInterruptedError, in_part, opened_sampler
 from streamsampler.evaluation.evaluation import Evaluation, number
+from streamsampler.evaluation.evaluation_call import EvaluationCall, gather
 from streamsampler.evaluation.intervals import Bounds
+from streamsampler.evaluation.journal import INTERRUPTED
 from streamsampler.evaluation.rules import FLOORS, PrecisionOf, check_successes, checked_bounds
+from streamsampler.evaluation.run_file import RunFile
 from streamsampler.protocol.parts import PartArgument
 from streamsampler.samplers.options import ANY_SAMPLERS_OPTIONS
 from streamsampler.samplers.per_worker import Envs
@@ -78,6 +74,8 @@ def compare(
     success: SuccessMeaning = "end",
     return_of: ReturnOf | None = None,
     bounds: Bounds | None = None,
+    out: str | PathLike[str] | None = None,
+    resume: str | PathLike[str] | None = None,
     progress: ProgressArgument = False,
     **options: Any,
 ) -> Comparison:
@@ -106,6 +104,8 @@ def compare(
             swapped among agents, the same seeds show what that changes.
         deterministic: See `streamsampler.evaluate`.
         vec_normalize: See `streamsampler.evaluate`; for all agents.
+        out: See `streamsampler.evaluate`.
+        resume: See `streamsampler.evaluate`: a file of a comparison of the same agents, or of the first ones of them.
         progress: See `streamsampler.evaluate`.
         num_trajectories: Another name of `n_trajectories`.
         options: All other arguments of `streamsampler.MultiprocessingSampler`. Where a test decides, agents run at the
@@ -126,38 +126,90 @@ def compare(
         raise UsageError(f'success must be "end" or "once", got {success!r}')
     if decide_on not in FLOORS:
         raise UsageError(f'decide_on must be "return" or "success", got {decide_on!r}')
-    given, options = options, {**options, "seed": check_seed(options.get("seed"))}
     if "sampler" in options:
         raise UsageError("compare makes samplers of its own, one for each agent: leave out sampler")
+    run = RunFile(Comparison, out, resume)
+    run.check_names(tuple(named))
+    given = {"n_trajectories": how_many.n, "seeds": seeds, "scenarios": scenarios, "until_decided": until_decided}
+    given |= {"decide_on": decide_on, "max_trajectories": max_trajectories}
+    asked = run.completed(given, _AMOUNTS, {"decide_on": "return", "max_trajectories": None})
+    how_many = HowMany(asked.pop("n_trajectories"), how_many.name)
+    wanted = Wanted.asked(named, how_many, run.bounds(bounds), run.part(part), run.with_seed(options), env, **asked)
+    run.begin(wanted.amount, agents=list(named), stopped=INTERRUPTED, **wanted.decision)
 
     @contextmanager
-    def gathered(agent: Any, amount: Amount, of_sampler: Mapping[str, Any]) -> Iterator[EvaluationCall]:
+    def gathered(position: int, name: str) -> Iterator[EvaluationCall]:
+        opened = opened_sampler(named[name], env, None, wanted.options, deterministic, vec_normalize)
+        saved, entry = run.saved(position), run.entry(position)
         with (
-            opened_sampler(agent, env, None, of_sampler, deterministic, vec_normalize) as (sampler, facts, updates),
-            EvaluationCall(sampler, amount, success, facts, updates, return_of) as gathering,
+            opened as (sampler, facts, updates),
+            EvaluationCall(sampler, wanted.amount, success, facts, updates, return_of, saved, entry) as gathering,
             _explaining_keys(named, return_of),
         ):
             yield gathering
 
-    if until_decided is None:
-        refuse_useless({"max_trajectories": max_trajectories}, "until_decided")
-        amount = amount_of(how_many=how_many, seeds=seeds, scenarios=scenarios, bounds=bounds)
-        amount = in_part(amount, part, None, given, *named.values(), env)
-        opened = {name: gathered(agent, amount, options) for name, agent in named.items()}
-        return _one_after_the_other(opened, amount, progress)
-    refuse_amounts("until_decided", how_many, scenarios)
-    if part is not None:
-        raise UsageError(
-            "a part is one of n_trajectories, seeds or scenarios: when until_decided is sure is known only when all "
-            "pairs before are there"
-        )
-    alpha = check_alpha(until_decided)
-    tests = [make_test(alpha / (len(named) - 1), decide_on, bounds) for _ in range(len(named) - 1)]
-    limits = None if bounds is None else checked_bounds(bounds)
-    amount = replace(at_most(seeds, max_trajectories), bounds=limits)
-    shared = _shared(options, len(named))
-    opened = {name: gathered(agent, amount, shared) for name, agent in named.items()}
-    return _side_by_side(opened, tests, progress, until_decided=alpha, decide_on=decide_on, bounds=limits)
+    opened = {name: gathered(position, name) for position, name in enumerate(named)}
+    with run:
+        if wanted.tests:
+            found = _side_by_side(opened, wanted, progress)
+        else:
+            found = _one_after_the_other(opened, wanted, progress, run)
+        run.finish(found)
+    return found
+
+
+_AMOUNTS = ("n_trajectories", "seeds", "scenarios", "until_decided")
+"""The arguments that say how many trajectories there are, each by itself."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """How many trajectories of each agent a comparison has, and what decides when there are enough.
+
+    Attributes:
+        amount: How many, or the most.
+        options: The options of each agent's sampler.
+        decision: How the tests decide, by the names of a `Comparison`.
+        tests: One for each agent but the first; none where the amount decides.
+    """
+
+    amount: Amount
+    options: Mapping[str, Any]
+    decision: Mapping[str, Any]
+    tests: Sequence[PairTest] = ()
+
+    @classmethod
+    def asked(
+        cls, named: Mapping[str, Any], how_many: HowMany, bounds: Bounds | None, part: PartArgument | None,
+        given: Mapping[str, Any], env: Any, *, seeds: Any, scenarios: Any, until_decided: Any, decide_on: PrecisionOf,
+        max_trajectories: Any,
+    ) -> Self:  # fmt: skip
+        """Return what the arguments of `compare` ask for.
+
+        Raises:
+            UsageError: They cannot work.
+        """
+        options = {**given, "seed": check_seed(given.get("seed"))}
+        limits = None if bounds is None else checked_bounds(bounds)
+        decision: dict[str, Any] = {"until_decided": None, "decide_on": "return", "bounds": limits}
+        if until_decided is None:
+            refuse_useless({"max_trajectories": max_trajectories}, "until_decided")
+            amount = amount_of(how_many=how_many, seeds=seeds, scenarios=scenarios, bounds=bounds)
+            return cls(in_part(amount, part, None, given, *named.values(), env), options, decision)
+        refuse_amounts("until_decided", how_many, scenarios)
+        if part is not None:
+            raise UsageError(
+                "a part is one of n_trajectories, seeds or scenarios: when until_decided is sure is known only when "
+                "all pairs before are there"
+            )
+        alpha = check_alpha(until_decided)
+        tests = [make_test(alpha / (len(named) - 1), decide_on, bounds) for _ in range(len(named) - 1)]
+        most = at_most(seeds, max_trajectories)
+        arguments = {"until_decided": alpha, "decide_on": decide_on, **most.arguments}
+        decision |= {"until_decided": alpha, "decide_on": decide_on}
+        return cls(
+            replace(most, bounds=limits, arguments=arguments), _shared(options, len(named)), decision, tests
+        )  # fmt: skip
 
 
 def _named(agents: Any) -> dict[str, Any]:
@@ -213,13 +265,14 @@ def _shared(options: Mapping[str, Any], n_agents: int) -> dict[str, Any]:
 
 
 def _one_after_the_other(
-    named: Mapping[str, AbstractContextManager[EvaluationCall]], amount: Amount, progress: ProgressArgument
-) -> Comparison:
+    named: Mapping[str, AbstractContextManager[EvaluationCall]], wanted: Wanted, progress: ProgressArgument,
+    run: RunFile,
+) -> Comparison:  # fmt: skip
     evaluations: list[Evaluation] = []
 
     def found(stopped: str) -> Comparison:
         names = tuple(named)[: len(evaluations)]
-        return Comparison(names=names, evaluations=tuple(evaluations), stopped=stopped, bounds=amount.bounds)
+        return Comparison(names=names, evaluations=tuple(evaluations), stopped=stopped, **wanted.decision)
 
     try:
         for name, opened in named.items():
@@ -232,28 +285,27 @@ def _one_after_the_other(
                     raise
                 evaluations.append(gathering.finished(stopped))
     except KeyboardInterrupt as interrupt:  # also while the next agent's workers start
+        while (there := run.known.get(len(evaluations))) is not None:
+            evaluations.append(there)
         if not evaluations:
             raise
         kept = found(INTERRUPTED) if len(evaluations) > 1 else replace(evaluations[0], stopped=INTERRUPTED)
         raise EvaluationInterruptedError(kept, len(evaluations[-1])) from interrupt
-    return found(amount.asked)
+    return found(wanted.amount.asked)
 
 
 def _side_by_side(
-    named: Mapping[str, AbstractContextManager[EvaluationCall]], tests: Sequence[PairTest], progress: ProgressArgument,
-    *, decide_on: PrecisionOf, **decision: Any,
-) -> Comparison:  # fmt: skip
+    named: Mapping[str, AbstractContextManager[EvaluationCall]], wanted: Wanted, progress: ProgressArgument
+) -> Comparison:
     with ExitStack() as stack:
         gatherings = [stack.enter_context(opened) for opened in named.values()]
 
         def found(stopped: str) -> Comparison:
             evaluations = tuple(gathering.finished(stopped) for gathering in gatherings)
-            return Comparison(
-                names=tuple(named), evaluations=evaluations, stopped=stopped, decide_on=decide_on, **decision
-            )
+            return Comparison(names=tuple(named), evaluations=evaluations, stopped=stopped, **wanted.decision)
 
         try:
-            stopped = _Race(gatherings, tests, decide_on).run(progress)
+            stopped = _Race(gatherings, wanted.tests, wanted.decision["decide_on"]).run(progress)
         except KeyboardInterrupt as interrupt:
             if not all(gathering.rows for gathering in gatherings):
                 raise
@@ -277,7 +329,9 @@ class _Race:
         """Take trajectories until all tests are sure, or there are no more; return why there are no more."""
         first = self._gatherings[0]
         open_tests = list(range(len(self._tests)))
-        with display(progress, first.amount.n, "trajectories", note=lambda: self._note(open_tests)) as shown:
+        with display(
+            progress, first.amount.n, "trajectories", earlier=first.earlier, note=lambda: self._note(open_tests)
+        ) as shown:
 
             def so_far() -> tuple[int, int]:
                 return sum(row.length for row in first.rows), len(first.rows)

@@ -15,7 +15,6 @@ from streamsampler.core.keywords import suggesting
 from streamsampler.core.words import count
 from streamsampler.evaluation.evaluation import (
     Evaluation,
-    Found,
     Line,
     aligned,
     in_brackets,
@@ -26,6 +25,7 @@ from streamsampler.evaluation.evaluation import (
     unseen,
     warned,
 )
+from streamsampler.evaluation.found import Found
 from streamsampler.evaluation.intervals import (
     FEWEST,
     LEVEL,
@@ -40,6 +40,7 @@ from streamsampler.evaluation.intervals import (
     rounding_of,
     unseen_share,
 )
+from streamsampler.evaluation.journal import INTERRUPTED, JournalContents
 from streamsampler.evaluation.rules import BettingSequence, DiscordantPairs, PrecisionOf, checked_bounds, within
 
 # ----------------------------------------------------------------------
@@ -458,6 +459,10 @@ class Comparison(Found):
     def __repr__(self) -> str:
         return f"Comparison({', '.join(self.names)}: {len(self.evaluations[0])} trajectories)"
 
+    def by_position(self) -> dict[int, Evaluation]:
+        """Return the evaluation of each agent, by the agent's position."""
+        return dict(enumerate(self.evaluations))
+
     def facts(self) -> dict[str, Any]:
         """Return what it holds as JSON has it; see `Found`."""
         return {
@@ -483,6 +488,20 @@ class Comparison(Found):
         )
         _ = comparison.pairs
         return comparison
+
+    @classmethod
+    def facts_of_journal(cls, journal: JournalContents) -> dict[str, Any]:
+        """Return the JSON of the trajectories in a journal; see `Found`."""
+        positions = list(journal.evaluations)
+        if len(positions) < 2:
+            raise ValueError("only the first agent has trajectories, so that there are no pairs yet")
+        names = journal.head["agents"]
+        return {
+            **journal.head,
+            "agents": [names[position] for position in positions],
+            "stopped": INTERRUPTED,
+            "evaluations": list(journal.evaluations.values()),
+        }
 
 
 def _heading(comparison: Comparison) -> str:

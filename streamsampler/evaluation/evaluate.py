@@ -7,56 +7,46 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from os import PathLike
-from typing import Any, Self
+from typing import Any
 
-import numpy as np
 from gymnasium import Space
 
 from streamsampler.core.arguments import with_arguments_in_groups
 from streamsampler.core.awaiting import is_awaitable, run_alone
 from streamsampler.core.errors import SamplerError, UsageError
 from streamsampler.core.keywords import suggesting
-from streamsampler.core.progress import ProgressArgument, display
+from streamsampler.core.progress import ProgressArgument
 from streamsampler.core.words import count
-from streamsampler.data.statistics import FoundAnomaly
 from streamsampler.environments.multi_agent import as_multi_agent, is_multi_agent
 from streamsampler.environments.updates import apply_any_env_update, as_env_update
 from streamsampler.evaluation.agents import (
     EvaluatedAgent,
     ReturnOf,
-    Row,
     SuccessMeaning,
     agent_facts,
-    check_return_of,
-    columns_of,
     evaluated_agent,
     make_sampler,
     refuse_several_agents,
     refuse_several_tasks,
-    row_of,
 )
 from streamsampler.evaluation.amounts import Amount, HowMany, amount_of
-from streamsampler.evaluation.evaluation import Evaluation, number, unseen
-from streamsampler.evaluation.intervals import FEWEST, LEVEL, Bounds, Interval, t_interval, unseen_share
+from streamsampler.evaluation.evaluation import Evaluation
+from streamsampler.evaluation.evaluation_call import EvaluationCall, gather
+from streamsampler.evaluation.intervals import Bounds
+from streamsampler.evaluation.journal import INTERRUPTED
 from streamsampler.evaluation.replay import VideoError, VideoOf, Videos
-from streamsampler.evaluation.rules import BettingRule, MeanRule, PrecisionOf, Rule, within
+from streamsampler.evaluation.rules import PrecisionOf
+from streamsampler.evaluation.run_file import RunFile
 from streamsampler.protocol.parts import PartArgument, checked_part, part_of
 from streamsampler.protocol.plans import Layout
 from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.options import ANY_SAMPLERS_OPTIONS
 from streamsampler.samplers.per_worker import Envs, items_by_worker
-from streamsampler.samplers.streaming import Stream
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.factory import WorkerFactory
 from streamsampler.workers.vec.worker import VecWorker
 
-# ----------------------------------------------------------------------
-# Take trajectories from a sampler's stream until an evaluation has enough of them.
-
-
 _log = logging.getLogger("streamsampler")
-SHOWN_FAILURES = 3
-"""Of how many trajectories that were left out an evaluation has the reason."""
 
 
 @contextmanager
@@ -196,118 +186,7 @@ def _layout_of(options: Mapping[str, Any]) -> Layout:
     return WorkerFactory(n_workers=1, worker_class=worker_class, worker_args=worker_args).layout
 
 
-class EvaluationCall:
-    """The trajectories of one agent, as they come; a context manager, which stops the workers.
-
-    Args:
-        sampler: Where they come from.
-        amount: How many there are to be.
-        success: When a trajectory succeeds.
-        facts: What is known of the agent; see `agents.agent_facts`.
-        updates: What changes the sampler's agent and environment.
-        return_of: Whose return counts, in environments of several agents.
-
-    Attributes:
-        amount: The same.
-        n: How many there will be, or the most.
-        indices: Their indices, unless some raise, and others take their places.
-        rows: What is kept of the trajectories, in index order.
-        stream: Where they come from.
-    """
-
-    def __init__(
-        self,
-        sampler: Sampler[Any, Any],
-        amount: Amount,
-        success: SuccessMeaning,
-        facts: Mapping[str, Any],
-        updates: Mapping[str, Any],
-        return_of: ReturnOf | None,
-    ) -> None:
-        self._return_of = check_return_of(return_of)
-        sampler.refuse_lag("an evaluation")
-        self.amount = amount
-        self._success, self._facts = success, facts
-        self._left_out = sampler.stats.dropped_trajectories
-        self.rows: list[Row] = []
-        self._failures: tuple[str, ...] = ()
-        self._anomalies: tuple[int, FoundAnomaly | None] = 0, None
-        part = amount.part
-        self.n, first = (amount.n, 0) if part is None else (part.trajectories, part.first_trajectory)
-        self.indices = range(first, first + self.n)
-        self._sampler, self._filters = sampler, sampler.filters
-        self.stream: Stream[Any, Any] = sampler.stream(
-            first_trajectory=first, n_trajectories=self.n, seeds=amount.seeds, reset_options=amount.options, **updates
-        )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stream.close()
-        self._sampler.put_back_filters(self._filters)  # an evaluation's trajectories are not learned from
-
-    def take(self) -> Row | None:
-        """Return what is kept of the next trajectory; None after the last one.
-
-        Raises:
-            UsageError: Its return is outside of the bounds, and no rule says so.
-        """
-        trajectory = next(self.stream, None)
-        if trajectory is None:
-            return None
-        row = row_of(trajectory, self._success, self._return_of, self._sampler.policy_names)
-        if self.amount.bounds is not None and self.amount.rule is None:
-            within(row.value, self.amount.bounds, "return", row.where)
-        self.rows.append(row)
-        self._anomalies = self.stream.anomalies  # not at the end: then they are also those of surplus trajectories
-        self._keep_failures()
-        return row
-
-    def _keep_failures(self) -> int:
-        """Keep the first reasons why trajectories are left out, which the sampler forgets; return how many are."""
-        stats = self._sampler.stats
-        n = stats.dropped_trajectories - self._left_out
-        if n and len(self._failures) < SHOWN_FAILURES:
-            first = stats.dropped[-n:][:SHOWN_FAILURES]
-            self._failures = tuple(f"trajectory {it.index}, {it.phase}: {it.error}" for it in first)
-        return n
-
-    def finished(self, stopped: str) -> Evaluation:
-        """Return the evaluation of the trajectories so far, with the reason why there are no more."""
-        amount, rule = self.amount, self.amount.rule
-        (n_anomalies, first_anomaly), left_out = self._anomalies, self._keep_failures()
-        settings = self._sampler.provenance()
-        environment, versions = settings.pop("environment"), settings.pop("versions")
-        for name in ("agent_version", "order"):
-            settings.pop(name, None)
-        if self._return_of is not None:
-            settings["return_of"] = list(self._return_of)
-        return Evaluation(
-            **columns_of(self.rows),
-            names=None if amount.names is None else tuple(amount.names[row.trajectory] for row in self.rows),
-            agent=self._facts,
-            environment=environment,
-            settings=settings,
-            versions=versions,
-            seed=self._sampler.seed if amount.seeds is None else None,
-            success_meaning=self._success,
-            stopped=stopped,
-            guaranteed=rule.of if isinstance(rule, BettingRule) else None,
-            bounds=amount.bounds,
-            left_out=left_out,
-            failures=self._failures,
-            anomalies=n_anomalies,
-            first_anomaly=None if first_anomaly is None else first_anomaly.where,
-            part=amount.part,
-        )
-
-
 # ----------------------------------------------------------------------
-
-
-INTERRUPTED = "interrupted"
-"""Why an evaluation has no more trajectories, after Ctrl-C."""
 
 
 class EvaluationInterruptedError(KeyboardInterrupt):
@@ -321,6 +200,12 @@ class EvaluationInterruptedError(KeyboardInterrupt):
     def __init__(self, found: Any, n_trajectories: int) -> None:
         super().__init__(f"interrupted after {count(n_trajectories, 'trajectory')}, which the exception has as found")
         self.found = found
+
+
+_AMOUNTS = ("n_trajectories", "seeds", "scenarios", "until_halfwidth")
+"""The arguments that say how many trajectories there are, each by itself."""
+_OF_RULE = {"precision_of": "return", "guarantee": False, "min_trajectories": None, "max_trajectories": None}
+"""The arguments that go with `until_halfwidth`, with their defaults."""
 
 
 @suggesting(ANY_SAMPLERS_OPTIONS)
@@ -347,6 +232,8 @@ def evaluate(
     bounds: Bounds | None = None,
     video: str | PathLike[str] | None = None,
     video_of: VideoOf | Iterable[VideoOf] | None = None,
+    out: str | PathLike[str] | None = None,
+    resume: str | PathLike[str] | None = None,
     progress: ProgressArgument = False,
     **options: Any,
 ) -> Evaluation:
@@ -389,6 +276,14 @@ def evaluate(
             drawing.
         vec_normalize: For models of Stable-Baselines3: see `streamsampler.adapters.sb3.SB3Agent`.
         sampler: A sampler to use; it stays open. `agent` and `env` then replace what it has.
+        out: A `.json` file, which `Evaluation.save` writes when the evaluation is complete. Until then, and after a
+            kill, the finished trajectories are in its journal, "model.partial.json" of "model.json".
+        resume: A file of `out` or `save`, whole or with its journal, to go on with. Only missing trajectories are run,
+            and the file becomes the file of one run, byte for byte: `out`, or this file. More trajectories may be
+            asked for than before: a larger `n_trajectories`, more `seeds` or `scenarios` after the same first ones, a
+            narrower `until_halfwidth`. Without any of these the file's own amount is completed. Seed, part and bounds
+            are the file's unless they are given; all other arguments that decide about trajectories must agree with the
+            file. Without such a file the evaluation begins, with a warning. Not with a `sampler`.
         video: A folder for videos of some trajectories, named by index, seed and return. They are chosen when the
             evaluation is complete, and run again, in this process: the evaluation itself costs no more. Needs
             `pip install av`, and an environment with `render_mode="rgb_array"`.
@@ -404,8 +299,9 @@ def evaluate(
         The evaluation, which can be printed.
 
     Raises:
-        UsageError: An argument cannot work (a ValueError).
+        UsageError: An argument cannot work (a ValueError); or `resume` is of another run: names each difference.
         UnknownArgumentError: There is no argument of that name (also a TypeError).
+        StorageError: `resume` holds something else, is damaged, or is written by another process.
         EvaluationInterruptedError: Ctrl-C; has the evaluation so far. (A KeyboardInterrupt.)
         VideoError: The evaluation is complete, and a video could not be made; has the evaluation.
         ImportError: The library for videos is missing; says how to install it.
@@ -413,23 +309,32 @@ def evaluate(
     """
     if success not in ("end", "once"):
         raise UsageError(f'success must be "end" or "once", got {success!r}')
-    amount = amount_of(
-        how_many=HowMany.asked(n_trajectories, num_trajectories),
-        seeds=seeds,
-        scenarios=scenarios,
-        until_halfwidth=until_halfwidth,
-        precision_of=precision_of,
-        guarantee=guarantee,
-        bounds=bounds,
-        min_trajectories=min_trajectories,
-        max_trajectories=max_trajectories,
-    )
-    amount = in_part(amount, part, sampler, options, agent, env)
+    how_many = HowMany.asked(n_trajectories, num_trajectories)
+    run = RunFile(Evaluation, out, resume)
+    if resume is not None and sampler is not None:
+        raise UsageError("resume makes a sampler of its own: leave out sampler, and give agent and env")
+    given = {
+        "n_trajectories": how_many.n,
+        "seeds": seeds,
+        "scenarios": scenarios,
+        "until_halfwidth": until_halfwidth,
+        "precision_of": precision_of,
+        "guarantee": guarantee,
+        "min_trajectories": min_trajectories,
+        "max_trajectories": max_trajectories,
+    }
+    asked = run.completed(given, _AMOUNTS, _OF_RULE)
+    n = HowMany(asked.pop("n_trajectories"), how_many.name)
+    amount = amount_of(how_many=n, bounds=run.bounds(bounds), **asked)
+    options = options if sampler is not None or amount.seeds is not None else run.with_seed(options)
+    amount = in_part(amount, run.part(part), sampler, options, agent, env)
+    run.begin(amount)
     videos = Videos.asked(video, video_of)
-    with opened_sampler(agent, env, sampler, options, deterministic, vec_normalize) as (opened, facts, updates):
-        with EvaluationCall(opened, amount, success, facts, updates, return_of) as gathering:
+    opened = opened_sampler(agent, env, sampler, options, deterministic, vec_normalize)
+    with run, opened as (used, facts, updates):
+        with EvaluationCall(used, amount, success, facts, updates, return_of, run.saved(0), run.entry(0)) as gathering:
             if videos is not None:
-                videos.check(opened, updates.get("env_update"), gathering.indices)
+                videos.check(used, updates.get("env_update"), gathering.indices)
             try:
                 stopped = gather(gathering, progress)
             except KeyboardInterrupt as interrupt:
@@ -438,8 +343,9 @@ def evaluate(
                 found = gathering.finished(INTERRUPTED)
                 raise EvaluationInterruptedError(found, len(found)) from interrupt
             found = gathering.finished(stopped)
+        run.finish(found)
         if videos is not None:
-            _film(videos, opened, gathering, found, progress)
+            _film(videos, used, gathering, found, progress)
         return found
 
 
@@ -453,74 +359,3 @@ def _film(
         raise EvaluationInterruptedError(found, len(found)) from interrupt
     except (SamplerError, OSError) as error:
         raise VideoError(f"the evaluation is complete, but a video could not be made: {error}", found) from error
-
-
-def gather(gathering: EvaluationCall, progress: ProgressArgument, whose: str = "") -> str:
-    """Take trajectories until there are enough of them; return why there are enough.
-
-    Args:
-        gathering: Where the trajectories come from.
-        progress: See `evaluate`.
-        whose: The agent's name, to be shown; empty where there is one agent.
-    """
-    amount, rows = gathering.amount, gathering.rows
-    complete = False
-
-    def note() -> str:
-        return ": ".join(filter(None, (whose, _note(gathering))))
-
-    with display(progress, gathering.n, "trajectories", note=note) as shown:
-        if progress:
-
-            def watch(timesteps: int, _: int) -> None:
-                shown.update(lambda: (max(timesteps, sum(row.length for row in rows)), len(rows)), complete=False)
-
-            gathering.stream.watch(watch, shown.interval)
-        while (row := gathering.take()) is not None:
-            if amount.rule is not None:
-                if amount.rule.add(row):
-                    complete = True
-                    break
-                shown.expect(amount.rule.expected(amount.n))
-        if amount.rule is not None:
-            shown.expect(len(rows))
-        shown.update(lambda: (sum(row.length for row in rows), len(rows)), complete=True)
-    return _reason(gathering, complete=complete)
-
-
-def _note(gathering: EvaluationCall) -> str:
-    """Return how far an interval has narrowed, in words."""
-    rule, rows = gathering.amount.rule, gathering.rows
-    if rule is not None:
-        return "" if rule.interval is None else f"{_shown(rule.what, rule.interval)}, to ± {rule.halfwidth:.3g}"
-    if len(rows) < FEWEST:
-        return ""
-    interval = t_interval(np.array([row.value for row in rows]))
-    return _shown("mean return", interval) if interval.halfwidth > 0 else f"return {interval.low:.4g}, all equal"
-
-
-def _shown(what: str, interval: Interval) -> str:
-    centre = (interval.low + interval.high) / 2
-    # In few words: on a terminal of 80 columns there is little room.
-    return f"{what.removeprefix('mean ').removesuffix(' rate')} {centre:.4g} ± {interval.halfwidth:.3g}"
-
-
-def _reason(gathering: EvaluationCall, *, complete: bool) -> str:
-    asked, rule, n = gathering.amount.asked, gathering.amount.rule, len(gathering.rows)
-    if rule is None:
-        return asked if n == gathering.n else f"{asked}; some raised and were left out"
-    most = "" if complete else f"there were {count(n, 'trajectory')}, the most; "
-    reported = rule.reported if n else None
-    if isinstance(reported, Interval):
-        width = number(reported.halfwidth)
-        if complete:
-            return f"the half-width of the {rule.what}'s interval, {width}, is at most {number(rule.halfwidth)}"
-        return f"{most}the half-width of the {rule.what}'s interval is {width}, not {number(rule.halfwidth)}"
-    return most + _why_no_interval(rule, n, "" if reported is None else reported.why)
-
-
-def _why_no_interval(rule: Rule, n: int, why: str) -> str:
-    if isinstance(rule, MeanRule) and rule.all_equal and n:
-        shown = unseen(unseen_share(n), "trajectories", LEVEL)
-        return f"all returns are equal, and {shown}; with bounds (least, largest) of returns their mean has an interval"
-    return f"no interval of the {rule.what} holds{why and f': {why}'}"

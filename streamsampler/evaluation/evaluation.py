@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import Field, asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cached_property
-from os import PathLike
-from pathlib import Path
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streamsampler.core.atomic import write_whole
-from streamsampler.core.errors import DataError, StorageError, UsageError
+from streamsampler.core.errors import DataError
 from streamsampler.core.keywords import suggesting
-from streamsampler.core.reading import read_regular
-from streamsampler.core.version import __version__
 from streamsampler.core.words import count
-from streamsampler.data.codec import decode, encode, read_facts
-from streamsampler.data.trees import same
-from streamsampler.evaluation.agents import SuccessMeaning
+from streamsampler.data.codec import decode, encode
+from streamsampler.evaluation.agents import Row, SuccessMeaning
+from streamsampler.evaluation.found import Found
 from streamsampler.evaluation.intervals import (
     LEVEL,
     Interval,
@@ -34,13 +28,14 @@ from streamsampler.evaluation.intervals import (
     rounding_of,
     unseen_share,
 )
+from streamsampler.evaluation.journal import JournalContents
 from streamsampler.evaluation.rules import BettingSequence, within
 from streamsampler.protocol.parts import Part, part_of_facts
 
 # ----------------------------------------------------------------------
 # What evaluations are as JSON.
 #
-# There are no times, paths, hosts or numbers of workers in it: the same trajectories give the same bytes. The summary
+# There are no times, paths, hosts or numbers of workers in it: the same evaluation gives the same bytes. The summary
 # is for other readers; it is computed from the trajectories, and is not read back.
 
 
@@ -170,120 +165,6 @@ def shown_seeds(seeds: Sequence[int]) -> str:
     return f"{', '.join(map(str, seeds[: _SEEDS_SHOWN - 1]))}, …, {seeds[-1]} ({n:,})"
 
 
-# ----------------------------------------------------------------------
-# What evaluations and comparisons have in common: they are equal by their contents, and are kept as JSON.
-
-
-_FORMAT_VERSION = 1
-
-
-class Found:
-    """A frozen dataclass that is kept as JSON; the same contents give the same bytes.
-
-    Attributes:
-        KIND: What it is, in one word.
-    """
-
-    KIND: ClassVar[str]
-    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
-    __hash__ = None  # type: ignore[assignment]
-
-    def facts(self) -> dict[str, Any]:
-        """Return what it holds as JSON has it, and a summary for other readers, which is not read back."""
-        raise NotImplementedError
-
-    @classmethod
-    def of_facts(cls, facts: dict[str, Any]) -> Self:
-        """Return what `facts` gave.
-
-        Raises:
-            KeyError: Something is missing.
-            TypeError: Something is of another type.
-            ValueError: Something has another value than it can have.
-        """
-        raise NotImplementedError
-
-    def __eq__(self, other: object) -> bool:
-        if type(other) is not type(self):
-            return NotImplemented
-        return all(same(getattr(self, item.name), getattr(other, item.name)) for item in fields(self))
-
-    def contents(self) -> dict[str, Any]:
-        """Return `facts` with what they are."""
-        return {
-            "format": f"streamsampler {self.KIND}",
-            "format_version": _FORMAT_VERSION,
-            "package_version": __version__,
-            **self.facts(),
-        }
-
-    def to_json(self) -> str:
-        """Return this as JSON, with a summary for other readers.
-
-        The same for the same trajectories, whatever ran them, and with which number of workers: there are no times,
-        paths, hosts or numbers of workers in it.
-
-        Raises:
-            StorageError: It holds what JSON cannot.
-        """
-        try:
-            return json.dumps(self.contents(), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
-        except (TypeError, ValueError, RecursionError) as reason:
-            raise StorageError(f"the {self.KIND}'s agent or settings cannot be written as JSON: {reason}") from None
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Return what `to_json` gave.
-
-        Raises:
-            StorageError: It is something else.
-        """
-        return cls._read(text.encode(), "this text")
-
-    def save(self, path: str | PathLike[str]) -> Path:
-        """Write `to_json` to a `.json` file, whole or not at all, and return its path.
-
-        Raises:
-            UsageError: The name ends like that of another format, or there is no such folder.
-            StorageError: It holds what JSON cannot.
-            OSError: The file cannot be written.
-        """
-        path = Path(path)
-        if path.suffix.lower() not in ("", ".json"):
-            raise UsageError(
-                f"{str(path)!r}: the {self.KIND} is written as JSON: end the name with .json. For returns alone call "
-                "numpy.savetxt(path, evaluation.returns)"
-            )
-        if not path.parent.is_dir():
-            raise UsageError(f"there is no directory {str(path.parent)!r}: make it before")
-        text = self.to_json()
-        write_whole(path, lambda file: file.write(text.encode()))
-        return path
-
-    @classmethod
-    def load(cls, path: str | PathLike[str]) -> Self:
-        """Read what `save` wrote.
-
-        Raises:
-            StorageError: The file holds something else.
-            OSError: The file cannot be read.
-        """
-        return cls._read(read_regular(Path(path)), str(path))
-
-    @classmethod
-    def _read(cls, data: bytes, where: str) -> Self:
-        what = f"{cls.KIND} of streamsampler"
-        facts = read_facts(cast("Path", where), data, what, f"streamsampler {cls.KIND}", _FORMAT_VERSION)
-        try:
-            return cls.of_facts(facts)
-        except (LookupError, TypeError, ValueError, OverflowError) as reason:
-            wrong = f"{reason} is missing" if isinstance(reason, KeyError) else str(reason)
-            raise StorageError(f"{where} is no {what}: {wrong}") from None
-
-
-# ----------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Evaluated:
     """One trajectory of an evaluation.
@@ -314,7 +195,7 @@ class Evaluation(Found):
 
     `print(evaluation)` shows each number with its 95 % interval and the interval's method. Iteration gives an
     `Evaluated` for each trajectory, `evaluation["name"]` that of a scenario. It holds no times, paths, hosts or
-    numbers of workers: two evaluations of the same trajectories are equal, and so are their files.
+    numbers of workers: two evaluations of the same amount of the same trajectories are equal, and so are their files.
 
     Attributes:
         returns: (N,) float64: the sum of each trajectory's rewards, not discounted.
@@ -340,6 +221,8 @@ class Evaluation(Found):
             `streamsampler.Sampler`, `check`.
         first_anomaly: Which was the first one, by trajectory index and timestep, in words; None for none.
         part: Which part of an evaluation this is; None where it is no part. `streamsampler.merge` joins parts.
+        asked: The amount of the run, which `resume` completes: arguments of `streamsampler.evaluate` or `compare`, such
+            as `n_trajectories` or `seeds`, as JSON has them. None where it is not known.
 
     Raises:
         DataError: Columns that are not of one length, or no trajectories.
@@ -370,6 +253,7 @@ class Evaluation(Found):
     anomalies: int = 0
     first_anomaly: str | None = None
     part: Part | None = None
+    asked: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         sizes = {name: len(column) for name, column in self._columns().items() if column is not None}
@@ -441,9 +325,24 @@ class Evaluation(Found):
         return f"Evaluation({count(len(self), 'trajectory')}, {mean})"
 
     @property
+    def rows(self) -> list[Row]:
+        """The trajectories as they were kept, in index order."""
+        successes = [None] * len(self) if self.successes is None else self.successes.tolist()
+        columns = (self.indices, self.returns, self.lengths, self.terminated, self.truncated)
+        each = zip(self.seeds, successes, *(column.tolist() for column in columns), strict=True)
+        return [
+            Row(index, seed, value, length, terminated=terminated, truncated=truncated, success=success)
+            for seed, success, index, value, length, terminated, truncated in each
+        ]
+
+    @property
     def evaluations(self) -> tuple[Evaluation]:
         """This evaluation alone, as a comparison has those of its agents."""
         return (self,)
+
+    def by_position(self) -> dict[int, Evaluation]:
+        """Return this evaluation alone."""
+        return {0: self}
 
     # --- Returns
 
@@ -563,6 +462,7 @@ class Evaluation(Found):
             **({"failures": list(self.failures)} if self.failures else {}),
             **({"anomalies": {"count": self.anomalies, "first": self.first_anomaly}} if self.anomalies else {}),
             **({} if self.part is None else {"part": self.part.facts()}),
+            **({} if self.asked is None else {"asked": dict(self.asked)}),
             "summary": _encoded(summary, "summary"),
             "names": None if self.names is None else list(self.names),
             "seeds": list(self.seeds),
@@ -575,11 +475,14 @@ class Evaluation(Found):
         """Return the evaluation that has these facts; see `Found`."""
         arguments = {name: facts[name] for name in (*_FACTS, "left_out")}
         arguments["part"] = part_of_facts(facts.get("part"))
+        arguments["asked"] = facts.get("asked")
         arguments["failures"] = tuple(_all_of(str, facts.get("failures", []), "failures"))
         if (anomalies := facts.get("anomalies")) is not None:
             arguments |= {"anomalies": int(anomalies["count"]), "first_anomaly": str(anomalies["first"])}
-        for name in ("agent", "settings", "versions"):
-            if not isinstance(facts[name], dict):
+        objects = {name: facts[name] for name in ("agent", "settings", "versions")}
+        objects |= {"asked": facts["asked"]} if facts.get("asked") is not None else {}
+        for name, value in objects.items():
+            if not isinstance(value, dict):
                 raise TypeError(f"{name} is no object")
         for name, dtype in _COLUMNS.items():
             arguments[name] = np.array(decode(facts[name]), dtype)
@@ -591,6 +494,13 @@ class Evaluation(Found):
         arguments["names"] = None if names is None else tuple(_all_of(str, names, "names"))
         arguments["bounds"] = None if bounds is None else (float(bounds[0]), float(bounds[1]))
         return cls(**arguments)
+
+    @classmethod
+    def facts_of_journal(cls, journal: JournalContents) -> dict[str, Any]:
+        """Return the JSON of the trajectories in a journal; see `Found`."""
+        if 0 not in journal.evaluations:
+            raise ValueError("no trajectory was finished")
+        return journal.evaluations[0]
 
 
 def _betting(values: Sequence[float], low: float, high: float) -> Interval:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -13,13 +12,14 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from streamsampler.core.errors import StorageError, UsageError
-from streamsampler.core.fingerprints import differing_libraries
 from streamsampler.core.keywords import suggesting
 from streamsampler.core.reading import open_regular
 from streamsampler.core.words import count
 from streamsampler.evaluation.comparison import Comparison
-from streamsampler.evaluation.evaluate import INTERRUPTED, SHOWN_FAILURES
 from streamsampler.evaluation.evaluation import Evaluation
+from streamsampler.evaluation.evaluation_call import SHOWN_FAILURES
+from streamsampler.evaluation.journal import INTERRUPTED
+from streamsampler.evaluation.origins import differences, fingerprints_of, origin_of, warn_of_kernels
 from streamsampler.protocol.parts import in_order
 
 # ----------------------------------------------------------------------
@@ -52,15 +52,6 @@ def kind_of(path: Path) -> Kind | None:
 # Check that files are all parts of one run, and put them in order.
 
 
-_log = logging.getLogger("streamsampler")
-
-_KERNELS = (
-    "the parts were sampled where {} with other kernels, so that one run may have sampled other trajectories: {}. See "
-    'streamsampler/docs/guarantees.md, "Other processors"'
-)
-_SHOWN = 5
-
-
 AnyFound: TypeAlias = Evaluation | Comparison
 
 
@@ -79,7 +70,11 @@ def parts_of_one_run(found: Mapping[Path, AnyFound]) -> list[AnyFound]:
     for path, each in others:
         _check_origin(first, _origin(whole), path, _origin(each))
     names = in_order(parts)
-    _warn_of_kernels({path: _fingerprints(each.evaluations) for path, each in found.items()})
+    warn_of_kernels(
+        {str(path): fingerprints_of(each.evaluations) for path, each in found.items()},
+        "the parts were",
+        "one run may have sampled other trajectories",
+    )
     return [found[Path(name)] for name in names]
 
 
@@ -99,35 +94,15 @@ def check_paths(parts: Sequence[Path], out: Path) -> None:
 
 
 def _check_origin(first: Path, one: Mapping[str, Any], path: Path, other: Mapping[str, Any]) -> None:
-    differences = [
-        f"{name} is {one.get(name)!r:.200} in {first}, and {other.get(name)!r:.200} in {path}"
-        for name in dict.fromkeys([*one, *other])
-        if one.get(name) != other.get(name)
-    ]
-    if differences:
-        raise UsageError(f"the parts are of different runs: {'; '.join(differences)}")
-
-
-def _warn_of_kernels(fingerprints: Mapping[Path, Sequence[str]]) -> None:
-    libraries = differing_libraries(bits for each in fingerprints.values() for bits in each)
-    if not libraries:
-        return
-    places: dict[str, list[str]] = {}
-    for path, each in fingerprints.items():
-        for bits in each:
-            places.setdefault(bits, []).append(str(path))
-    described = [
-        f"{bits} in {', '.join(paths[:_SHOWN])}{', …' if len(paths) > _SHOWN else ''}" for bits, paths in places.items()
-    ]
-    verb = "computes" if len(libraries) == 1 else "compute"
-    _log.warning("%s", _KERNELS.format(f"{' and '.join(libraries)} {verb}", "; ".join(described)))
+    if found := differences(first, one, f"in {path}", other):
+        raise UsageError(f"the parts are of different runs: {'; '.join(found)}")
 
 
 # ----------------------------------------------------------------------
 
 
 _COLUMNS = ("returns", "lengths", "terminated", "truncated", "indices")
-_AGREE = ("agent", "environment", "versions", "seed", "success_meaning", "guaranteed", "bounds")
+_AGREE = ("guaranteed", "bounds")
 _A: Mapping[Kind, str] = {"evaluation": "an evaluation", "comparison": "a comparison"}
 _FINGERPRINTS = "fingerprints"
 
@@ -206,18 +181,11 @@ def _lacking(found: AnyFound) -> str:
 def _origin(found: AnyFound) -> dict[str, Any]:
     """Return what all parts of a run agree in: what decides about its trajectories, by name."""
     if isinstance(found, Evaluation):
-        settings = {name: value for name, value in found.settings.items() if name != _FINGERPRINTS}
-        of_columns = {name: getattr(found, name) for name in _AGREE}
-        return {**settings, **of_columns, "names of scenarios": found.names is not None}
+        return {**origin_of(found), **{name: getattr(found, name) for name in _AGREE}, "part": None}
     origin = {"agents": found.names, "until_decided": found.until_decided}
     for name, evaluation in zip(found.names, found.evaluations, strict=True):
         origin |= {f"{key} of {name}": value for key, value in _origin(evaluation).items()}
     return origin
-
-
-def _fingerprints(evaluations: Iterable[Evaluation]) -> list[str]:
-    """Return how the workers computed that sampled some evaluations."""
-    return sorted({str(bits) for each in evaluations for bits in each.settings.get(_FINGERPRINTS, ())})
 
 
 def _joined(parts: Sequence[Evaluation]) -> Evaluation:
@@ -228,7 +196,7 @@ def _joined(parts: Sequence[Evaluation]) -> Evaluation:
         successes = np.concatenate([np.zeros(len(it), bool) if it.successes is None else it.successes for it in parts])
     settings = dict(first.settings)
     if _FINGERPRINTS in settings:
-        settings[_FINGERPRINTS] = _fingerprints(parts)
+        settings[_FINGERPRINTS] = fingerprints_of(parts)
     columns: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS}
     return replace(
         first,

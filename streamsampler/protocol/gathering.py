@@ -288,7 +288,8 @@ class Gathering:
         if self._never_idle:
             most = remaining or (0 if self._is_stream else math.ceil(needed / (2 * self._n_workers)))
             return queue.take_new(min(size, most), _FOREVER) if most else range(0)
-        if self.arrived_dropped and too_many_dropped(self.arrived_dropped, self.arrived_trajectories):
+        n_kept = self.arrived_trajectories + self.plan.kept_before
+        if self.arrived_dropped and too_many_dropped(self.arrived_dropped, n_kept):
             return range(0)  # the call is about to end, unless earlier trajectories that are still in flight succeed
         return queue.take_new(size, min(self._first + needed, self.result.end))
 

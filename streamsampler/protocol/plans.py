@@ -53,6 +53,8 @@ class GatherPlan:
             places of those left out (see `make_ups`); None if any may.
         counts_agents: Whether timesteps are those of each of several agents, and not steps of the environment.
         sections: Which indices are trajectories of which task, where workers run several.
+        kept_before: The number of trajectories that were kept before the first one. They count where it is decided
+            whether too many are left out.
     """
 
     first: int = 0
@@ -62,6 +64,7 @@ class GatherPlan:
     n_of_task: int | None = None
     counts_agents: bool = False
     sections: Sections = NO_SECTIONS
+    kept_before: int = 0
 
     def starting_at(self, first: int) -> Self:
         """Return a plan for as much, from another first trajectory on."""
@@ -145,7 +148,7 @@ class ExactlyPerWorker(GatherPlan):
 class Streamed(GatherPlan):
     """Trajectories `first`, `first + 1`, … as a consumer takes them: `limit` of them, or without end.
 
-    See `Exactly` for `fixed`, and `GatherPlan` for `n_of_task` and `sections`.
+    See `Exactly` for `fixed`, and `GatherPlan` for `n_of_task`, `sections` and `kept_before`.
     """
 
     first: int = 0
@@ -153,6 +156,7 @@ class Streamed(GatherPlan):
     fixed: bool = False
     n_of_task: int | None = None
     sections: Sections = NO_SECTIONS
+    kept_before: int = 0
 
 
 @dataclass(frozen=True)

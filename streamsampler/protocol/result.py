@@ -174,13 +174,14 @@ class Result:
     def _leave_out(self, entry: LeftOut) -> None:
         self._passed += 1
         self._left_out.append(entry._replace(n_before=self.n_trajectories))
-        too_many = too_many_dropped(self.n_dropped, self.n_trajectories)
+        plan = self._plan
+        too_many = too_many_dropped(self.n_dropped, self.n_trajectories + plan.kept_before)
         if self._make_ups is not None:
             too_many = too_many_dropped(*self._make_ups.leave_out(entry.trajectory))
-        if self._plan.sections:
+        if plan.sections:
             too_many = too_many_dropped(*self.counts_of_section(entry.trajectory))
-        elif self._plan.fixed:
-            too_many = too_many or self.n_dropped == self._plan.limit
+        elif plan.fixed and not plan.kept_before:
+            too_many = too_many or self.n_dropped == plan.limit
         if too_many:
             self.one_too_many = self._left_out[-1]
 

@@ -45,7 +45,7 @@ from streamsampler.protocol.sections import TaskName
 logger = logging.getLogger("streamsampler")
 
 _NO_MIDDLE = (
-    "first_trajectory must be 0, and there are no parts, with a vector environment whose blocks of trajectories get "
+    "first_trajectory must be 0, and there are no parts and no resume, with a vector environment whose blocks get "
     'longer: pass worker_args={{"n_envs": {0}, "block_size": {0}}}, in every part, for blocks of one size'
 )
 

@@ -122,6 +122,11 @@ class ObtainingSampler(LifeOwner, Generic[ObservationsT, ActionsT]):
         """How the workers run trajectories; see `Worker.layout`."""
         return self._setup.workers.factory.layout
 
+    @property
+    def fingerprints(self) -> list[str]:
+        """The fingerprints of all known workers; see `TrajectoryBatch`."""
+        return self._life.fingerprints.bits
+
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
@@ -337,6 +342,7 @@ class ObtainingSampler(LifeOwner, Generic[ObservationsT, ActionsT]):
         seeds: Iterable[int] | None = None,
         reset_options: ResetOptions | None = None,
         tasks: Sequence[Any] | None = None,
+        kept_before: int = 0,
     ) -> Stream[ObservationsT, ActionsT]:
         """Return an iterator over trajectories 0, 1, 2, …, each a batch of one; it has no end unless one is given.
 
@@ -353,6 +359,8 @@ class ObtainingSampler(LifeOwner, Generic[ObservationsT, ActionsT]):
             reset_options: See `obtain_trajectories`; a list begins with trajectory 0, too.
             tasks: See `obtain_trajectories`: the same trajectories come, so `n_trajectories` is how many each task has.
                 Those that take the places of others come last.
+            kept_before: The number of trajectories of an earlier stream, before `first_trajectory`. With
+                `on_failure="drop"` they count where nearly all trajectories raise, which is an error.
 
         Raises:
             UsageError: `first_trajectory` is no integer of at least 0, or within a block of trajectories that workers
@@ -364,7 +372,8 @@ class ObtainingSampler(LifeOwner, Generic[ObservationsT, ActionsT]):
         first = positive("first_trajectory", first_trajectory, least=0)
         check_first(first, self.layout.block, differ=life.session.store.latest.differ)
         n, resets = streamed_resets(first, n_trajectories, seeds, reset_options, tasks)
-        plan = Streamed(first, n, **self._places(resets))
+        kept_before = positive("kept_before", kept_before, least=0)
+        plan = Streamed(first, n, **self._places(resets), kept_before=kept_before)
         if plan.n_of_task is not None and first:
             raise UsageError(
                 f"with tasks, and trajectories that are left out, first_trajectory must be 0, got {first}: how many of "

@@ -21,7 +21,8 @@ from streamsampler.core import progress
 from streamsampler.data.shards import Shard, check_shard
 from streamsampler.errors import StorageError
 from streamsampler.evaluation.comparison import Comparison
-from streamsampler.evaluation.evaluation import Evaluation, Found
+from streamsampler.evaluation.evaluation import Evaluation
+from streamsampler.evaluation.found import Found
 from streamsampler.filters import RunningReturnNorm
 from streamsampler.formats.export import FORMATS
 from tests.cli.harness import invoke, told

@@ -16,7 +16,21 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 PAGES = sorted((PACKAGE / "docs").glob("*.md"))
 # What docstrings write about as a user's code does, and examples of names in files.
 VARIABLES = {
-    *("agent", "batch", "board", "env", "env_infos", "episodes", "error", "folder", "manager", "model", "name", "nn"),
+    *(
+        "agent",
+        "batch",
+        "board",
+        "env",
+        "env_infos",
+        "episodes",
+        "error",
+        "evaluation",
+        "folder",
+        "manager",
+        "model",
+        "name",
+        "nn",
+    ),
     *(
         "np",
         "observations",
@@ -36,7 +50,7 @@ VARIABLES = {
     "engine",
     "report",
 }
-FILE = re.compile(r"\w+\.(py|cfg|json|npz|npy|csv|pt|md|zip|hdf5|parquet)$")
+FILE = re.compile(r"\w+(\.partial)?\.(py|cfg|json|npz|npy|csv|pt|md|zip|hdf5|parquet)$")
 NAME = re.compile(r"(?<!`)`([A-Za-z_]\w*(?:\.\w+)+)(?:\([^`]*\))?`(?!`)")
 
 

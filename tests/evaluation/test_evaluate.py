@@ -325,6 +325,16 @@ def test_what_raises_ends_the_evaluation_or_is_left_out():
     assert "seed 4 fails\n    …\n" in str(many)
 
 
+def test_trajectories_are_left_out_up_to_the_last_one_that_is_kept():
+    """Workers are ahead of a rule: what they left out after its last trajectory is no part of the evaluation."""
+    env = functools.partial(Known, fails=[seed for seed in range(200) if seed % 7 == 3])
+    options: dict[str, Any] = {"seeds": range(200), "until_halfwidth": 0.5, "on_failure": "drop", "check": None}
+    for n_workers in (0, 2):
+        found = evaluate(zero, env, n_workers=n_workers, **options)
+        assert found.left_out == found.indices[-1] + 1 - len(found) < 20
+        assert [each.split(",")[0] for each in found.failures] == ["trajectory 3", "trajectory 10", "trajectory 17"]
+
+
 class Broken(Known):
     """Has a NaN in the observation and the reward of the last timestep of some trajectories."""
 

@@ -8,8 +8,9 @@ import pytest
 from streamsampler import LocalSampler, VecWorker, compare, evaluate, merge
 from streamsampler.errors import StorageError, UsageError
 from streamsampler.evaluation.comparison import Comparison
-from streamsampler.evaluation.evaluate import EvaluationCall, EvaluationInterruptedError
+from streamsampler.evaluation.evaluate import EvaluationInterruptedError
 from streamsampler.evaluation.evaluation import Evaluation
+from streamsampler.evaluation.evaluation_call import EvaluationCall
 from tests.evaluation.envs import Better, Known, zero
 
 N = 23

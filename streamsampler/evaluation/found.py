@@ -1,0 +1,164 @@
+"""What evaluations and comparisons have in common: they are equal by their contents, and are kept as JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from dataclasses import Field, fields
+from os import PathLike
+from pathlib import Path
+from typing import Any, ClassVar, Self, cast
+
+from streamsampler.core.atomic import write_whole
+from streamsampler.core.errors import StorageError, UsageError
+from streamsampler.core.reading import read_regular
+from streamsampler.data.codec import read_facts
+from streamsampler.data.trees import same
+from streamsampler.evaluation.journal import FORMAT_VERSION, JournalContents, head_of, journal_lines, read_journal
+
+
+def checked_target(path: str | PathLike[str], kind: str) -> Path:
+    """Return the path of a file to write, before anything is run.
+
+    Args:
+        path: The path.
+        kind: What is written, in one word.
+
+    Raises:
+        UsageError: The name ends like that of another format, or there is no such folder.
+    """
+    path = Path(path)
+    if path.suffix.lower() not in ("", ".json"):
+        raise UsageError(
+            f"{str(path)!r}: the {kind} is written as JSON: end the name with .json. For returns alone call "
+            "numpy.savetxt(path, evaluation.returns)"
+        )
+    if not path.parent.is_dir():
+        raise UsageError(f"there is no directory {str(path.parent)!r}: make it before")
+    return path
+
+
+class Found:
+    """A frozen dataclass that is kept as JSON; the same contents give the same bytes.
+
+    Attributes:
+        KIND: What it is, in one word.
+    """
+
+    KIND: ClassVar[str]
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+    __hash__ = None  # type: ignore[assignment]
+
+    def facts(self) -> dict[str, Any]:
+        """Return what it holds as JSON has it, and a summary for other readers, which is not read back."""
+        raise NotImplementedError
+
+    @classmethod
+    def of_facts(cls, facts: dict[str, Any]) -> Self:
+        """Return what `facts` gave.
+
+        Raises:
+            KeyError: Something is missing.
+            TypeError: Something is of another type.
+            ValueError: Something has another value than it can have.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def facts_of_journal(cls, journal: JournalContents) -> dict[str, Any]:
+        """Return the JSON of the trajectories in a journal, as `facts` has it.
+
+        Raises:
+            ValueError: There are too few trajectories.
+        """
+        raise NotImplementedError
+
+    def by_position(self) -> dict[int, Any]:
+        """Return each evaluation, by its position in a journal."""
+        raise NotImplementedError
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return all(same(getattr(self, item.name), getattr(other, item.name)) for item in fields(self))
+
+    def contents(self) -> dict[str, Any]:
+        """Return `facts` with what they are."""
+        return {**head_of(self.KIND), **self.facts()}
+
+    def to_json(self) -> str:
+        """Return this as JSON, with a summary for other readers.
+
+        The same for the same amount of the same trajectories, on any number of workers: there are no times, paths,
+        hosts or numbers of workers in it.
+
+        Raises:
+            StorageError: It holds what JSON cannot.
+        """
+        try:
+            return json.dumps(self.contents(), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+        except (TypeError, ValueError, RecursionError) as reason:
+            raise StorageError(f"the {self.KIND}'s agent or settings cannot be written as JSON: {reason}") from None
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Return what `to_json` gave.
+
+        Raises:
+            StorageError: It is something else.
+        """
+        return cls._read(text.encode(), "this text")
+
+    def save(self, path: str | PathLike[str]) -> Path:
+        """Write `to_json` to a `.json` file, whole or not at all, and return its path.
+
+        Raises:
+            UsageError: The name ends like that of another format, or there is no such folder.
+            StorageError: It holds what JSON cannot.
+            OSError: The file cannot be written.
+        """
+        path = checked_target(path, self.KIND)
+        text = self.to_json()
+        write_whole(path, lambda file: file.write(text.encode()))
+        return path
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Self:
+        """Read a file that `save` wrote, or the journal of a killed run as the result of an interrupted run.
+
+        Raises:
+            StorageError: The file holds something else.
+            OSError: The file cannot be read.
+        """
+        return cls._read(read_regular(Path(path)), str(path))
+
+    @classmethod
+    def _read(cls, data: bytes, where: str) -> Self:
+        what = f"{cls.KIND} of streamsampler"
+        lines = journal_lines(data)
+        facts = read_facts(
+            cast("Path", where), data if lines is None else lines[0], what, f"streamsampler {cls.KIND}", FORMAT_VERSION
+        )
+        with refusing(where, what):
+            return cls.of_facts(facts if lines is None else cls.facts_of_journal(read_journal(lines)))
+
+
+@contextlib.contextmanager
+def refusing(where: object, what: str) -> Iterator[None]:
+    """Raise a `StorageError` for errors that come from the contents of a file.
+
+    Args:
+        where: The file.
+        what: The kind of the file.
+
+    Raises:
+        StorageError: An entry is missing, or has another type or value.
+    """
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, OverflowError, AttributeError) as reason:
+        if isinstance(reason, StorageError):
+            raise
+        wrong = f"{reason} is missing" if isinstance(reason, KeyError) else str(reason)
+        raise StorageError(f"{where} is no {what}: {wrong}") from None

@@ -1,0 +1,275 @@
+"""The file that a run writes, its journal while the run goes on, and the saved run that it goes on with."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from streamsampler.core.errors import StorageError, UsageError
+from streamsampler.core.reading import read_regular
+from streamsampler.core.words import count
+from streamsampler.evaluation.amounts import Amount, arguments_of
+from streamsampler.evaluation.comparison import Comparison
+from streamsampler.evaluation.evaluation import Evaluation
+from streamsampler.evaluation.found import Found, checked_target, refusing
+from streamsampler.evaluation.intervals import Bounds
+from streamsampler.evaluation.journal import (
+    INTERRUPTED,
+    Journal,
+    JournalEntry,
+    check_unlocked,
+    journal_beside,
+    journal_lines,
+    read_journal,
+    whole_of,
+)
+from streamsampler.evaluation.resuming import SavedTrajectories
+from streamsampler.protocol.parts import PartArgument
+
+DESCRIBED = (
+    "agent", "environment", "settings", "versions", "seed", "success_meaning", "guaranteed", "bounds", "part",
+    "failures", "anomalies", "first_anomaly",
+)  # fmt: skip
+"""The description of an evaluation in a journal, by the names of an `Evaluation`."""
+
+_log = logging.getLogger("streamsampler")
+
+
+class RunFile:
+    """The file that a run writes at its end, its journal, and the saved run that it goes on with.
+
+    A context manager: it closes the journal, which stays unless `finish` was called.
+
+    Args:
+        kind: The class of the result: `Evaluation`, `Comparison` or another one.
+        out: The file to write; None for the file of `resume`.
+        resume: The file to go on with, or its journal if it has one; None for neither. Without such a file the run
+            begins, with a warning.
+
+    Attributes:
+        path: The file to write; None for no file.
+        source: The file with the saved trajectories; None if the run begins.
+        known: The saved evaluations by position.
+        names: The names of the saved agents; None if the file has no names.
+
+    Raises:
+        UsageError: A name cannot be that of a file; or `out` has a journal that `resume` does not name.
+        StorageError: The file holds something else, is damaged, or is written by another process.
+        OSError: A file cannot be read.
+    """
+
+    def __init__(self, kind: type[Found], out: str | PathLike[str] | None, resume: str | PathLike[str] | None) -> None:
+        self._kind = kind
+        self.path: Path | None = None if out is None else checked_target(out, kind.KIND)
+        self.source: Path | None = None
+        self.known: dict[int, Evaluation] = {}
+        self.names: Sequence[str] | None = None
+        self._asked: Mapping[str, Any] = {}
+        self._journal: Journal | None = None
+        self._resumed = None if resume is None else whole_of(checked_target(resume, kind.KIND))
+        if self._resumed is not None:
+            self.path = self._resumed if self.path is None else self.path
+            self._read(self._resumed)
+        if self.path is not None and not self._goes_on_with(journal := journal_beside(self.path)) and journal.exists():
+            check_unlocked(journal)
+            raise UsageError(
+                f"{journal} has {_amount_in(journal)} that an earlier run finished: go on with "
+                f'resume="{self.path}", remove {journal}, or name another file'
+            )
+
+    def _goes_on_with(self, path: Path) -> bool:
+        return self.source is not None and self.source.resolve() == path.resolve()
+
+    def _read(self, whole: Path) -> None:
+        self.source = next((path for path in (journal_beside(whole), whole) if path.exists()), None)
+        if self.source is None:
+            return
+        self.known, self.names = _saved(self.source, self._kind)
+        check_unlocked(self.source)
+        self._asked = next((it.asked for it in self.known.values() if it.asked is not None), {})
+
+    # --- The saved run
+
+    @property
+    def first(self) -> Evaluation | None:
+        """The first saved evaluation; None for none."""
+        return next(iter(self.known.values()), None)
+
+    def completed(self, given: Mapping[str, Any], amounts: Sequence[str], others: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of the amount; the file's if no amount is given.
+
+        Args:
+            given: The arguments by name; None for arguments that are not given.
+            amounts: The names of the arguments of which one gives the amount.
+            others: The defaults of the other arguments.
+
+        Raises:
+            UsageError: The file has no amount either, or an amount of another call.
+        """
+        if self._resumed is None or any(given[name] is not None for name in amounts):
+            return dict(given)
+        if self.source is None:
+            raise UsageError(
+                f"there is neither {self._resumed} nor {journal_beside(self._resumed)} to go on with: name another "
+                f"file; or say how many trajectories there are to be, and the run begins: {', '.join(amounts)}"
+            )
+        if not self._asked:
+            raise UsageError(f"{self.source} does not say how many trajectories there are to be: give one of the "
+                             f"arguments {', '.join(amounts)}")  # fmt: skip
+        if unknown := self._asked.keys() - given.keys():
+            raise UsageError(
+                f"{self.source} was asked for with {', '.join(sorted(unknown))}, which this call does not have: say "
+                f"how many trajectories there are to be, by {', '.join(amounts)}"
+            )
+        changed = {name: given[name] for name, default in others.items() if given[name] != default}
+        return {**given, **arguments_of(self._asked, self.source), **changed}
+
+    def check_names(self, names: Sequence[str]) -> None:
+        """Check that the saved agents are the first ones of the comparison.
+
+        Raises:
+            UsageError: The names differ; says both.
+        """
+        if self.names is not None and list(self.names) != list(names[: len(self.names)]):
+            raise UsageError(
+                f"{self.source} is of another comparison: the agents are {', '.join(self.names)} in {self.source}, and "
+                f"{', '.join(names)} here"
+            )
+
+    def saved(self, position: int) -> SavedTrajectories | None:
+        """Return the saved trajectories of an agent; None for none."""
+        if self.source is None or position not in self.known:
+            return None
+        return SavedTrajectories(self.source, self.known[position])
+
+    def with_seed(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a sampler's options, with the saved seed if none is given."""
+        seed = None if self.first is None else self.first.seed
+        return {**options, "seed": seed} if options.get("seed") is None and seed is not None else dict(options)
+
+    def part(self, part: PartArgument | None) -> PartArgument | None:
+        """Return the given part, or else the saved one."""
+        known = None if self.first is None else self.first.part
+        return (known.number, known.of) if part is None and known is not None else part
+
+    def bounds(self, bounds: Bounds | None) -> Bounds | None:
+        """Return the given bounds, or else the saved ones."""
+        return self.first.bounds if bounds is None and self.first is not None else bounds
+
+    # --- The journal, and the whole
+
+    def begin(self, amount: Amount, **head: Any) -> None:
+        """Make the journal, with the amount and further entries of its first line, and the saved trajectories."""
+        if self._resumed is not None and self.source is None:
+            _log.warning("there is no %s to go on with yet: the run begins", self._resumed)
+        if self.path is None:
+            return
+        self._journal = Journal(journal_beside(self.path), self._kind.KIND, {"asked": dict(amount.arguments), **head})
+        for position, evaluation in self.known.items():
+            entry = JournalEntry(self._journal, position)
+            entry.begin({name: getattr(evaluation, name) for name in DESCRIBED})
+            names = evaluation.names or [None] * len(evaluation)
+            for row, name in zip(evaluation.rows, names, strict=True):
+                self._journal.add(position, row, name)
+
+    def entry(self, position: int) -> JournalEntry | None:
+        """Return the journal's entry of an agent; None if there is no file to write."""
+        return None if self._journal is None else JournalEntry(self._journal, position)
+
+    def finish(self, found: Found) -> None:
+        """Write the whole file, and remove the journal."""
+        if self.path is None:
+            return
+        found.save(self.path)
+        self._remove_journal()
+
+    def _remove_journal(self) -> None:
+        assert self.path is not None
+        if self._journal is not None:
+            self._journal.close()
+        journal = journal_beside(self.path)
+        if self._goes_on_with(journal) or (self._journal is not None and self._journal.is_open):
+            journal.unlink(missing_ok=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
+        if self._journal is None:
+            return
+        self._journal.close()
+        if error is not None and self._journal.path.exists():
+            error.add_note(
+                f'{_amount_in(self._journal.path)} are in {self._journal.path}: resume="{self.path}" goes on with them'
+            )
+
+
+def _saved(path: Path, kind: type[Found]) -> tuple[dict[int, Evaluation], Sequence[str] | None]:
+    """Return the evaluations that a file has, by position, and the names of their agents if it has names.
+
+    Raises:
+        StorageError: It holds something else.
+        UsageError: It holds a whole evaluation, and a comparison should go on.
+    """
+    data = read_regular(path)
+    lines = journal_lines(data)
+    held = _kind_of(data if lines is None else lines[0])
+    if held == Evaluation.KIND and kind is Comparison:
+        first = Evaluation.load(path)
+        if first.stopped != INTERRUPTED:
+            raise UsageError(
+                f"{path} holds the evaluation of a single agent, which is complete: streamsampler.evaluate goes on "
+                "with it"
+            )
+        return first.by_position(), None
+    if held is not None and held != kind.KIND:
+        raise StorageError(f"{path} holds {_with_article(held)}, and no {kind.KIND} that could go on")
+    if lines is None:
+        found = kind.load(path)
+        return found.by_position(), found.names if isinstance(found, Comparison) else None
+    with refusing(path, f"{kind.KIND} of streamsampler"):
+        journal = read_journal(lines)
+        names = journal.head.get("agents")
+        return {position: Evaluation.of_facts(it) for position, it in journal.evaluations.items()}, names
+
+
+def _kind_of(data: bytes) -> str | None:
+    """Return the kind of a file of this package, in one word; None for other JSON."""
+    try:
+        head = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    said = head.get("format") if isinstance(head, dict) else None
+    return said.removeprefix("streamsampler ") if isinstance(said, str) else None
+
+
+def _with_article(noun: str) -> str:
+    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
+
+
+def _amount_in(journal: Path) -> str:
+    """Return the number of trajectories in a journal, in words."""
+    for kind in (Evaluation, Comparison):
+        with contextlib.suppress(StorageError, UsageError, OSError):
+            return count(sum(map(len, _saved(journal, kind)[0].values())), "trajectory")
+    return "trajectories"
+
+
+def save_interrupted(found: Found, out: Path) -> Path:
+    """Write the result of an interrupted run, and return the file.
+
+    Where a file of an earlier run exists, that one stays, and the result goes into the journal's file. The journal,
+    which has the same trajectories, is replaced or removed.
+    """
+    journal = journal_beside(out)
+    if out.exists():
+        return found.save(journal)
+    found.save(out)
+    journal.unlink(missing_ok=True)
+    return out
