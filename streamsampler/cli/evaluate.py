@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from streamsampler.cli import options as shared
-from streamsampler.cli.options import TYPED, command, is_from_file, option, options_of
+from streamsampler.cli.options import TYPED, SeveralArgument, command, is_from_file, option, options_of
+from streamsampler.cli.saved import comparison_of_files
 
 if TYPE_CHECKING:
     from streamsampler.cli.running import CliRun
@@ -334,12 +335,12 @@ _DECISION = options_of(
 
 
 @command("Compare agents on the same seeds.")
-@shared.ENV_ID
+@click.argument("env_id", cls=SeveralArgument, metavar="ENV_ID|FILE...", nargs=-1, required=True)
 @options_of(_HOW_MANY_PAIRS, _DECISION, shared.PART, _AGENTS, BOUNDS, SUCCESS, shared.SAMPLED_BY,
     RESULT, shared.PRINTED)  # fmt: skip
 @click.pass_context
 def compare(
-    ctx: click.Context, /, env_id: str, as_json: bool, quiet: bool, imports: tuple[str, ...], **options: Any
+    ctx: click.Context, /, env_id: tuple[str, ...], as_json: bool, quiet: bool, imports: tuple[str, ...], **options: Any
 ) -> None:
     r"""Compare agents on the same seeds, and print their differences, pair by pair, with intervals.
 
@@ -347,8 +348,11 @@ def compare(
     first. Each agent is compared with the first one. After Ctrl-C the finished pairs are compared, or
     the first agent's trajectories while there are no pairs.
 
+    Files that evaluate wrote are compared as they are, pair by pair where they have the same seeds.
+
     Examples:
       streamsampler compare CartPole-v1 --agent old.zip --agent new.zip --num-trajectories 100 --seed 1 --out both.json
+      streamsampler compare old.json new.json
       streamsampler compare CartPole-v1 --agent random --agent my_agents:greedy --until-decided 0.05 --bounds 0 500
       streamsampler compare my/Maze-v0 --import my_envs --agent random --agent my_agents:greedy \
           --until-decided 0.05 --decide-on success
@@ -356,6 +360,10 @@ def compare(
     Exit codes:
       0 success, 1 failure, 2 wrong usage, 130 after Ctrl-C, 143 after SIGTERM
     """
+    if len(env_id) > 1 or env_id[0].endswith(".json"):
+        compared_files = comparison_of_files(ctx, env_id, short_names(env_id), options)
+        print_found(ctx, options, compared_files, as_json=as_json, quiet=quiet, imports=imports)
+        return
     names = ("num_trajectories", "seeds", "scenarios", "until_decided")
     amount = taken_amount(ctx, options, names, ("max_trajectories",))
     if len(options["agents"]) < 2:
@@ -367,7 +375,7 @@ def compare(
     from streamsampler.evaluation.compare import compare as compared
 
     def find(run: CliRun) -> Comparison:
-        spaces = naming.environment_of(env_id, options["env_kwargs"])[1]
+        spaces = naming.environment_of(env_id[0], options["env_kwargs"])[1]
         if isinstance(spaces[0], SpacesOfAgents):
             raise UsageError(
                 "compare is for environments of one agent here; in Python streamsampler.compare takes several dicts of "
@@ -379,7 +387,7 @@ def compare(
         )
         follower = Follower(run, 1 if "until_decided" in amount else len(agents))
         return compared(
-            dict(zip(short_names(names), agents, strict=True)), env_id, **amount, decide_on=options["decide_on"],
+            dict(zip(short_names(names), agents, strict=True)), env_id[0], **amount, decide_on=options["decide_on"],
             bounds=options["bounds"], **shared_arguments(options, amount), progress=follower,
         )  # fmt: skip
 
@@ -388,7 +396,7 @@ def compare(
 
 def short_names(agents: tuple[str, ...]) -> list[str]:
     """Return a name for each agent: of files without their folders, unless these tell them apart."""
-    short = [Path(name).name if name.endswith(".zip") else name for name in agents]
+    short = [Path(name).name if name.endswith((".zip", ".json")) else name for name in agents]
     names: list[str] = []
     for name, whole in zip(short, agents, strict=True):
         chosen = name if short.count(name) == 1 else whole

@@ -156,8 +156,8 @@ def evaluated_agent(
     if hasattr(agent, "KIND") or (isinstance(agent, str | PathLike) and fspath(agent).endswith(".json")):
         raise UsageError(
             f"{agent if isinstance(agent, str | PathLike) else 'this'} is a saved evaluation, and not an agent: give "
-            "the agent that was evaluated, and resume=… to go on with the file. 'streamsampler plot' draws several in "
-            "one picture"
+            "the agent that was evaluated, and resume=… to go on with the file. To compare saved evaluations, load "
+            "each with Evaluation.load, and call compare([…]) without an environment"
         )
     if isinstance(agent, PathLike) or (isinstance(agent, str) and agent.endswith(".zip")):
         return SB3Agent.load(fspath(agent), deterministic=deterministic is not False, vec_normalize=vec_normalize)

@@ -27,6 +27,7 @@ from streamsampler.evaluation.agents import (
     refuse_several_agents,
 )
 from streamsampler.evaluation.amounts import Amount, HowMany, amount_of, at_most, refuse_amounts, refuse_useless
+from streamsampler.evaluation.compare_saved import are_saved, compare_saved
 from streamsampler.evaluation.comparison import Comparison, PairTest, check_alpha, make_test
 from streamsampler.evaluation.evaluate import EvaluationInterruptedError, in_part, opened_sampler
 from streamsampler.evaluation.evaluation import Evaluation, number
@@ -59,7 +60,7 @@ def _with_agents_together(compare: Called) -> Called:
 @with_arguments_in_groups()
 def compare(
     agents: Mapping[str, Any] | Sequence[Any],
-    env: Envs,
+    env: Envs | None = None,
     *,
     deterministic: bool | None = None,
     vec_normalize: Any = None,
@@ -86,7 +87,8 @@ def compare(
 
     Args:
         agents: Two agents or more, by name or in a list; what `streamsampler.evaluate` takes. Each is compared with the
-            first one.
+            first one. Or evaluations that `streamsampler.evaluate` returned, or `Evaluation.load`: nothing is run then,
+            pairs are those of the same seeds, and of the other arguments there are `bounds` and `out` alone.
         env: See `streamsampler.evaluate`, as for all arguments that are not named here.
         n_trajectories: Exactly so many of each agent.
         seeds: One trajectory of each agent from each of these seeds.
@@ -122,6 +124,15 @@ def compare(
         RolloutError: User code raised in a worker. For other errors see `streamsampler.evaluate`.
     """
     named, how_many = _named(agents), HowMany.asked(n_trajectories, num_trajectories)
+    if are_saved(named):
+        of_run = {"env": env, how_many.name: how_many.n, "seeds": seeds, "scenarios": scenarios, "part": part}
+        of_run |= {"until_decided": until_decided, "max_trajectories": max_trajectories, "return_of": return_of}
+        of_run |= {"deterministic": deterministic, "vec_normalize": vec_normalize, "resume": resume, **options}
+        return _of_saved(named, bounds, out, of_run)
+    if env is None:
+        raise UsageError(
+            "compare takes agents and an environment; saved evaluations, which Evaluation.load returns, need none"
+        )
     if success not in ("end", "once"):
         raise UsageError(f'success must be "end" or "once", got {success!r}')
     if decide_on not in FLOORS:
@@ -234,6 +245,21 @@ def _named(agents: Any) -> dict[str, Any]:
     return named
 
 
+def _of_saved(
+    named: Mapping[str, Evaluation], bounds: Bounds | None, out: str | PathLike[str] | None, of_run: Mapping[str, Any]
+) -> Comparison:
+    """Compare saved evaluations; refuse what is for agents that run."""
+    if given := [name for name, value in of_run.items() if value is not None]:
+        raise UsageError(
+            f"{next(iter(named))} is a saved evaluation, and not an agent: give the agents, to run them; or leave out "
+            f"{', '.join(given)}, and the evaluations are compared as they are"
+        )
+    run = RunFile(Comparison, out, None)
+    found = compare_saved(named, bounds)
+    run.finish(found)
+    return found
+
+
 @contextmanager
 def _explaining_keys(named: Mapping[str, Any], return_of: Any) -> Iterator[None]:
     """Explain an unknown name in `return_of` that is a key of `compare`'s dict: a single team was probably meant."""
@@ -252,6 +278,8 @@ def _explaining_keys(named: Mapping[str, Any], return_of: Any) -> Iterator[None]
 def _name_of(agent: Any) -> str:
     if isinstance(agent, str | PathLike):
         return Path(fspath(agent)).name
+    if isinstance(agent, Evaluation):
+        return str(agent.agent.get("name"))
     if has_predict(agent):
         return type(agent).__name__
     return str(agent_facts(agent)["name"]) if callable(agent) or is_agent(agent) else type(agent).__name__

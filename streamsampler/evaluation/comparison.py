@@ -41,6 +41,7 @@ from streamsampler.evaluation.intervals import (
     unseen_share,
 )
 from streamsampler.evaluation.journal import INTERRUPTED, JournalContents
+from streamsampler.evaluation.pairing import pairs_of
 from streamsampler.evaluation.rules import BettingSequence, DiscordantPairs, PrecisionOf, checked_bounds, within
 
 # ----------------------------------------------------------------------
@@ -424,7 +425,7 @@ class Comparison(Found):
 
     def _pairs(self, position: int) -> Pairs:
         first, second = self.evaluations[0], self.evaluations[position]
-        _, mine, others = np.intersect1d(first.indices, second.indices, assume_unique=True, return_indices=True)
+        mine, others = pairs_of(first, second)
         if not len(mine):
             raise DataError(f"{self.names[0]} and {self.names[position]} have no trajectory in common")
         n_tests = len(self.names) - 1
@@ -452,6 +453,7 @@ class Comparison(Found):
         texts = [_heading(self), *_columns(self), *map(str, self.pairs)]
         each = zip(self.names, self.evaluations, strict=True)
         texts += [f"note: {name}: {note}" for name, evaluation in each for note in warned(evaluation)]
+        texts += _unpaired(self)
         texts.append(f"seeds: {shown_seeds(first.seeds)}")
         texts.append(f"stopped: {self.stopped}")
         return "\n".join(texts)
@@ -502,6 +504,16 @@ class Comparison(Found):
             "stopped": INTERRUPTED,
             "evaluations": list(journal.evaluations.values()),
         }
+
+
+def _unpaired(comparison: Comparison) -> list[str]:
+    """Return the numbers of pairs and trajectories, for each agent that has trajectories in no pair."""
+    first, notes = comparison.evaluations[0], []
+    for name, each, pairs in zip(comparison.names[1:], comparison.evaluations[1:], comparison.pairs, strict=True):
+        if len(pairs) < max(len(first), len(each)):
+            numbers = f"{comparison.names[0]} has {count(len(first), 'trajectory')}, and {name} {len(each):,}"
+            notes.append(f"note: {count(len(pairs), 'pair')} of seeds in common: {numbers}")
+    return notes
 
 
 def _heading(comparison: Comparison) -> str:

@@ -225,7 +225,7 @@ def _saved(path: Path, kind: type[Found]) -> tuple[dict[int, Evaluation], Sequen
         if first.stopped != INTERRUPTED:
             raise UsageError(
                 f"{path} holds the evaluation of a single agent, which is complete: streamsampler.evaluate goes on "
-                "with it"
+                "with it, and compare([…]) compares it with other evaluations"
             )
         return first.by_position(), None
     if held is not None and held != kind.KIND:

@@ -1,4 +1,4 @@
-"""The option `--resume`: saved evaluations and comparisons go on."""
+"""The options `--resume` and the files of `compare`: saved evaluations go on, and are compared."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from streamsampler import compare
 from streamsampler.evaluation.comparison import Comparison
 from streamsampler.evaluation.evaluation import Evaluation
 from tests.cli.harness import invoke, told
@@ -69,9 +70,36 @@ def test_an_interrupted_comparison_goes_on(at_home: Path, second: str, then: str
     assert text.startswith(f"{', '.join(found.names)} in Scripted-v0, on the same seeds\n")
 
 
+def test_files_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, seeds in (("old", "0-19"), ("new", "10-39"), ("apart", "90-99")):
+        done(*EVALUATE, "--seeds", seeds, "--out", f"{name}.json")
+    printed = done("compare", "old.json", "new.json", "--out", "both.json")
+    found = Comparison.load("both.json")
+    assert printed == f"{found}\nwritten to: both.json\n"
+    assert found == compare({f"{name}.json": Evaluation.load(f"{name}.json") for name in ("old", "new")})
+    assert "note: 10 pairs of seeds in common: old.json has 20 trajectories, and new.json 30\n" in printed
+    assert Comparison.from_json(done("compare", "old.json", "new.json", "--json", "--bounds", 0, 500)).bounds == (
+        0,
+        500,
+    )
+    (tmp_path / "folder").mkdir()
+    Path("folder/old.json").write_text(Path("old.json").read_text())
+    assert "old.json, folder/old.json in CartPole-v1" in done("compare", "old.json", "folder/old.json")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (("compare", "evaluation.json", "nowhere.json"), "there is no file or folder 'nowhere.json'"),
+        (("compare", "evaluation.json"), "a comparison needs at least two agents, got 1"),
+        (("compare", "evaluation.json", "comparison.json"), "comparison.json holds a comparison, and only evaluations"),
+        (("compare", "evaluation.json", "file.npz"), "file.npz holds a file of trajectories, and only evaluations"),
+        (("compare", "CartPole-v1", "Pendulum-v1"), "and 'CartPole-v1' is none."),
+        (
+            ("compare", "evaluation.json", "evaluation.json", "--agent", "random", "--seed", 1),
+            "Error: --agent and --seed are for agents that run, and not for saved evaluations.",
+        ),
         ((*EVALUATE, "--resume", "comparison.json"), "comparison.json holds a comparison, and no evaluation"),
         ((*EVALUATE, "--resume", "evaluation.json", "--seed", 6), "evaluation.json is of another run: seed is 5 in"),
         ((*EVALUATE, "--resume", "evaluation.json", "--part", "1/2"), "part is None in evaluation.json, and 'part 1"),
@@ -80,7 +108,7 @@ def test_an_interrupted_comparison_goes_on(at_home: Path, second: str, then: str
         ((*EVALUATE, "--resume", "evaluation.json", "--num-trajectories", 5), "has 40 trajectories, and only 5 are"),
     ],
 )  # fmt: skip
-def test_what_cannot_go_on(
+def test_what_cannot_go_on_or_be_compared(
     made: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[object, ...], words: str
 ) -> None:
     monkeypatch.chdir(made)
