@@ -114,6 +114,8 @@ Pages in Markdown come with the package, in the folder `docs` (`streamsampler.__
 | work in a notebook | `streamsampler/docs/notebook.md` |
 | step environments yourself | `streamsampler/docs/stepping.md` |
 | evaluate and compare agents | `streamsampler/docs/evaluation.md` |
+| evaluate agents on many tasks | `streamsampler/docs/suites.md` |
+| refuse a worse agent in a test or a CI job | `streamsampler/docs/gate.md` |
 | check an environment and an agent | `streamsampler/docs/checking.md` |
 | write and read files | `streamsampler/docs/storage-and-formats.md` |
 | use the command line | `streamsampler/docs/cli.md` |

@@ -23,6 +23,8 @@ from streamsampler.evaluation.charts import returns_of
 from streamsampler.evaluation.comparison import Comparison
 from streamsampler.evaluation.evaluation import Evaluation
 from streamsampler.evaluation.merging import kind_of
+from streamsampler.evaluation.suites.suite_comparison import SuiteComparison
+from streamsampler.evaluation.suites.suite_evaluation import SuiteEvaluation
 
 _ARRAYS = ("lengths", "indices", "rewards", "terminated", "truncated", "agent_versions")
 _SHOWN_SEEDS = 3
@@ -46,6 +48,10 @@ def contents_of(path: Path, *, quick: bool) -> Trajectories | Findings:
             return Findings(path, Evaluation.load(path))
         case "comparison":
             return Findings(path, Comparison.load(path))
+        case "suite comparison":
+            return Findings(path, SuiteComparison.load(path))
+        case "suite":
+            return Findings(path, SuiteEvaluation.load(path))
     return _of_folder(path, quick=quick) if path.is_dir() else _of_file(path, quick=quick)
 
 
@@ -60,7 +66,7 @@ class Findings:
     """
 
     path: Path
-    found: Evaluation | Comparison
+    found: Evaluation | Comparison | SuiteEvaluation | SuiteComparison
     damaged: tuple[()] = ()
 
     def facts(self) -> dict[str, Any]:
@@ -72,7 +78,7 @@ class Findings:
     def text(self) -> str:
         """Return what was found as text, as it was printed, with what else the file says."""
         found, facts = self.found, self.found.contents()
-        names = [""] if isinstance(found, Evaluation) else [f" of {name}" for name in found.names]
+        names = [""] if isinstance(found, Evaluation) else [f" of {name}" for name in _names_of(found)]
         digests = [each.agent.get("parameters") for each in found.evaluations]
         first = found.evaluations[0]
         return "\n".join([
@@ -83,6 +89,14 @@ class Findings:
             f"written by: streamsampler {facts['package_version']}, format {facts['format_version']}",
             f"versions: {_versions(dict(first.versions))}",
         ])  # fmt: skip
+
+
+def _names_of(found: Comparison | SuiteEvaluation | SuiteComparison) -> list[str]:
+    """Return the names of the evaluations in a file: agents, or the tasks that have one, or both."""
+    if isinstance(found, SuiteComparison):
+        each = zip(found.names, found.suites, strict=True)
+        return [f"{agent} in {task}" for agent, suite in each for task in suite]
+    return list(found.names if isinstance(found, Comparison) else found)
 
 
 @dataclass

@@ -6,22 +6,29 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import click
 
 from streamsampler.cli import options as shared
 from streamsampler.cli.options import TYPED, SeveralArgument, command, is_from_file, option, options_of
 from streamsampler.cli.saved import comparison_of_files
+from streamsampler.cli.suites import SUITE, TABLE, SuiteFile, agents_of, agents_to_compare, check_tasks, environments_of
 
 if TYPE_CHECKING:
     from streamsampler.cli.running import CliRun
     from streamsampler.evaluation.comparison import Comparison
     from streamsampler.evaluation.evaluation import Evaluation
+    from streamsampler.evaluation.suites.suite_comparison import SuiteComparison
+    from streamsampler.evaluation.suites.suite_evaluation import SuiteEvaluation
+
+AnyFound: TypeAlias = "Evaluation | Comparison | SuiteEvaluation | SuiteComparison"
 
 _SEEDS = re.compile(r"(?P<first>[0-9]{1,18})(-(?P<last>[0-9]{1,18}))?")
 _MOST_SEEDS = 10_000_000
 _WHICH = ("first", "best", "median", "worst")
+_CODES = {"not worse": 0, "worse": 3, "undecided": 4}
+"""The exit codes of verdicts."""
 _UNTIL = ("guarantee", "min_trajectories", "max_trajectories")
 
 
@@ -139,12 +146,12 @@ _VIDEOS = options_of(
 
 
 @command("Evaluate an agent: numbers with their intervals.")
-@shared.ENV_ID
-@options_of(_HOW_MUCH, _PRECISION, shared.PART, shared.POLICIES, _RETURN_OF, BOUNDS, SUCCESS, shared.SAMPLED_BY,
-    RESULT, _VIDEOS, shared.PRINTED)  # fmt: skip
+@click.argument("env_id", metavar="ENV_ID", required=False)
+@options_of(_HOW_MUCH, _PRECISION, shared.PART, SUITE, shared.POLICIES, _RETURN_OF, BOUNDS, SUCCESS, shared.SAMPLED_BY,
+    RESULT, TABLE, _VIDEOS, shared.PRINTED)  # fmt: skip
 @click.pass_context
 def evaluate(
-    ctx: click.Context, /, env_id: str, as_json: bool, quiet: bool, imports: tuple[str, ...], **options: Any
+    ctx: click.Context, /, env_id: str | None, as_json: bool, quiet: bool, imports: tuple[str, ...], **options: Any
 ) -> None:
     """Evaluate an agent in an environment, and print each number with the interval that holds for it.
 
@@ -160,21 +167,31 @@ def evaluate(
       streamsampler evaluate my/Maze-v0 --import my_envs --scenarios mazes.json --json
       streamsampler evaluate CartPole-v1 --num-trajectories 100 --video videos --video-of worst --video-of 17
       streamsampler evaluate CartPole-v1 --num-trajectories 700 --seed 1 --part 2/7 --out part-2.json
+      streamsampler evaluate --suite suite.toml --agent my_agents:make --num-trajectories 50 --table md
 
     Exit codes:
-      0 success, 1 failure, 2 wrong usage, 130 after Ctrl-C, 143 after SIGTERM
+      0 success, 1 failure (also of a task of a suite), 2 wrong usage, 130 after Ctrl-C, 143 after SIGTERM
     """
     names = ("num_trajectories", "seeds", "scenarios", "until_halfwidth")
+    check_tasks(env_id, options)
+    suite: SuiteFile | None = options["suite"]
     amount = taken_amount(ctx, options, names, _UNTIL)
     from streamsampler.cli import naming
     from streamsampler.cli.running import Follower
     from streamsampler.evaluation.evaluate import evaluate as evaluated
 
-    env_id = naming.take_policies(options, env_id)
+    env_id = naming.take_policies(options, env_id or "")
     told = {name: options[name] for name in ("precision_of", "bounds", "video", "video_of")}
     told |= {"return_of": options["return_of"]} if options["return_of"] else {}
 
-    def find(run: CliRun) -> Evaluation:
+    def find(run: CliRun) -> Evaluation | SuiteEvaluation:
+        if suite is not None:
+            envs, of_tasks = environments_of(suite, options)
+            return evaluated(
+                agents_of(suite, options, of_tasks), envs, **amount, **told, normalise=suite.normalise(),
+                tasks=options["tasks"] or None, open_envs=options["open_envs"], **suite_arguments(options, amount),
+                progress=Follower(run),
+            )  # fmt: skip
         spaces = naming.environment_of(env_id, options["env_kwargs"])[1]
         agent = naming.load_agents(options, spaces, predicting=True)
         follower = Follower(run, 1 if options["video"] is None else 2)
@@ -194,6 +211,8 @@ def taken_amount(
         names: The options of amount; the last one is a rule that decides when to stop, and may go through seeds.
         of_rule: The options of this rule.
     """
+    if (suite := options.get("suite")) is not None:
+        options["num_trajectories"] = suite.n_trajectories(ctx, options["num_trajectories"])
     amount = shared.given_amounts(ctx, options, names, "seeds", names[-1], optional=options["resume"] is not None)
     rule = {name: options.pop(name) for name in of_rule}
     if names[-1] not in amount and not any(is_from_file(ctx, name) for name in amount):
@@ -213,8 +232,13 @@ def shared_arguments(options: dict[str, Any], amount: dict[str, Any]) -> dict[st
     return {**arguments, "env_kwargs": options["env_kwargs"]} if options["env_kwargs"] else arguments
 
 
+def suite_arguments(options: dict[str, Any], amount: dict[str, Any]) -> dict[str, Any]:
+    """Return what `shared_arguments` does, without arguments of environments, which each task has of its own."""
+    return {name: value for name, value in shared_arguments(options, amount).items() if name != "env_kwargs"}
+
+
 def print_found(
-    ctx: click.Context, options: dict[str, Any], find: Callable[[CliRun], Evaluation | Comparison], *, as_json: bool,
+    ctx: click.Context, options: dict[str, Any], find: Callable[[CliRun], AnyFound], *, as_json: bool,
     quiet: bool, imports: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Evaluate or compare, print what was found, write it, and exit.
@@ -248,19 +272,39 @@ def print_found(
         interrupted = run.interrupts.received is not None
         if out is not None:
             out = save_interrupted(found, out) if found.stopped == INTERRUPTED else found.save(out)
-        text = found.to_json().rstrip("\n") if as_json else str(found)
+        text = _text(found, options, as_json=as_json)
     if interrupted or not run.shows_end:
-        alone = "agents" in options and len(found.evaluations) == 1
+        alone = "agents" in options and found.KIND in ("evaluation", "suite")
         print_error(_line(found, perf_counter() - begun, interrupted=interrupted, alone=alone))
-    if not as_json:
+    if not (as_json or options.get("table")):
         text += _written(ctx, out, options, found)
         if options.get("video") and problem is None and not interrupted:
             text += f"\nvideos in: {options['video']}"
     if problem is None:
-        run.finish(text, kept=out)
+        run.finish(text, kept=out, code=_code_of(found))
     with translated(ctx):
         print_result(text, kept=out)
         raise problem
+
+
+def _code_of(found: AnyFound) -> int:
+    """Return the exit code: 1 where a task of a suite failed, and else that of the verdict that was asked for."""
+    if getattr(found, "failed", None):
+        return 1
+    if getattr(found, "margin", None) is None:
+        return 0
+    return _CODES[cast("Comparison | SuiteComparison", found).verdict().outcome]
+
+
+def _text(found: AnyFound, options: dict[str, Any], *, as_json: bool) -> str:
+    if as_json:
+        return found.to_json().rstrip("\n")
+    match options.get("table"):
+        case "md":
+            return cast("SuiteEvaluation", found).to_markdown().rstrip("\n")
+        case "csv":
+            return cast("SuiteEvaluation", found).to_csv().rstrip("\n")
+    return str(found)
 
 
 def _take_files(options: dict[str, Any]) -> Path | None:
@@ -283,7 +327,7 @@ def _if_interrupted(options: dict[str, Any]) -> str:
     return "nothing was kept" if options["resume"] is None else f"{options['resume']} stays as it was"
 
 
-def _written(ctx: click.Context, out: Path | None, options: dict[str, Any], found: Evaluation | Comparison) -> str:
+def _written(ctx: click.Context, out: Path | None, options: dict[str, Any], found: AnyFound) -> str:
     """Return lines about the file; where it was interrupted, with the command that makes the whole file."""
     from streamsampler.cli.request import command_line
     from streamsampler.evaluation.journal import INTERRUPTED
@@ -294,7 +338,7 @@ def _written(ctx: click.Context, out: Path | None, options: dict[str, Any], foun
     return f"\nwritten to: {out}\nto get all: {command_line(ctx.meta[TYPED], *more)}"
 
 
-def _line(found: Evaluation | Comparison, seconds: float, *, interrupted: bool, alone: bool) -> str:
+def _line(found: AnyFound, seconds: float, *, interrupted: bool, alone: bool) -> str:
     from streamsampler.core.words import count, duration
 
     n_timesteps = sum(int(each.lengths.sum()) for each in found.evaluations)
@@ -327,16 +371,20 @@ _HOW_MANY_PAIRS = options_of(
 )  # fmt: skip
 
 _DECISION = options_of(
-    option("With --until-decided", "--decide-on", type=click.Choice(["return", "success"]), default="return",
-        show_default=True,
-        help="What the test is about: the mean return, which needs --bounds, or the rate of success."),
     most("With --until-decided"),
+    option("Gate", "--fail-if-worse", "margin", type=float, metavar="MARGIN",
+        help="Say of each other agent whether it is worse than the first one by more than MARGIN, which may be 0: a "
+        "mean return, or a rate of success such as 0.05. The exit code is 3 if one is worse, and 4 if it is not sure. "
+        "With --until-decided, go on until it is sure; ALPHA is then how often the verdict may be wrong."),
+    option("Gate", "--decide-on", type=click.Choice(["return", "success"]), default="return", show_default=True,
+        help="What --fail-if-worse and --until-decided are about: the mean return, for which --until-decided needs "
+        "--bounds, or the rate of success."),
 )  # fmt: skip
 
 
 @command("Compare agents on the same seeds.")
-@click.argument("env_id", cls=SeveralArgument, metavar="ENV_ID|FILE...", nargs=-1, required=True)
-@options_of(_HOW_MANY_PAIRS, _DECISION, shared.PART, _AGENTS, BOUNDS, SUCCESS, shared.SAMPLED_BY,
+@click.argument("env_id", cls=SeveralArgument, metavar="ENV_ID|FILE...", nargs=-1)
+@options_of(_HOW_MANY_PAIRS, _DECISION, shared.PART, SUITE, _AGENTS, BOUNDS, SUCCESS, shared.SAMPLED_BY,
     RESULT, shared.PRINTED)  # fmt: skip
 @click.pass_context
 def compare(
@@ -356,15 +404,20 @@ def compare(
       streamsampler compare CartPole-v1 --agent random --agent my_agents:greedy --until-decided 0.05 --bounds 0 500
       streamsampler compare my/Maze-v0 --import my_envs --agent random --agent my_agents:greedy \
           --until-decided 0.05 --decide-on success
+      streamsampler compare --suite suite.toml --agent old.zip --agent new.zip --num-trajectories 50
+      streamsampler compare CartPole-v1 --agent old.zip --agent new.zip --num-trajectories 100 --fail-if-worse 5
 
     Exit codes:
-      0 success, 1 failure, 2 wrong usage, 130 after Ctrl-C, 143 after SIGTERM
+      0 success, 1 failure, 2 wrong usage, 130 after Ctrl-C, 143 after SIGTERM;
+      with --fail-if-worse 0 no agent is worse, 3 an agent is worse, 4 undecided
     """
-    if len(env_id) > 1 or env_id[0].endswith(".json"):
+    if len(env_id) > 1 or "".join(env_id).endswith(".json"):
         compared_files = comparison_of_files(ctx, env_id, short_names(env_id), options)
         print_found(ctx, options, compared_files, as_json=as_json, quiet=quiet, imports=imports)
         return
     names = ("num_trajectories", "seeds", "scenarios", "until_decided")
+    check_tasks("".join(env_id) or None, options)
+    suite: SuiteFile | None = options["suite"]
     amount = taken_amount(ctx, options, names, ("max_trajectories",))
     if len(options["agents"]) < 2:
         raise click.UsageError("a comparison needs two agents or more: give --agent for each of them.")
@@ -374,21 +427,32 @@ def compare(
     from streamsampler.environments.multi_agent import SpacesOfAgents
     from streamsampler.evaluation.compare import compare as compared
 
-    def find(run: CliRun) -> Comparison:
+    def find(run: CliRun) -> Comparison | SuiteComparison:
+        names = options["agents"]
+        if suite is not None:
+            envs, of_tasks = environments_of(suite, options)
+            agents = agents_to_compare(suite, options, of_tasks)
+            return compared(
+                dict(zip(short_names(names), agents, strict=True)), envs, **amount,
+                **{name: options[name] for name in ("margin", "decide_on", "bounds")},
+                normalise=suite.normalise(), tasks=options["tasks"] or None, open_envs=options["open_envs"],
+                **suite_arguments(options, amount),
+                progress=Follower(run, len(agents)),
+            )  # fmt: skip
         spaces = naming.environment_of(env_id[0], options["env_kwargs"])[1]
         if isinstance(spaces[0], SpacesOfAgents):
             raise UsageError(
                 "compare is for environments of one agent here; in Python streamsampler.compare takes several dicts of "
                 "policies, and return_of"
             )
-        names = options["agents"]
         agents = naming.load_each(
             names, options["vec_normalize"], [spaces] * len(names), options["deterministic"], predicting=True
         )
         follower = Follower(run, 1 if "until_decided" in amount else len(agents))
         return compared(
-            dict(zip(short_names(names), agents, strict=True)), env_id[0], **amount, decide_on=options["decide_on"],
-            bounds=options["bounds"], **shared_arguments(options, amount), progress=follower,
+            dict(zip(short_names(names), agents, strict=True)), env_id[0], **amount,
+            **{name: options[name] for name in ("margin", "decide_on", "bounds")},
+            **shared_arguments(options, amount), progress=follower,
         )  # fmt: skip
 
     print_found(ctx, options, find, as_json=as_json, quiet=quiet, imports=imports)

@@ -306,7 +306,8 @@ def plot(ctx: click.Context, /, paths: tuple[str, ...], out: str | None, dark: b
         out = str(first.with_name(f"{name}{'-dark' if dark else ''}.png"))
     from streamsampler.cli.naming import checked_file
     from streamsampler.cli.running import running
-    from streamsampler.evaluation.charts import PICTURES, draw
+    from streamsampler.evaluation.chart_style import PICTURES
+    from streamsampler.evaluation.charts import draw
 
     picture = checked_file(out, *PICTURES, where="The picture goes into a .png, .svg or .pdf file")
     with running(ctx, "drawing", quiet=quiet) as run:

@@ -153,14 +153,22 @@ def _from_file(ctx: click.Context, _param: click.Parameter, name: str | None) ->
     Raises:
         click.BadParameter: The file cannot be read, is no TOML, or has what the command does not.
     """
-    if name is None:
-        return
-    found, params = _contents(name, "TOML", tomllib.loads), {}
+    if name is not None:
+        take_options(ctx, name, contents_of_file(name, "TOML", tomllib.loads))
+
+
+def take_options(ctx: click.Context, name: str, found: Mapping[str, Any]) -> None:
+    """Take a command's options from the contents of a file, where they are not typed.
+
+    Raises:
+        click.BadParameter: The file has what the command does not.
+    """
+    params = {}
     for param in ctx.command.params:
         long = next((each for each in param.opts if each.startswith("--")), str(param.name))
         params[long.removeprefix("--").replace("_", "-")] = param
     del params["config"]
-    ctx.meta[_FILE], ctx.default_map = name, {}
+    ctx.meta[_FILE], ctx.default_map = name, {**(ctx.default_map or {})}
     for key, value in found.items():
         if (known := params.get(key.replace("_", "-"))) is None:
             near = difflib.get_close_matches(key.replace("_", "-"), params, n=1)
@@ -169,7 +177,7 @@ def _from_file(ctx: click.Context, _param: click.Parameter, name: str | None) ->
         ctx.default_map[str(known.name)] = _as_typed(value, known, f"{name!r}: {key}")
 
 
-def _contents(name: str, kind: str, loads: Callable[[str], Any]) -> Any:
+def contents_of_file(name: str, kind: str, loads: Callable[[str], Any]) -> Any:
     """Return what a file holds.
 
     Raises:
@@ -276,7 +284,7 @@ def json_list(name: str, example: str) -> list[Any]:
     Raises:
         click.BadParameter: It cannot be read, or holds none; shows the example.
     """
-    found = _contents(name, "JSON", json.loads)
+    found = contents_of_file(name, "JSON", json.loads)
     if not isinstance(found, list):
         raise click.BadParameter(f"{name!r} should hold a list such as {example}")
     return found

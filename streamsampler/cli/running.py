@@ -202,16 +202,17 @@ class CliRun:
         """Whether the user knows that the run is complete, or does not want to."""
         return self.quiet or self.bar.shows_end
 
-    def finish(self, text: str, kept: object = None, *, failed: bool = False) -> NoReturn:
+    def finish(self, text: str, kept: object = None, *, failed: bool = False, code: int = 0) -> NoReturn:
         """Print the result, and exit.
 
         Args:
             text: The result.
             kept: The file that has what the result is about; None if there is none.
             failed: Whether the exit code is 1, unless a signal came.
+            code: The exit code otherwise.
         """
         print_result(text, kept=kept)
-        self._ctx.exit(self.interrupts.exit_code or int(failed))
+        self._ctx.exit(self.interrupts.exit_code or int(failed) or code)
 
 
 @contextlib.contextmanager
@@ -332,7 +333,7 @@ _OTHER_NAMES = {
     "VecWorker": "--vec",
     "sample_to_folder": "--shard-size",
 }
-_PLAIN_WORDS = {"bounds", "guarantee"}
+_PLAIN_WORDS = {"bounds", "guarantee", "margin"}
 """Arguments that go by their names alone; other names of one word are names of arguments where a value follows."""
 _NAMED = re.compile(
     r"(?P<verb>\b[Pp]ass )?\b(?:limits\.)?(?P<name>[A-Za-z]\w*)"

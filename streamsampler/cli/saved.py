@@ -15,14 +15,16 @@ if TYPE_CHECKING:
     from streamsampler.cli.running import CliRun
     from streamsampler.evaluation.comparison import Comparison
     from streamsampler.evaluation.evaluation import Evaluation
+    from streamsampler.evaluation.suites.suite_comparison import SuiteComparison
+    from streamsampler.evaluation.suites.suite_evaluation import SuiteEvaluation
 
-_FOR_FILES = {"env_id", "bounds", "out", "as_json", "quiet"}
+_FOR_FILES = {"env_id", "bounds", "margin", "decide_on", "out", "as_json", "quiet"}
 """The parameters of `compare` that are also for files."""
 
 
 def comparison_of_files(
     ctx: click.Context, files: tuple[str, ...], names: list[str], options: dict[str, Any]
-) -> Callable[[CliRun], Comparison]:
+) -> Callable[[CliRun], Comparison | SuiteComparison]:
     """Return a function that compares saved evaluations, when the command runs.
 
     Args:
@@ -42,11 +44,13 @@ def comparison_of_files(
     _refuse_others(ctx)
     paths = [existing(name, what="FILE") for name in files]
 
-    def find(_: CliRun) -> Comparison:
+    def find(_: CliRun) -> Comparison | SuiteComparison:
         from streamsampler.evaluation.compare import compare
 
-        evaluations = dict(zip(names, map(_loaded, paths), strict=True))
-        return compare(evaluations, bounds=options["bounds"], out=options["out"])
+        evaluations: dict[str, Any] = dict(zip(names, map(_loaded, paths), strict=True))
+        given: dict[str, Any] = {name: options[name] for name in ("bounds", "margin", "decide_on", "out")}
+        found: Comparison | SuiteComparison = compare(evaluations, **given)
+        return found
 
     return find
 
@@ -65,7 +69,7 @@ def _refuse_others(ctx: click.Context) -> None:
         raise click.UsageError(f"{' and '.join(given)} {verb} for agents that run, and not for saved evaluations.")
 
 
-def _loaded(path: Path) -> Evaluation:
+def _loaded(path: Path) -> Evaluation | SuiteEvaluation:
     """Return the evaluation that a file holds.
 
     Raises:
@@ -74,7 +78,9 @@ def _loaded(path: Path) -> Evaluation:
     from streamsampler.core.errors import StorageError
     from streamsampler.evaluation.evaluation import Evaluation
     from streamsampler.evaluation.merging import kind_of
+    from streamsampler.evaluation.suites.suite_evaluation import SuiteEvaluation
 
-    if (kind := kind_of(path)) in ("comparison", "file of trajectories", "folder"):
+    kind = kind_of(path)
+    if kind in ("comparison", "suite comparison", "file of trajectories", "folder"):
         raise StorageError(f"{path} holds a {kind}, and only evaluations are compared: give what evaluate --out wrote")
-    return Evaluation.load(path)
+    return SuiteEvaluation.load(path) if kind == "suite" else Evaluation.load(path)

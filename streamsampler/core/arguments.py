@@ -15,20 +15,29 @@ GROUPS = {
     "What runs": (
         *("agents", "agent", "envs", "env", "n_envs", "env_kwargs", "policy_of", "max_episode_length", "max_episodes"),
         *("autoreset", "worker_class", "worker_args", "observation_filter", "reward_filter", "hooks", "sampler"),
-        *("deterministic", "vec_normalize"),
+        *("deterministic", "vec_normalize", "tasks"),
     ),
     "How much": (
         *("n_trajectories", "seeds", "scenarios", "until_halfwidth", "precision_of", "guarantee", "until_decided"),
-        *("decide_on", "min_trajectories", "max_trajectories", "part", "num_trajectories"),
+        *("margin", "decide_on", "min_trajectories", "max_trajectories", "part", "num_trajectories"),
     ),
     "How many workers and where": (
-        *("n_workers", "worker_threads", "engine", "inference", "start_method", "ray_address", "worker_resources"),
+        *(
+            "n_workers",
+            "open_envs",
+            "worker_threads",
+            "engine",
+            "inference",
+            "start_method",
+            "ray_address",
+            "worker_resources",
+        ),
         *("runtime_env", "min_envs", "recv_timeout"),
     ),
     "Reproducible": ("seed", "order", "staleness", "check", "fingerprint", "own_generators"),
     "What is recorded": (
-        *("drop_if", "record_taken", "abnormal", "copy", "success", "return_of", "bounds", "video", "video_of"),
-        *("out", "resume"),
+        *("drop_if", "record_taken", "abnormal", "copy", "success", "return_of", "bounds", "normalise", "out"),
+        *("resume", "video", "video_of"),
     ),
     "When something fails": (
         *("on_failure", "step_timeout", "trajectory_timeout", "reset_timeout", "max_restarts", "restart_on"),

@@ -85,7 +85,7 @@ def amount_of(
     until_halfwidth: Any = None,
     precision_of: PrecisionOf = "return",
     guarantee: bool = False,
-    bounds: Bounds | None = None,
+    bounds: Any = None,
     min_trajectories: Any = None,
     max_trajectories: Any = None,
 ) -> Amount:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from io import BytesIO
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -16,18 +15,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamsampler.core.atomic import write_whole
 from streamsampler.core.errors import DataError, StorageError, UsageError
-from streamsampler.core.extras import needed
 from streamsampler.core.words import count
 from streamsampler.data import npz as storage
 from streamsampler.data.batch_fields import sums
 from streamsampler.data.codec import damage_raised
 from streamsampler.data.shards import ShardFiles, read_manifest
+from streamsampler.evaluation.chart_style import COLOURS, checked_picture, draw_legend, short, written_figure
 from streamsampler.evaluation.comparison import Comparison, Pairs
 from streamsampler.evaluation.evaluation import Evaluation, number, shown_environment
 from streamsampler.evaluation.intervals import Interval, Unknown, mean_interval
 from streamsampler.evaluation.merging import kind_of
+from streamsampler.evaluation.suites.suite_charts import draw_suites
+from streamsampler.evaluation.suites.suite_comparison import SuiteComparison
+from streamsampler.evaluation.suites.suite_evaluation import SuiteEvaluation
 
 # ----------------------------------------------------------------------
 # Read the returns and the lengths of trajectories, and nothing else, from whatever this package wrote.
@@ -107,6 +108,10 @@ def read_source(path: Path) -> ChartSource:
             return _source(path, [_columns(path, arrays)], header["provenance"])
         case "folder":
             return _of_folder(path)
+        case "suite" | "suite comparison" as kind:
+            raise StorageError(
+                f"{path} holds a {kind}: suites are drawn with suites of the same tasks, comparisons alone"
+            )
     raise StorageError(f"{path} holds neither trajectories nor an evaluation nor a comparison of streamsampler")
 
 
@@ -146,6 +151,22 @@ def _distinct(paths: Sequence[Path]) -> list[str]:
             return names
     names = list(map(str, paths))
     return [name if name not in names[:i] else f"{name} #{i + 1}" for i, name in enumerate(names)]
+
+
+def _suites_in(paths: Sequence[Path]) -> dict[str, SuiteEvaluation]:
+    """Return the suites of files by the names of their agents, or of the files where these are not different.
+
+    Nothing where a file holds something else.
+    """
+    kinds = [kind_of(path) for path in paths]
+    if kinds == ["suite comparison"]:
+        comparison = SuiteComparison.load(paths[0])
+        return dict(zip(comparison.names, comparison.suites, strict=True))
+    if set(kinds) != {"suite"}:
+        return {}
+    suites = [SuiteEvaluation.load(path) for path in paths]
+    agents = [str(next(iter(suite.evaluations)).agent.get("name")) for suite in suites]
+    return dict(zip(agents if len(set(agents)) == len(agents) else _distinct(paths), suites, strict=True))
 
 
 def _of_folder(path: Path) -> ChartSource:
@@ -197,25 +218,13 @@ def returns_of(path: Path, arrays: Mapping[str, Any]) -> NDArray[np.float64]:
 # ----------------------------------------------------------------------
 
 
-_WIDTH, _HEIGHT, _HEIGHT_OF_AGENT, _HEIGHT_OF_PAIRS = 8.0, 6.5, 0.36, 3.8  # inches
-_DPI = 200  # sharp at 800 pixels on any screen
+_HEIGHT, _HEIGHT_OF_AGENT, _HEIGHT_OF_PAIRS = 6.5, 0.36, 3.8  # inches
 _MOST_POINTS = 5_000
 _N_RANGES = 100
 _FEWEST_BINS, _MOST_BINS = 8, 50
-PICTURES = {".png": ("Software",), ".svg": ("Date",), ".pdf": ("CreationDate",)}
-"""The formats of pictures, by suffix, with the metadata that files of them do not have."""
-
 _MOST_NAMES = 3  # in a title
 _LARGEST = 1e100  # what can be drawn: matplotlib squares differences
 _LARGEST_WHOLE = 2**52  # above it all floats are whole numbers
-_LONGEST_NAME, _LONGEST_LEGEND, _WIDTH_OF_LINE = 32, 76, 8  # characters
-
-# Okabe and Ito's colours, which colour-blind people tell apart; on a dark page the lighter ones.
-_COLOURS = {
-    False: ("#0072B2", "#D55E00", "#009E73", "#A2528B", "#8C6D00", "#3FA9DE", "#5A5F66"),
-    True: ("#56B4E9", "#E69F00", "#2FC99A", "#E7A6CC", "#F0E442", "#8FA3FF", "#B4BAC2"),
-}
-_PAGES = {False: ("#ffffff", "#1f2328", "#d8dce1"), True: ("#15181d", "#dfe3e8", "#3a4049")}
 
 
 def draw(
@@ -223,12 +232,14 @@ def draw(
 ) -> Path:
     """Draw what a file or a folder holds, or several together, and write it as SVG, PDF, or PNG 1,600 pixels wide.
 
-    Returns and lengths, by index and how they are distributed; for a comparison of all agents, and then for each agent
+    For suites, the mean of each task with its interval, and performance profiles (Agarwal and others, 2021). Else
+    returns and lengths, by index and how they are distributed; for a comparison of all agents, and then for each agent
     but the first the returns of both, pair by pair, with their differences. Of several files all agents are in one
     picture, without pairs.
 
     Args:
-        path: A file of trajectories, a folder of shards, or the JSON of an evaluation or a comparison; or several.
+        path: A file of trajectories, a folder of shards, or the JSON of an evaluation, a comparison or a suite; or
+            several, suites only with suites of the same tasks.
         out: The file to write, whole or not at all: `.png`, `.svg` or `.pdf`.
         dark: For a dark page.
 
@@ -241,51 +252,27 @@ def draw(
         StorageError: The file holds something else, or is damaged.
         OSError: A file cannot be read or written.
     """
-    matplotlib = needed("matplotlib", "drawing", "plot")
-    from matplotlib.figure import Figure
-
     paths = [path] if isinstance(path, str | PathLike) else path
-    out = Path(out)
-    if out.suffix not in PICTURES:
-        raise UsageError(f"a picture is a file of {', '.join(PICTURES)}, got {str(out)!r}")
-    source = read_sources(list(map(Path, paths)))
+    out = checked_picture(Path(out))
+    files = list(map(Path, paths))
+    if suites := _suites_in(files):
+        draw_suites(suites, out, dark=dark)
+        return out
+    source = read_sources(files)
     pairs = () if source.comparison is None else source.comparison.pairs
-    with matplotlib.rc_context(_style(dark)):
-        heights = [_HEIGHT + _HEIGHT_OF_AGENT * max(0, len(source.series) - 2), *(_HEIGHT_OF_PAIRS for _ in pairs)]
-        figure = Figure(figsize=(_WIDTH, sum(heights)), dpi=_DPI, layout="constrained")
+    heights = [_HEIGHT + _HEIGHT_OF_AGENT * max(0, len(source.series) - 2), *(_HEIGHT_OF_PAIRS for _ in pairs)]
+    with written_figure(out, sum(heights), dark=dark) as figure:
         subfigures: Any = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)
         first, *others = subfigures[:, 0]
-        _draw_trajectories(first, source, _COLOURS[dark])
+        _draw_trajectories(first, source, COLOURS[dark])
         for subfigure, pair in zip(others, pairs, strict=True):
-            _draw_pairs(subfigure, pair, _COLOURS[dark])
-        picture = BytesIO()
-        figure.savefig(picture, format=out.suffix[1:], metadata=dict.fromkeys(PICTURES[out.suffix]))
-    write_whole(out, lambda file: file.write(picture.getvalue()))
+            _draw_pairs(subfigure, pair, COLOURS[dark])
     return out
-
-
-def _style(dark: bool) -> dict[Any, Any]:
-    page, ink, grid = _PAGES[dark]
-    colours = dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color", "axes.titlecolor"), ink)
-    return {
-        **colours,
-        **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), page),
-        **dict.fromkeys(("axes.edgecolor", "grid.color"), grid),
-        **dict.fromkeys(("axes.spines.top", "axes.spines.right"), False),
-        "axes.grid": True,
-        "axes.axisbelow": True,
-        "font.size": 10,
-        "axes.titlesize": 11,
-        "legend.fontsize": 9,
-        "legend.labelcolor": ink,
-        "text.parse_math": False,  # names may have dollars
-        "svg.hashsalt": "streamsampler",  # no random names
-    }
 
 
 def _draw_trajectories(figure: Any, source: ChartSource, colours: Sequence[str]) -> None:
     several = len(source.series) > 1
-    names = [_short(each.name) for each in source.series]
+    names = [short(each.name) for each in source.series]
     title = ", ".join(names) if len(names) <= _MOST_NAMES else count(len(names), "agent")
     figure.suptitle(f"{title} in {source.environment}" if source.environment else title, fontsize=12)
     axes = figure.subplots(2, 2, sharey="row", sharex="col", width_ratios=(3, 1))
@@ -297,12 +284,12 @@ def _draw_trajectories(figure: Any, source: ChartSource, colours: Sequence[str])
             colour = colours[position % len(colours)]
             interval = each.interval if what == "return" else None
             _draw_by_index(by_index, each, column, colours if not several else (colour,))
-            _draw_mean(by_index, column, interval, colour, f"{_short(each.name)}: " if several else "")
+            _draw_mean(by_index, column, interval, colour, f"{short(each.name)}: " if several else "")
         _draw_distribution(distribution, values, colours)
         if _are_whole(values):
             by_index.yaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         by_index.set_ylabel(f"{what} ({unit})")
-        _legend(by_index)
+        draw_legend(by_index)
     axes[1][0].set_xlabel("trajectory index")
     axes[1][1].set_xlabel("trajectories")
     for column_of_axes in axes.T:
@@ -408,7 +395,7 @@ def _round(width: float) -> float:
 
 
 def _draw_pairs(figure: Any, pairs: Pairs, colours: Sequence[str]) -> None:
-    first, second = _short(pairs.first), _short(pairs.second)
+    first, second = short(pairs.first), short(pairs.second)
     drawn = _drawable(pairs.returns[0]) & _drawable(pairs.returns[1])
     one, two = (column[drawn] for column in pairs.returns)
     differences = two - one
@@ -424,29 +411,16 @@ def _draw_pairs(figure: Any, pairs: Pairs, colours: Sequence[str]) -> None:
         f"{count(len(pairs), 'pair')}",
         fontsize=11,
     )
-    _legend(both)
+    draw_legend(both)
     by_pair.scatter(np.flatnonzero(drawn), differences, color=colours[2], **style)
     by_pair.axhline(0, color=colours[3], linewidth=1.5, label="equal")
     with np.errstate(all="ignore"):
         _draw_mean(by_pair, pairs.differences, pairs.mean_difference_interval, colours[1], "")
     by_pair.set(xlabel="pair", ylabel="difference of returns (sum of rewards)")
-    _legend(by_pair)
+    draw_legend(by_pair)
 
 
 def _limits(values: Any) -> tuple[float, float]:
     low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
     margin = 0.05 * (high - low) or 0.5
     return low - margin, high + margin
-
-
-def _legend(axis: Any) -> None:
-    """Write what is drawn above an axis, where it covers nothing."""
-    labels = axis.get_legend_handles_labels()[1]
-    columns = 1 if sum(len(label) + _WIDTH_OF_LINE for label in labels) > _LONGEST_LEGEND else len(labels)
-    axis.legend(
-        loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, frameon=False, markerscale=1.5, borderaxespad=0.2
-    )
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= _LONGEST_NAME else f"…{name[1 - _LONGEST_NAME :]}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import wraps
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Self, TypeVar, cast, overload
 
 from streamsampler.agents.base import is_agent
 from streamsampler.core.arguments import with_arguments_in_groups
@@ -28,14 +28,21 @@ from streamsampler.evaluation.agents import (
 )
 from streamsampler.evaluation.amounts import Amount, HowMany, amount_of, at_most, refuse_amounts, refuse_useless
 from streamsampler.evaluation.compare_saved import are_saved, compare_saved
-from streamsampler.evaluation.comparison import Comparison, PairTest, check_alpha, make_test
-from streamsampler.evaluation.evaluate import EvaluationInterruptedError, in_part, opened_sampler
+from streamsampler.evaluation.comparison import Comparison
 from streamsampler.evaluation.evaluation import Evaluation, number
-from streamsampler.evaluation.evaluation_call import EvaluationCall, gather
+from streamsampler.evaluation.evaluation_call import EvaluationCall, EvaluationInterruptedError, gather
+from streamsampler.evaluation.gate import checked_margin
 from streamsampler.evaluation.intervals import Bounds
 from streamsampler.evaluation.journal import INTERRUPTED
+from streamsampler.evaluation.opening import in_part, opened_sampler
 from streamsampler.evaluation.rules import FLOORS, PrecisionOf, check_successes, checked_bounds
 from streamsampler.evaluation.run_file import RunFile
+from streamsampler.evaluation.sequential import PairTest, check_alpha, make_test
+from streamsampler.evaluation.suites.compare_saved_suites import compare_saved_suites
+from streamsampler.evaluation.suites.compare_suite import compare_suite
+from streamsampler.evaluation.suites.evaluate_suite import SuiteArguments, refuse_without_suite
+from streamsampler.evaluation.suites.suite_comparison import SuiteComparison
+from streamsampler.evaluation.suites.suite_evaluation import SuiteEvaluation
 from streamsampler.protocol.parts import PartArgument
 from streamsampler.samplers.options import ANY_SAMPLERS_OPTIONS
 from streamsampler.samplers.per_worker import Envs
@@ -55,9 +62,9 @@ def _with_agents_together(compare: Called) -> Called:
     return cast("Called", checked)
 
 
-@_with_agents_together
-@suggesting(ANY_SAMPLERS_OPTIONS, {"sampler"})
-@with_arguments_in_groups()
+@overload
+def compare(agents: Mapping[str, Any] | Sequence[Any], env: Mapping[str, Any], **options: Any) -> SuiteComparison: ...
+@overload
 def compare(
     agents: Mapping[str, Any] | Sequence[Any],
     env: Envs | None = None,
@@ -68,6 +75,7 @@ def compare(
     seeds: Iterable[int] | None = None,
     scenarios: Iterable[Mapping[str, Any]] | None = None,
     until_decided: float | None = None,
+    margin: float | None = None,
     decide_on: PrecisionOf = "return",
     max_trajectories: int | None = None,
     part: PartArgument | None = None,
@@ -79,7 +87,36 @@ def compare(
     resume: str | PathLike[str] | None = None,
     progress: ProgressArgument = False,
     **options: Any,
-) -> Comparison:
+) -> Comparison: ...
+@_with_agents_together
+@suggesting(ANY_SAMPLERS_OPTIONS, {"sampler"})
+@with_arguments_in_groups()
+def compare(
+    agents: Mapping[str, Any] | Sequence[Any],
+    env: Envs | Mapping[str, Any] | None = None,
+    *,
+    deterministic: bool | None = None,
+    vec_normalize: Any = None,
+    tasks: Iterable[str] | None = None,
+    n_trajectories: int | Mapping[str, int] | None = None,
+    seeds: Iterable[int] | None = None,
+    scenarios: Iterable[Mapping[str, Any]] | None = None,
+    until_decided: float | None = None,
+    margin: float | None = None,
+    decide_on: PrecisionOf = "return",
+    max_trajectories: int | None = None,
+    part: PartArgument | None = None,
+    num_trajectories: int | Mapping[str, int] | None = None,
+    open_envs: int | None = None,
+    success: SuccessMeaning = "end",
+    return_of: ReturnOf | None = None,
+    bounds: Bounds | Mapping[str, Bounds] | None = None,
+    normalise: Mapping[str, tuple[float, float]] | None = None,
+    out: str | PathLike[str] | None = None,
+    resume: str | PathLike[str] | None = None,
+    progress: ProgressArgument = False,
+    **options: Any,
+) -> Comparison | SuiteComparison:
     """Compare agents on the same seeds, and return their differences, pair by pair, with intervals.
 
     Give one of `n_trajectories`, `seeds`, `scenarios` and `until_decided`; the last one may go through `seeds`. The
@@ -89,14 +126,19 @@ def compare(
         agents: Two agents or more, by name or in a list; what `streamsampler.evaluate` takes. Each is compared with the
             first one. Or evaluations that `streamsampler.evaluate` returned, or `Evaluation.load`: nothing is run then,
             pairs are those of the same seeds, and of the other arguments there are `bounds` and `out` alone.
-        env: See `streamsampler.evaluate`, as for all arguments that are not named here.
+        env: See `streamsampler.evaluate`, as for all arguments that are not named here. Of a suite, pairs are taken
+            by task and seed.
         n_trajectories: Exactly so many of each agent.
         seeds: One trajectory of each agent from each of these seeds.
         scenarios: One trajectory of each agent for each of these.
         until_decided: Go on, in index order, until a test is sure which agent is better. The number is how often equal
             agents may be told apart, such as 0.05; with more than two agents each comparison gets its part of it. The
             test holds although it decides when to stop.
-        decide_on: What the test is about: the mean "return", which needs `bounds`, or the rate of "success".
+        margin: Say of each other agent whether it is worse than the first one by more than this, at least 0: see
+            `Comparison.verdict`, which has it by default then. With `until_decided` the test is about the margin, and
+            goes on until that is sure; the number is then how often the verdict may be wrong.
+        decide_on: What the test and the verdict are about: the mean "return", for which a test needs `bounds`, or the
+            rate of "success".
         bounds: The least and the largest return that there can be; see `streamsampler.evaluate`.
         max_trajectories: The most of each agent; 10,000 by default, or as many as there are `seeds`. The comparison
             then says that nothing was decided.
@@ -106,6 +148,9 @@ def compare(
             swapped among agents, the same seeds show what that changes.
         deterministic: See `streamsampler.evaluate`.
         vec_normalize: See `streamsampler.evaluate`; for all agents.
+        normalise: See `streamsampler.evaluate`.
+        tasks: See `streamsampler.evaluate`.
+        open_envs: See `streamsampler.evaluate`.
         out: See `streamsampler.evaluate`.
         resume: See `streamsampler.evaluate`: a file of a comparison of the same agents, or of the first ones of them.
         progress: See `streamsampler.evaluate`.
@@ -114,7 +159,7 @@ def compare(
             same time and share `n_workers`.
 
     Returns:
-        The comparison, which can be printed.
+        The comparison, which can be printed; on a suite a `SuiteComparison`.
 
     Raises:
         UsageError: An argument cannot work (a ValueError).
@@ -128,24 +173,33 @@ def compare(
         of_run = {"env": env, how_many.name: how_many.n, "seeds": seeds, "scenarios": scenarios, "part": part}
         of_run |= {"until_decided": until_decided, "max_trajectories": max_trajectories, "return_of": return_of}
         of_run |= {"deterministic": deterministic, "vec_normalize": vec_normalize, "resume": resume, **options}
-        return _of_saved(named, bounds, out, of_run)
+        return _of_saved(named, cast("Bounds | None", bounds), out, {"margin": margin, "decide_on": decide_on}, of_run)
     if env is None:
         raise UsageError(
             "compare takes agents and an environment; saved evaluations, which Evaluation.load returns, need none"
         )
-    if success not in ("end", "once"):
-        raise UsageError(f'success must be "end" or "once", got {success!r}')
-    if decide_on not in FLOORS:
-        raise UsageError(f'decide_on must be "return" or "success", got {decide_on!r}')
-    if "sampler" in options:
-        raise UsageError("compare makes samplers of its own, one for each agent: leave out sampler")
+    _check_words(success, decide_on, options)
+    if isinstance(env, Mapping):
+        if until_decided is not None:
+            raise UsageError("until_decided is not for a suite: give n_trajectories, or compare in each task by itself")
+        arguments = SuiteArguments.checked(
+            env, how_many=how_many, bounds=bounds, part=part, amount={"seeds": seeds, "scenarios": scenarios},
+            normalise=normalise, tasks=tasks, success=success, return_of=return_of, deterministic=deterministic,
+            vec_normalize=vec_normalize, open_envs=open_envs, options=options,
+        )  # fmt: skip
+        decision = decision_of(margin, decide_on, None, part)
+        return compare_suite(named, arguments, RunFile(SuiteComparison, out, resume), decision, progress)
+    bounds = cast("Bounds | None", bounds)
+    refuse_without_suite({"normalise": normalise, "tasks": tasks, "open_envs": open_envs})
     run = RunFile(Comparison, out, resume)
     run.check_names(tuple(named))
     given = {"n_trajectories": how_many.n, "seeds": seeds, "scenarios": scenarios, "until_decided": until_decided}
     given |= {"decide_on": decide_on, "max_trajectories": max_trajectories}
     asked = run.completed(given, _AMOUNTS, {"decide_on": "return", "max_trajectories": None})
     how_many = HowMany(asked.pop("n_trajectories"), how_many.name)
-    wanted = Wanted.asked(named, how_many, run.bounds(bounds), run.part(part), run.with_seed(options), env, **asked)
+    wanted = Wanted.asked(
+        named, how_many, run.bounds(bounds), run.part(part), run.with_seed(options), env, margin=margin, **asked
+    )
     run.begin(wanted.amount, agents=list(named), stopped=INTERRUPTED, **wanted.decision)
 
     @contextmanager
@@ -193,7 +247,7 @@ class Wanted:
     def asked(
         cls, named: Mapping[str, Any], how_many: HowMany, bounds: Bounds | None, part: PartArgument | None,
         given: Mapping[str, Any], env: Any, *, seeds: Any, scenarios: Any, until_decided: Any, decide_on: PrecisionOf,
-        max_trajectories: Any,
+        max_trajectories: Any, margin: float | None,
     ) -> Self:  # fmt: skip
         """Return what the arguments of `compare` ask for.
 
@@ -201,8 +255,7 @@ class Wanted:
             UsageError: They cannot work.
         """
         options = {**given, "seed": check_seed(given.get("seed"))}
-        limits = None if bounds is None else checked_bounds(bounds)
-        decision: dict[str, Any] = {"until_decided": None, "decide_on": "return", "bounds": limits}
+        decision = decision_of(margin, decide_on, bounds, part)
         if until_decided is None:
             refuse_useless({"max_trajectories": max_trajectories}, "until_decided")
             amount = amount_of(how_many=how_many, seeds=seeds, scenarios=scenarios, bounds=bounds)
@@ -214,13 +267,40 @@ class Wanted:
                 "all pairs before are there"
             )
         alpha = check_alpha(until_decided)
-        tests = [make_test(alpha / (len(named) - 1), decide_on, bounds) for _ in range(len(named) - 1)]
+        tests = [make_test(alpha / (len(named) - 1), decide_on, bounds, margin) for _ in range(len(named) - 1)]
         most = at_most(seeds, max_trajectories)
         arguments = {"until_decided": alpha, "decide_on": decide_on, **most.arguments}
-        decision |= {"until_decided": alpha, "decide_on": decide_on}
+        decision |= {"until_decided": alpha}
         return cls(
-            replace(most, bounds=limits, arguments=arguments), _shared(options, len(named)), decision, tests
+            replace(most, bounds=decision["bounds"], arguments=arguments), _shared(options, len(named)), decision, tests
         )  # fmt: skip
+
+
+def decision_of(margin: Any, decide_on: PrecisionOf, bounds: Any, part: Any) -> dict[str, Any]:
+    """Return what a comparison keeps of what it was asked to decide.
+
+    Raises:
+        UsageError: It cannot be decided.
+    """
+    limits = None if bounds is None else checked_bounds(bounds)
+    decision: dict[str, Any] = {"until_decided": None, "decide_on": decide_on, "bounds": limits}
+    if margin is None:
+        return decision
+    if part is not None:
+        raise UsageError(
+            f"a part has only some of the pairs that a verdict needs: leave out margin, and when all parts are there "
+            f"call merge([…], 'whole.json').verdict({margin})"
+        )
+    return {**decision, "margin": checked_margin(margin, decide_on, limits)}
+
+
+def _check_words(success: Any, decide_on: Any, options: Mapping[str, Any]) -> None:
+    if success not in ("end", "once"):
+        raise UsageError(f'success must be "end" or "once", got {success!r}')
+    if decide_on not in FLOORS:
+        raise UsageError(f'decide_on must be "return" or "success", got {decide_on!r}')
+    if "sampler" in options:
+        raise UsageError("compare makes samplers of its own, one for each agent: leave out sampler")
 
 
 def _named(agents: Any) -> dict[str, Any]:
@@ -245,17 +325,28 @@ def _named(agents: Any) -> dict[str, Any]:
     return named
 
 
+def _check_says_success(evaluation: Evaluation, decision: Mapping[str, Any]) -> None:
+    if "margin" in decision and decision["decide_on"] == "success" and evaluation.successes is None:
+        check_successes(len(evaluation))
+
+
 def _of_saved(
-    named: Mapping[str, Evaluation], bounds: Bounds | None, out: str | PathLike[str] | None, of_run: Mapping[str, Any]
-) -> Comparison:
+    named: Mapping[str, Any], bounds: Bounds | None, out: str | PathLike[str] | None, decision: Mapping[str, Any],
+    of_run: Mapping[str, Any],
+) -> Comparison | SuiteComparison:  # fmt: skip
     """Compare saved evaluations; refuse what is for agents that run."""
     if given := [name for name, value in of_run.items() if value is not None]:
         raise UsageError(
             f"{next(iter(named))} is a saved evaluation, and not an agent: give the agents, to run them; or leave out "
             f"{', '.join(given)}, and the evaluations are compared as they are"
         )
-    run = RunFile(Comparison, out, None)
-    found = compare_saved(named, bounds)
+    found: Comparison | SuiteComparison
+    if all(isinstance(each, SuiteEvaluation) for each in named.values()):
+        found = compare_saved_suites(named, bounds)
+    else:
+        found = compare_saved(named, bounds)
+    found = replace(found, **decision)
+    run = RunFile(type(found), out, None)
     run.finish(found)
     return found
 
@@ -312,6 +403,7 @@ def _one_after_the_other(
                         evaluations.append(gathering.finished(INTERRUPTED))
                     raise
                 evaluations.append(gathering.finished(stopped))
+                _check_says_success(evaluations[-1], wanted.decision)
     except KeyboardInterrupt as interrupt:  # also while the next agent's workers start
         while (there := run.known.get(len(evaluations))) is not None:
             evaluations.append(there)
@@ -367,7 +459,7 @@ class _Race:
             while open_tests and (rows := self._next_pair([0, *(test + 1 for test in open_tests)])) is not None:
                 for test in list(open_tests):
                     self._tests[test].add(*(self._measure(rows[agent]) for agent in (0, test + 1)))
-                    if self._tests[test].verdict is not None:
+                    if self._tests[test].outcome != "undecided":
                         open_tests.remove(test)
                 shown.update(so_far, complete=False)
             shown.update(so_far, complete=True)

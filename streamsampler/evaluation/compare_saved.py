@@ -10,6 +10,7 @@ from typing import Any
 from streamsampler.core.errors import UsageError
 from streamsampler.evaluation.comparison import Comparison
 from streamsampler.evaluation.evaluation import Evaluation
+from streamsampler.evaluation.found import Found
 from streamsampler.evaluation.intervals import Bounds
 from streamsampler.evaluation.journal import INTERRUPTED
 from streamsampler.evaluation.origins import differences, origin_of, warn_of_kernels
@@ -31,7 +32,7 @@ def are_saved(named: Mapping[str, Any]) -> bool:
     Raises:
         UsageError: Some are evaluations, others agents.
     """
-    saved = {name: isinstance(each, Evaluation) for name, each in named.items()}
+    saved = {name: isinstance(each, Found) for name, each in named.items()}
     if any(saved.values()) and not all(saved.values()):
         evaluation, agent = (next(name for name, it in saved.items() if it is wanted) for wanted in (True, False))
         raise UsageError(

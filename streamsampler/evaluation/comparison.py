@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -26,6 +26,13 @@ from streamsampler.evaluation.evaluation import (
     warned,
 )
 from streamsampler.evaluation.found import Found
+from streamsampler.evaluation.gate import (
+    GateDecision,
+    GateVerdict,
+    checked_margin,
+    gate_interval,
+    name_of_difference,
+)
 from streamsampler.evaluation.intervals import (
     FEWEST,
     LEVEL,
@@ -42,7 +49,15 @@ from streamsampler.evaluation.intervals import (
 )
 from streamsampler.evaluation.journal import INTERRUPTED, JournalContents
 from streamsampler.evaluation.pairing import pairs_of
-from streamsampler.evaluation.rules import BettingSequence, DiscordantPairs, PrecisionOf, checked_bounds, within
+from streamsampler.evaluation.rules import PrecisionOf
+from streamsampler.evaluation.sequential import (
+    PairTest,
+    SuccessTest,
+    Verdict,
+    anytime_interval,
+    expected_pairs,
+    make_test,
+)
 
 # ----------------------------------------------------------------------
 # Compare two samples: probability of improvement, and what it was worth that they share their seeds.
@@ -136,98 +151,6 @@ def rate_difference_interval(wins: int, losses: int, n: int, level: float = LEVE
 
 
 # ----------------------------------------------------------------------
-# Decide which of two agents is better, whenever that is sure. Pure.
-
-
-Verdict: TypeAlias = Literal["first", "second"]
-"""Which of two agents is better."""
-
-
-class ReturnTest:
-    """Bets on the differences of bounded returns."""
-
-    method = "betting on the differences"
-
-    def __init__(self, alpha: float, bounds: Bounds) -> None:
-        self._low, self._high = bounds
-        span = self._high - self._low
-        self._betting = BettingSequence(-span, span, 1 - alpha)
-
-    @property
-    def interval(self) -> Interval:
-        """What the test knows of the difference, second minus first."""
-        return self._betting.interval
-
-    def add(self, first: float, second: float) -> None:
-        """Add the next pair of returns.
-
-        Raises:
-            UsageError: One is outside of the bounds.
-        """
-        first, second = (within(value, (self._low, self._high), "return") for value in (first, second))
-        self._betting.add(second - first)
-
-    @property
-    def verdict(self) -> Verdict | None:
-        """Which agent is better; None while that is not sure."""
-        return "second" if self.interval.low > 0 else "first" if self.interval.high < 0 else None
-
-
-class SuccessTest(DiscordantPairs):
-    """Bets on which agent succeeds where the other one fails.
-
-    Attributes:
-        verdict: Which agent is better; None while that is not sure.
-    """
-
-    method = "betting on discordant pairs"
-    interval = None  # it is a test alone
-
-    def __init__(self, alpha: float) -> None:
-        super().__init__()
-        self._alpha = alpha
-        self.verdict: Verdict | None = None
-
-    def add(self, first: float, second: float) -> None:
-        """Add the next pair of successes."""
-        super().add(bool(first), bool(second))
-        if self.verdict is None and self.p_value <= self._alpha:
-            self.verdict = "second" if self.wins > self.losses else "first"
-
-
-PairTest: TypeAlias = ReturnTest | SuccessTest
-"""A test that may be looked at after each pair; `method` is what it is called."""
-
-
-def make_test(alpha: float, decide_on: PrecisionOf, bounds: Bounds | None) -> PairTest:
-    """Return the test that the arguments of `compare` ask for.
-
-    Raises:
-        UsageError: They cannot work.
-    """
-    if decide_on == "success":
-        if bounds is not None:
-            raise UsageError('bounds are those of returns, and the "success" rate decides')
-        return SuccessTest(alpha)
-    if bounds is None:
-        raise UsageError(
-            "until_decided needs bounds=(least, largest) of returns: without, no test holds whenever one stops"
-        )
-    return ReturnTest(alpha, checked_bounds(bounds))
-
-
-def check_alpha(value: Any) -> float:
-    """Return `until_decided` as a number.
-
-    Raises:
-        UsageError: It is no probability, or not small.
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 0.5:
-        raise UsageError(f"until_decided is how often equal agents may be told apart, such as 0.05; got {value!r}")
-    return float(value)
-
-
-# ----------------------------------------------------------------------
 
 
 _NUMBERS = (
@@ -245,9 +168,11 @@ class Pairs:
         first: The first agent's name.
         second: The second agent's name.
         returns: The returns of both, (N,) float64 each.
+        seeds: N Python ints: the seeds.
         successes: The successes of both, (N,) bool each; None where no info says.
         level: How often each interval holds.
         test: The test that was to decide, with all pairs; None where none was.
+        decide_on: What the test, and a gate that is not told otherwise, is about: "return" or "success".
         bounds: The least and the largest return there can be; None where they are not known.
     """
 
@@ -257,7 +182,9 @@ class Pairs:
     successes: tuple[Any, Any] | None
     level: float
     test: PairTest | None
+    decide_on: PrecisionOf = "return"
     bounds: Bounds | None = None
+    seeds: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.returns[0])
@@ -265,7 +192,8 @@ class Pairs:
     @property
     def differences(self) -> Floats:
         """(N,) float64: the differences of returns."""
-        return self.returns[1] - self.returns[0]
+        with np.errstate(invalid="ignore"):  # where both are infinite, it is NaN
+            return self.returns[1] - self.returns[0]
 
     @property
     def mean_difference(self) -> float:
@@ -275,11 +203,20 @@ class Pairs:
     @cached_property
     def mean_difference_interval(self) -> Interval | Unknown:
         """The interval of the mean difference; where bets on it decided when to stop, that of the bets."""
-        if self.test is not None and self.test.interval is not None:
-            return self.test.interval
-        span = None if self.bounds is None else self.bounds[1] - self.bounds[0]
-        bounds = None if span is None else (-span, span)
+        if (interval := self._tested("return")) is not None:
+            return interval
+        bounds = self._bounds_of("return")
         return mean_interval(self.differences, self.level, bounds=bounds, of="difference", rounding=self._rounding)
+
+    def _tested(self, of: PrecisionOf) -> Interval | None:
+        """Return the interval of the test's bets, if there are any on these differences."""
+        return self.test.interval if self.test is not None and self.decide_on == of else None
+
+    def _bounds_of(self, of: PrecisionOf) -> Bounds | None:
+        if of == "return" and self.bounds is None:
+            return None
+        span = 1.0 if of == "success" or self.bounds is None else self.bounds[1] - self.bounds[0]
+        return -span, span
 
     @property
     def _rounding(self) -> float:
@@ -330,6 +267,8 @@ class Pairs:
         """The interval of the difference of success rates; None where there is none."""
         if self.discordant is None:
             return None
+        if (interval := self._tested("success")) is not None:
+            return interval
         losses, wins = self.discordant
         return rate_difference_interval(wins, losses, len(self), self.level)
 
@@ -338,11 +277,50 @@ class Pairs:
         """Which agent is better, as the test decided; None where it did not, or there was none."""
         return None if self.test is None else self.test.verdict
 
+    def decision(self, margin: float, of: PrecisionOf) -> GateDecision:
+        """Return whether the second agent is worse by more than a margin; see `Comparison.verdict`."""
+        differences, rounding = self._differences_of(of), self._rounding if of == "return" else 0.0
+        difference = float(differences.mean())
+        is_one = math.isfinite(difference) and float(np.ptp(differences)) <= rounding
+        decision = GateDecision(
+            first=self.first,
+            second=self.second,
+            margin=margin,
+            of=name_of_difference(of),
+            n_pairs=len(self),
+            difference=0.0 if is_one and abs(difference) <= rounding else difference,
+            interval=self._gate_interval(differences, rounding, of),
+            all_equal=is_one,
+            tested=self.test.outcome if isinstance(self.test, SuccessTest) and (of, margin) == ("success", 0) else None,
+        )
+        bounds = self._bounds_of(of)
+        is_open = decision.outcome == "undecided" and isinstance(decision.interval, Interval)
+        if self.test is None or bounds is None or not is_open:
+            return decision
+        return replace(decision, expected=expected_pairs(differences, bounds, 1 - self.test.alpha, margin))
+
+    def _differences_of(self, of: PrecisionOf) -> Floats:
+        if of == "return":
+            return self.differences
+        first, second = (np.nan, np.full(len(self), np.nan)) if self.successes is None else self.successes
+        return np.asarray(second, np.float64) - np.asarray(first, np.float64)
+
+    def _gate_interval(self, differences: Floats, rounding: float, of: PrecisionOf) -> Interval | Unknown:
+        if of == "success" and self.successes is None:
+            return Unknown("no info says whether trajectories succeeded")
+        bounds = self._bounds_of(of)
+        if self.test is not None and bounds is None:
+            return Unknown("success rates decided when to stop, and returns have no bounds")
+        if self.test is not None and bounds is not None:
+            return self._tested(of) or anytime_interval(differences, bounds, 1 - self.test.alpha)
+        found = self.success_difference_interval if of == "success" else None
+        return gate_interval(differences, self.level, bounds=bounds, rounding=rounding) if found is None else found
+
     def __str__(self) -> str:
         texts = [f"{self.second} minus {self.first}: {count(len(self), 'pair')}", *aligned(self.lines())]
         if (note := _shared_seeds(self)) is not None:
             texts.append(f"  {note}")
-        if self.test is not None:
+        if self.test is not None and not self.test.margin:
             texts.append(f"  {_decision(self)}")
         return "\n".join(texts)
 
@@ -390,12 +368,14 @@ class Comparison(Found):
         evaluations: The evaluation of each.
         stopped: Why there are no more trajectories.
         until_decided: How often equal agents may be told apart, if a test was to decide; None if none was.
-        decide_on: What the test is about: "return" or "success".
+        decide_on: What the test and the verdict are about: "return" or "success".
         bounds: The least and the largest return there can be, which tests and intervals rely on; None where they are
             not known.
+        margin: By how much each agent may be worse than the first one; None where no verdict was asked for.
 
     Raises:
         DataError: There are fewer than two agents, or not as many names as evaluations.
+        UsageError: The margin cannot be one.
     """
 
     KIND: ClassVar[str] = "comparison"
@@ -406,10 +386,13 @@ class Comparison(Found):
     until_decided: float | None = None
     decide_on: PrecisionOf = "return"
     bounds: Bounds | None = None
+    margin: float | None = None
 
     def __post_init__(self) -> None:
         if len(self.names) != len(self.evaluations) or len(self.names) < 2:
             raise DataError(f"a comparison has at least two agents: {len(self.evaluations)}, {len(self.names)} names")
+        if self.margin is not None:
+            checked_margin(self.margin, self.decide_on, self.bounds)
 
     def __getitem__(self, name: str) -> Evaluation:
         """Return an agent's evaluation, by its name."""
@@ -435,18 +418,47 @@ class Comparison(Found):
         returns = first.returns[mine], second.returns[others]
         test = None
         if self.until_decided is not None:
-            test = make_test(self.until_decided / n_tests, self.decide_on, self.bounds)
+            test = make_test(self.until_decided / n_tests, self.decide_on, self.bounds, self.margin)
             for pair in zip(*(returns if self.decide_on == "return" else successes or ((), ())), strict=True):
                 test.add(*map(float, pair))
         return Pairs(
             first=self.names[0],
             second=self.names[position],
             returns=returns,
+            seeds=tuple(first.seeds[position] for position in mine),
             successes=successes,
             level=1 - (1 - LEVEL) / n_tests,
             test=test,
+            decide_on=self.decide_on,
             bounds=self.bounds,
         )
+
+    def verdict(self, margin: float | None = None, *, decide_on: PrecisionOf | None = None) -> GateVerdict:
+        """Return whether any agent is worse than the first one by more than a margin.
+
+        An agent is "not worse" if the interval of its mean difference to the first agent is above -margin, "worse" if
+        it is below, and otherwise "undecided", with about how many more pairs would decide. A difference of exactly 0
+        in all pairs counts as not worse. All verdicts together are wrong in at most 5 of 100 comparisons, or in so many
+        as `until_decided` says: for the intervals see `gate.gate_interval`, and where a test decided when to stop
+        `sequential`.
+
+        Args:
+            margin: By how much an agent may be worse, at least 0: of returns in their units, of success rates such as
+                0.05. By default the margin that was asked for.
+            decide_on: The mean "return", or the rate of "success"; by default what was asked for.
+
+        Returns:
+            The verdict: true only if no agent is worse, and that is sure.
+
+        Raises:
+            UsageError: There is no margin, or it cannot be one.
+        """
+        of = self.decide_on if decide_on is None else decide_on
+        margin = self.margin if margin is None else margin
+        if margin is None:
+            raise UsageError("by how much may an agent be worse? Give a margin, such as verdict(5)")
+        margin = checked_margin(margin, of, self.bounds)
+        return GateVerdict(tuple(pairs.decision(margin, of) for pairs in self.pairs))
 
     def __str__(self) -> str:
         first = self.evaluations[0]
@@ -456,6 +468,8 @@ class Comparison(Found):
         texts += _unpaired(self)
         texts.append(f"seeds: {shown_seeds(first.seeds)}")
         texts.append(f"stopped: {self.stopped}")
+        if self.margin is not None:
+            texts.append(str(self.verdict()))
         return "\n".join(texts)
 
     def __repr__(self) -> str:
@@ -465,6 +479,15 @@ class Comparison(Found):
         """Return the evaluation of each agent, by the agent's position."""
         return dict(enumerate(self.evaluations))
 
+    def names_by_position(self) -> tuple[str, ...]:
+        """Return the agents' names."""
+        return self.names
+
+    @classmethod
+    def names_in_journal(cls, head: Mapping[str, Any]) -> list[str]:
+        """Return the agents' names."""
+        return list(head["agents"])
+
     def facts(self) -> dict[str, Any]:
         """Return what it holds as JSON has it; see `Found`."""
         return {
@@ -473,6 +496,7 @@ class Comparison(Found):
             "until_decided": self.until_decided,
             "decide_on": self.decide_on,
             "bounds": None if self.bounds is None else list(self.bounds),
+            **({} if self.margin is None else {"margin": self.margin, "verdict": self.verdict().facts()}),
             "summary": [pairs.summary() for pairs in self.pairs],
             "evaluations": [evaluation.contents() for evaluation in self.evaluations],
         }
@@ -487,6 +511,7 @@ class Comparison(Found):
             until_decided=facts["until_decided"],
             decide_on=facts["decide_on"],
             bounds=None if facts["bounds"] is None else (float(facts["bounds"][0]), float(facts["bounds"][1])),
+            margin=None if facts.get("margin") is None else float(facts["margin"]),
         )
         _ = comparison.pairs
         return comparison

@@ -25,6 +25,19 @@ SHOWN_FAILURES = 3
 """Of how many trajectories that were left out an evaluation has the reason."""
 
 
+class EvaluationInterruptedError(KeyboardInterrupt):
+    """Ctrl-C during an evaluation or a comparison: a `KeyboardInterrupt` that has what is finished.
+
+    Attributes:
+        found: The `Evaluation`, or the `Comparison`, of the trajectories that were there: the first ones by index. Of
+            a comparison in which the second agent has no trajectories yet, the first agent's `Evaluation`.
+    """
+
+    def __init__(self, found: Any, n_trajectories: int) -> None:
+        super().__init__(f"interrupted after {count(n_trajectories, 'trajectory')}, which the exception has as found")
+        self.found = found
+
+
 class EvaluationCall:
     """The trajectories of one agent, as they come; a context manager, which stops the workers.
 
@@ -151,6 +164,12 @@ class EvaluationCall:
         if n and len(self._failures) < SHOWN_FAILURES:
             first = stats.dropped[-n:][:SHOWN_FAILURES]
             self._failures = [(it.index, f"trajectory {it.index}, {it.phase}: {it.error}") for it in first]
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """The first reasons why trajectories were left out."""
+        self._keep_failures()
+        return tuple(text for _, text in self._failures)
 
     def _write(self, entry: JournalEntry, row: Row) -> None:
         """Write a trajectory into the journal, with failures, anomalies and fingerprints that are new."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import Field, fields
 from os import PathLike
 from pathlib import Path
@@ -44,9 +44,11 @@ class Found:
 
     Attributes:
         KIND: What it is, in one word.
+        MEMBERS: The noun for the owners of its evaluations.
     """
 
     KIND: ClassVar[str]
+    MEMBERS: ClassVar[str] = "agents"
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
     __hash__ = None  # type: ignore[assignment]
 
@@ -77,6 +79,16 @@ class Found:
     def by_position(self) -> dict[int, Any]:
         """Return each evaluation, by its position in a journal."""
         raise NotImplementedError
+
+    def names_by_position(self) -> Sequence[str] | None:
+        """Return the names of the evaluations, in the order of their positions in a journal; None for no names."""
+        return None
+
+    @classmethod
+    def names_in_journal(cls, head: Mapping[str, Any]) -> Sequence[str] | None:
+        """Return the same from the first line of a journal."""
+        del head
+        return None
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):

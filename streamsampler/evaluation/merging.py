@@ -7,28 +7,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
-
-import numpy as np
+from typing import Literal, TypeAlias, cast
 
 from streamsampler.core.errors import StorageError, UsageError
 from streamsampler.core.keywords import suggesting
 from streamsampler.core.reading import open_regular
-from streamsampler.core.words import count
 from streamsampler.evaluation.comparison import Comparison
 from streamsampler.evaluation.evaluation import Evaluation
-from streamsampler.evaluation.evaluation_call import SHOWN_FAILURES
-from streamsampler.evaluation.journal import INTERRUPTED
-from streamsampler.evaluation.origins import differences, fingerprints_of, origin_of, warn_of_kernels
-from streamsampler.protocol.parts import in_order
+from streamsampler.evaluation.joining import joined, parts_of_one_run
+from streamsampler.evaluation.suites.merge_suites import merged_comparison, merged_suite
+from streamsampler.evaluation.suites.suite_comparison import SuiteComparison
+from streamsampler.evaluation.suites.suite_evaluation import SuiteEvaluation
+
+AnyMerged: TypeAlias = Evaluation | Comparison | SuiteEvaluation | SuiteComparison
 
 # ----------------------------------------------------------------------
 # Tell from the first bytes of a file, or from a folder, what is in it.
 
 
-Kind: TypeAlias = Literal["folder", "file of trajectories", "evaluation", "comparison"]
+Kind: TypeAlias = Literal["folder", "file of trajectories", "evaluation", "comparison", "suite", "suite comparison"]
 
-_JSON = re.compile(rb'\s*\{\s*"format"\s*:\s*"streamsampler (evaluation|comparison)"')
+_JSON = re.compile(rb'\s*\{\s*"format"\s*:\s*"streamsampler (evaluation|comparison|suite|suite comparison)"')
 
 
 def kind_of(path: Path) -> Kind | None:
@@ -44,38 +43,8 @@ def kind_of(path: Path) -> Kind | None:
     if begin.startswith(b"PK"):
         return "file of trajectories"
     if match := _JSON.match(begin):
-        return "evaluation" if match[1] == b"evaluation" else "comparison"
+        return cast("Kind", match[1].decode())
     return None
-
-
-# ----------------------------------------------------------------------
-# Check that files are all parts of one run, and put them in order.
-
-
-AnyFound: TypeAlias = Evaluation | Comparison
-
-
-def parts_of_one_run(found: Mapping[Path, AnyFound]) -> list[AnyFound]:
-    """Return parts in the order of their indices; warn where they were computed with other kernels.
-
-    Raises:
-        UsageError: They are not all parts of one run, each once and whole; names the files, and what differs or lacks.
-    """
-    parts = {str(path): each.evaluations[0].part for path, each in found.items()}
-    for path, each in found.items():
-        if lacks := next(filter(None, map(_lacking, [*each.evaluations, each])), ""):
-            part = parts[str(path)]
-            raise UsageError(f"{path}{f', {part},' if part else ''} {lacks}")
-    (first, whole), *others = found.items()
-    for path, each in others:
-        _check_origin(first, _origin(whole), path, _origin(each))
-    names = in_order(parts)
-    warn_of_kernels(
-        {str(path): fingerprints_of(each.evaluations) for path, each in found.items()},
-        "the parts were",
-        "one run may have sampled other trajectories",
-    )
-    return [found[Path(name)] for name in names]
 
 
 def check_paths(parts: Sequence[Path], out: Path) -> None:
@@ -93,35 +62,27 @@ def check_paths(parts: Sequence[Path], out: Path) -> None:
         raise UsageError(f"{out} is one of the parts: name another file to write")
 
 
-def _check_origin(first: Path, one: Mapping[str, Any], path: Path, other: Mapping[str, Any]) -> None:
-    if found := differences(first, one, f"in {path}", other):
-        raise UsageError(f"the parts are of different runs: {'; '.join(found)}")
-
-
-# ----------------------------------------------------------------------
-
-
-_COLUMNS = ("returns", "lengths", "terminated", "truncated", "indices")
-_AGREE = ("guaranteed", "bounds")
-_A: Mapping[Kind, str] = {"evaluation": "an evaluation", "comparison": "a comparison"}
-_FINGERPRINTS = "fingerprints"
+_A: Mapping[Kind, str] = {
+    "evaluation": "an evaluation", "comparison": "a comparison", "suite": "a suite",
+    "suite comparison": "a comparison on a suite",
+}  # fmt: skip
 
 
 @suggesting()
-def merge(parts: Iterable[str | PathLike[str]], out: str | PathLike[str] | None = None) -> Evaluation | Comparison:
+def merge(parts: Iterable[str | PathLike[str]], out: str | PathLike[str] | None = None) -> AnyMerged:
     """Merge all parts of one run, and write what the run would have written without parts: the same bytes.
 
     Parts are made with `part=(i, n)` of `evaluate` and `compare`, saved by `save`, and with `--part i/n` on the command
-    line. All that decides about trajectories must agree. Where parts were computed on machines whose libraries round
-    differently, that is logged as a warning. Of samples, several files and folders are read as one: see
-    `streamsampler.load`.
+    line; of a suite also with `tasks=[…]`, or `--task`, for files of different tasks. All that decides about
+    trajectories must agree. Where parts were computed on machines whose libraries round differently, a warning says
+    so. Of samples, several files and folders are read as one: see `streamsampler.load`.
 
     Args:
         parts: Files, in any order: all of one kind, and each part once.
         out: The file to write; one that is there is replaced.
 
     Returns:
-        What was written: an evaluation or a comparison.
+        What was written: an evaluation, a comparison, a suite or a comparison on a suite.
 
     Raises:
         UsageError: A part is missing, there twice, not whole, or of another run; or `out` is one of them (a
@@ -142,14 +103,22 @@ def merge(parts: Iterable[str | PathLike[str]], out: str | PathLike[str] | None 
         raise UsageError(f"{paths[0]} is {_A[kind]}, and {other} is {_A[kinds[other]]}: merge parts of one kind")
     out = Path(out)
     check_paths(paths, out)
-    load = Evaluation.load if kind == "evaluation" else Comparison.load
-    found: dict[Path, AnyFound] = {path: load(path) for path in paths}
-    ordered = parts_of_one_run(found)
-    evaluations = [_joined(column) for column in zip(*(each.evaluations for each in ordered), strict=True)]
-    whole = ordered[0]
-    merged = replace(whole, evaluations=tuple(evaluations)) if isinstance(whole, Comparison) else evaluations[0]
+    merged = _merged(kind, paths)
     merged.save(out)
     return merged
+
+
+def _merged(kind: Kind, paths: Sequence[Path]) -> AnyMerged:
+    match kind:
+        case "evaluation":
+            return joined(parts_of_one_run({path: Evaluation.load(path) for path in paths}))
+        case "comparison":
+            ordered = parts_of_one_run({path: Comparison.load(path) for path in paths})
+            evaluations = [joined(column) for column in zip(*(each.evaluations for each in ordered), strict=True)]
+            return replace(ordered[0], evaluations=tuple(evaluations))
+        case "suite":
+            return merged_suite({path: SuiteEvaluation.load(path) for path in paths})
+    return merged_comparison({path: SuiteComparison.load(path) for path in paths})
 
 
 def kind_of_part(path: Path) -> Kind:
@@ -160,55 +129,9 @@ def kind_of_part(path: Path) -> Kind:
         OSError: It cannot be read.
     """
     kind = kind_of(path)
-    if kind == "evaluation" or kind == "comparison":
+    if kind is not None and kind in _A:
         return kind
     problem = "it holds neither an evaluation nor a comparison"
     if kind is not None:
         problem = f"it is a {kind}, and only evaluations and comparisons have parts; streamsampler.load reads several"
     raise StorageError(f"{path} is no part: {problem}")
-
-
-def _lacking(found: AnyFound) -> str:
-    """Return what a part lacks, and what to do about it; empty where it is whole."""
-    if isinstance(found, Evaluation) and (part := found.part) is not None:
-        indices, n = found.indices, len(found) + found.left_out
-        inside = part.first_trajectory <= indices.min() and indices.max() < part.stop
-        if not inside or (np.diff(indices) <= 0).any() or n != part.trajectories:
-            return f"has {len(found)} of {count(part.trajectories, 'trajectory')}: run this part again"
-    return "was interrupted: run this part again" if found.stopped == INTERRUPTED else ""
-
-
-def _origin(found: AnyFound) -> dict[str, Any]:
-    """Return what all parts of a run agree in: what decides about its trajectories, by name."""
-    if isinstance(found, Evaluation):
-        return {**origin_of(found), **{name: getattr(found, name) for name in _AGREE}, "part": None}
-    origin = {"agents": found.names, "until_decided": found.until_decided}
-    for name, evaluation in zip(found.names, found.evaluations, strict=True):
-        origin |= {f"{key} of {name}": value for key, value in _origin(evaluation).items()}
-    return origin
-
-
-def _joined(parts: Sequence[Evaluation]) -> Evaluation:
-    """Return the evaluation whose parts these are, in order."""
-    first = parts[0]
-    successes = None
-    if any(part.successes is not None for part in parts):  # a part in which no trajectory says has no success
-        successes = np.concatenate([np.zeros(len(it), bool) if it.successes is None else it.successes for it in parts])
-    settings = dict(first.settings)
-    if _FINGERPRINTS in settings:
-        settings[_FINGERPRINTS] = fingerprints_of(parts)
-    columns: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS}
-    return replace(
-        first,
-        **columns,
-        successes=successes,
-        seeds=tuple(seed for part in parts for seed in part.seeds),
-        names=None if first.names is None else tuple(name for part in parts for name in part.names or ()),
-        settings=settings,
-        stopped=next((part.stopped for part in parts if part.left_out), first.stopped),
-        left_out=sum(part.left_out for part in parts),
-        failures=tuple(reason for part in parts for reason in part.failures)[:SHOWN_FAILURES],
-        anomalies=sum(part.anomalies for part in parts),
-        first_anomaly=next((part.first_anomaly for part in parts if part.first_anomaly is not None), None),
-        part=None,
-    )

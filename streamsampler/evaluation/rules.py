@@ -188,13 +188,14 @@ class Rule:
     Attributes:
         interval: The interval so far, or an estimate of it; None where there is none.
         what: What the interval is of, in words.
+        floor: The fewest trajectories to stop after.
     """
 
     def __init__(self, of: PrecisionOf, halfwidth: float, floor: int, bounds: Bounds | None = None) -> None:
         self.of, self.halfwidth, self.bounds = of, halfwidth, bounds
         self.what = "mean return" if of == "return" else "success rate"
         self.interval: Interval | None = None
-        self._floor = floor
+        self.floor = floor
         self._n = 0
         self._known = of == "return"  # or whether any trajectory says whether it succeeded
 
@@ -216,7 +217,7 @@ class Rule:
             value = within(value, self.bounds, where=row.where)
         reported = self._narrow(value)
         is_narrow = reported is not None and reported.halfwidth <= self.halfwidth
-        return (is_narrow or self._ends_without()) and self._known and self._n >= self._floor
+        return (is_narrow or self._ends_without()) and self._known and self._n >= self.floor
 
     def _narrow(self, value: float) -> Interval | None:
         """Compute the interval with the next value, and return the one that would be reported; None for none."""
@@ -285,7 +286,7 @@ class MeanRule(Rule):
         self._values[self._n - 1] = value
         self._least, self._largest = min(self._least, value), max(self._largest, value)
         self._is_finite = self._is_finite and math.isfinite(value)
-        if self._n < self._floor or not self._is_finite:
+        if self._n < self.floor or not self._is_finite:
             return None
         values = self._seen
         mean, quick = float(values.mean()), self._z * float(values.std(ddof=1)) / math.sqrt(self._n)

@@ -138,8 +138,9 @@ class RunFile:
         """
         if self.names is not None and list(self.names) != list(names[: len(self.names)]):
             raise UsageError(
-                f"{self.source} is of another comparison: the agents are {', '.join(self.names)} in {self.source}, and "
-                f"{', '.join(names)} here"
+                f"{self.source} is of another {self._kind.KIND}: "
+                f"the {self._kind.MEMBERS} are {', '.join(self.names)} in "
+                f"{self.source}, and {', '.join(names)} here"
             )
 
     def saved(self, position: int) -> SavedTrajectories | None:
@@ -164,13 +165,19 @@ class RunFile:
 
     # --- The journal, and the whole
 
-    def begin(self, amount: Amount, **head: Any) -> None:
-        """Make the journal, with the amount and further entries of its first line, and the saved trajectories."""
+    def begin(self, amount: Amount | Mapping[str, Any], **head: Any) -> None:
+        """Make the journal, with the saved trajectories.
+
+        Args:
+            amount: The amount, or the arguments that gave it.
+            head: Further entries of the first line.
+        """
         if self._resumed is not None and self.source is None:
             _log.warning("there is no %s to go on with yet: the run begins", self._resumed)
         if self.path is None:
             return
-        self._journal = Journal(journal_beside(self.path), self._kind.KIND, {"asked": dict(amount.arguments), **head})
+        asked = dict(amount.arguments if isinstance(amount, Amount) else amount)
+        self._journal = Journal(journal_beside(self.path), self._kind.KIND, {"asked": asked, **head})
         for position, evaluation in self.known.items():
             entry = JournalEntry(self._journal, position)
             entry.begin({name: getattr(evaluation, name) for name in DESCRIBED})
@@ -232,10 +239,10 @@ def _saved(path: Path, kind: type[Found]) -> tuple[dict[int, Evaluation], Sequen
         raise StorageError(f"{path} holds {_with_article(held)}, and no {kind.KIND} that could go on")
     if lines is None:
         found = kind.load(path)
-        return found.by_position(), found.names if isinstance(found, Comparison) else None
+        return found.by_position(), found.names_by_position()
     with refusing(path, f"{kind.KIND} of streamsampler"):
         journal = read_journal(lines)
-        names = journal.head.get("agents")
+        names = kind.names_in_journal(journal.head)
         return {position: Evaluation.of_facts(it) for position, it in journal.evaluations.items()}, names
 
 

@@ -118,6 +118,11 @@ class ObtainingSampler(LifeOwner, Generic[ObservationsT, ActionsT]):
         return {"fixed": resets.is_fixed and n_of_task is None, "n_of_task": n_of_task}
 
     @property
+    def replaces_trajectories(self) -> bool:
+        """Whether trajectories that are left out are replaced by later ones, if each has no seed of its own."""
+        return self._setup.policy.drops
+
+    @property
     def layout(self) -> Layout:
         """How the workers run trajectories; see `Worker.layout`."""
         return self._setup.workers.factory.layout

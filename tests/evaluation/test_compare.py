@@ -11,8 +11,6 @@ from streamsampler import compare, evaluate
 from streamsampler.errors import StorageError, UsageError
 from streamsampler.evaluation.comparison import (
     Comparison,
-    ReturnTest,
-    SuccessTest,
     correlation,
     probability_of_improvement,
     rate_difference_interval,
@@ -20,6 +18,7 @@ from streamsampler.evaluation.comparison import (
 from streamsampler.evaluation.evaluate import EvaluationInterruptedError
 from streamsampler.evaluation.evaluation import Evaluation
 from streamsampler.evaluation.intervals import LEVEL, Interval, Unknown, bounded_interval, mean_interval, unseen_share
+from streamsampler.evaluation.sequential import ReturnTest, SuccessTest
 from tests.evaluation.envs import Known, value_of, zero
 
 BOUNDS = (-10, 30)

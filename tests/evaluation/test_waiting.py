@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from streamsampler.evaluation.evaluate import _action_space
+from streamsampler.evaluation.opening import spaces_of
 from tests.workers.waiting.envs import Waits
 
 
@@ -15,5 +15,5 @@ def test_a_module_acts_in_the_space_of_an_environment_that_waits() -> None:
             closed.append(self)
 
     made: Any = lambda: Closes()  # noqa: E731 - what it makes is not known before
-    assert _action_space(made, None) == Waits.action_space
+    assert spaces_of(made, None)[1] == Waits.action_space
     assert len(closed) == 1

@@ -24,7 +24,7 @@ from gymnasium import spaces
 
 from streamsampler import LocalSampler, compare, evaluate
 from streamsampler.evaluation.agents import Row
-from streamsampler.evaluation.comparison import ReturnTest, improvement_interval, rate_difference_interval
+from streamsampler.evaluation.comparison import improvement_interval, rate_difference_interval
 from streamsampler.evaluation.intervals import (
     Interval,
     bootstrap_intervals,
@@ -33,6 +33,7 @@ from streamsampler.evaluation.intervals import (
     proportion_interval,
 )
 from streamsampler.evaluation.rules import BettingSequence, DiscordantPairs, PrecisionOf, make_rule
+from streamsampler.evaluation.sequential import ReturnTest
 from tests.proofs._suite_coverage import prove_suites
 from tests.proofs._suite_gate import prove_gate
 

@@ -1,0 +1,228 @@
+"""Suites of tasks on the command line: the file that names them, and the agents of its tasks."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from streamsampler.cli import options as shared
+from streamsampler.cli.options import is_from_file, option, options_of
+
+if TYPE_CHECKING:
+    from streamsampler.cli.naming import Spaces
+
+_KEYS = ("env", "env-kwargs", "num-trajectories", "normalise", "agent")
+_EXAMPLE = '[tasks.push] with env = "Push-v1"'
+
+
+@dataclass(frozen=True)
+class TaskEntry:
+    """A task of a suite's file.
+
+    Attributes:
+        env_id: The id of its environment.
+        env_kwargs: Arguments for making it.
+        n_trajectories: How many trajectories; None for as many as all tasks have.
+        normalise: The returns that become the scores 0 and 1; None where they stay as they are.
+        agent: The name of its agent; None for the agent of all tasks.
+    """
+
+    env_id: str
+    env_kwargs: Mapping[str, Any]
+    n_trajectories: int | None
+    normalise: list[Any] | None
+    agent: str | None
+
+
+@dataclass(frozen=True)
+class SuiteFile:
+    """The file of a suite.
+
+    Attributes:
+        path: Its name.
+        tasks: The tasks by name.
+    """
+
+    path: str
+    tasks: dict[str, TaskEntry]
+
+    def n_trajectories(self, ctx: click.Context, of_all: int | None) -> int | dict[str, int] | None:
+        """Return how many trajectories there are to be of each task; None where another option says it.
+
+        What is typed wins.
+        """
+        own = {name: it.n_trajectories for name, it in self.tasks.items() if it.n_trajectories is not None}
+        if not own or (of_all is not None and not is_from_file(ctx, "num_trajectories")):
+            return of_all
+        if lacking := [name for name in self.tasks if name not in own and of_all is None]:
+            raise click.UsageError(
+                f"How many trajectories of {lacking[0]!r}? Give num-trajectories to each task of {self.path!r}, or "
+                "--num-trajectories for all others."
+            )
+        return {name: own.get(name, of_all or 0) for name in self.tasks}
+
+    def normalise(self) -> dict[str, Any] | None:
+        """Return the returns that become the scores 0 and 1, by task; None if no task has any."""
+        own = {name: it.normalise for name, it in self.tasks.items() if it.normalise is not None}
+        return own or None
+
+
+def _from_suite(ctx: click.Context, _param: click.Parameter, name: str | None) -> SuiteFile | None:
+    """Return the suite of a file, whose other keys are options of the command: an option's callback.
+
+    Raises:
+        click.BadParameter: The file cannot be read, is no TOML, or says something else.
+    """
+    if name is None:
+        return None
+    found = shared.contents_of_file(name, "TOML", tomllib.loads)
+    tasks = found.pop("tasks", None)
+    if not isinstance(tasks, Mapping) or not tasks:
+        raise click.BadParameter(f"{name!r} has no tasks: give each a table of its own, {_EXAMPLE}")
+    shared.take_options(ctx, name, found)
+    entries: dict[str, TaskEntry] = {}
+    for task, said in tasks.items():
+        entries |= _entries(f"{name!r}: [tasks.{task}]", task, said)
+    return SuiteFile(name, entries)
+
+
+def _entries(where: str, name: str, said: Any) -> dict[str, TaskEntry]:
+    """Return the task of a table, or the tasks of the tables in it, whose group it is."""
+    if not isinstance(said, Mapping):
+        raise click.BadParameter(f"{where} should be a table, {_EXAMPLE}, and is {said!r}")
+    inner = {key: value for key, value in said.items() if key not in _KEYS and isinstance(value, Mapping)}
+    if inner and "env" not in said and len(inner) == len(said):
+        found: dict[str, TaskEntry] = {}
+        for key, value in inner.items():
+            found |= _entries(f"{where.removesuffix(']')}.{key}]", f"{name}/{key}", value)
+        return found
+    known = {key.replace("_", "-"): value for key, value in said.items()}
+    if unknown := next((key for key in known if key not in _KEYS), None):
+        near = difflib.get_close_matches(unknown, _KEYS, n=1)
+        hint = f"Did you mean {near[0]!r}?" if near else f"A task has {', '.join(_KEYS)}."
+        raise click.BadParameter(f"{where} has {unknown!r}, which no task has. {hint}")
+    if "env" not in known:
+        raise click.BadParameter(f"{where} has no env: give the id of its environment")
+    entry = TaskEntry(
+        _value(where, known, "env", str, "a text"),
+        _value(where, known, "env-kwargs", Mapping, "a table") or {},
+        _value(where, known, "num-trajectories", int, "a whole number"),
+        _value(where, known, "normalise", list, "a list of two numbers"),
+        _value(where, known, "agent", str, "a text"),
+    )
+    return {name: entry}
+
+
+def _value(where: str, said: Mapping[str, Any], key: str, kind: type, shown: str) -> Any:
+    value = said.get(key)
+    if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+        raise click.BadParameter(f"{where}: {key} should be {shown}, and is {value!r}")
+    return value
+
+
+SUITE = options_of(
+    option(
+        shared.RUNS, "--suite", callback=_from_suite, is_eager=True, metavar="FILE",
+        help="Tasks in the place of ENV_ID: a TOML file with a table for each, [tasks.push], which has 'env' and "
+        "perhaps 'env-kwargs', 'num-trajectories', 'normalise' (the returns that become the scores 0 and 1) and "
+        "'agent'. Its other keys are options of this command."),
+    option(shared.RUNS, "--task", "tasks", multiple=True, metavar="NAME",
+        help="With --suite: only this task, as in a job array; may be repeated. 'streamsampler merge' makes of the "
+        "files of all tasks the file of one run, byte for byte."),
+    option(shared.WHERE, "--open-envs", type=shared.POSITIVE, metavar="N", show_default="2",
+        help="With --suite: how many tasks' environments each process has open at once."),
+)  # fmt: skip
+"""The options of a suite."""
+
+TABLE = option(
+    "Output", "--table", type=click.Choice(["md", "csv"]),
+    help="With --suite: print a table alone, in Markdown or as comma-separated values.",
+)  # fmt: skip
+
+
+def check_tasks(env_id: str | None, options: Mapping[str, Any]) -> None:
+    """Check that there is an environment or a suite, and not both, and that options of suites are for one.
+
+    Raises:
+        click.UsageError: There is none, or there are both, or an option is for a suite.
+    """
+    if (options["suite"] is None) == (env_id is None):
+        both = "ENV_ID and --suite exclude each other: a suite's file names the environments."
+        raise click.UsageError("Missing argument 'ENV_ID', or --suite FILE." if env_id is None else both)
+    given = [name for name in ("tasks", "open_envs", "table") if options.get(name)]
+    if options["suite"] is None and given:
+        shown = {"tasks": "--task"}.get(given[0], f"--{given[0].replace('_', '-')}")
+        raise click.UsageError(f"{shown} is for a suite of tasks: give --suite FILE, too.")
+
+
+def environments_of(suite: SuiteFile, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Spaces]]:
+    """Return the environment of each task; and the spaces of the tasks that are run, whose environments are made.
+
+    Raises:
+        UsageError: There is no such environment; names the task.
+        click.ClickException: An environment cannot be made.
+    """
+    from streamsampler.cli import naming
+    from streamsampler.evaluation.suites.suite_arguments import with_task
+
+    envs: dict[str, Any] = {}
+    spaces: dict[str, Spaces] = {}
+    for name, task in suite.tasks.items():
+        envs[name] = task.env_id
+        if not options["tasks"] or name in options["tasks"]:
+            kwargs = {**options["env_kwargs"], **task.env_kwargs}
+            envs[name], spaces[name] = with_task(name, naming.environment_of, task.env_id, kwargs)
+    return envs, spaces
+
+
+def agents_of(suite: SuiteFile, options: Mapping[str, Any], spaces: Mapping[str, Spaces]) -> Callable[[str], Any]:
+    """Return a function of a task's name that returns the task's agent, for `evaluate`.
+
+    Args:
+        suite: The suite.
+        options: The options of the command.
+        spaces: The spaces of the tasks that are run.
+
+    Raises:
+        UsageError: There is no such agent; names the task.
+    """
+    from streamsampler.cli import naming
+    from streamsampler.evaluation.suites.suite_arguments import with_task
+
+    agents, models = dict[str, Any](), dict[str, Any]()
+    for name, of_task in spaces.items():
+        own = suite.tasks[name].agent
+        said = options if own is None else {**options, "agent": own, "policies": None}
+        if said["agent"] in models:
+            agents[name] = models[said["agent"]]
+            continue
+        agents[name] = with_task(name, partial(naming.load_agents, said, of_task, predicting=True))
+        if naming.is_model_file(said["agent"]):
+            models[said["agent"]] = agents[name]  # a file is read once; the library checks that it fits each task
+    return lambda task: agents[task]
+
+
+def agents_to_compare(
+    suite: SuiteFile, options: Mapping[str, Any], spaces: Mapping[str, Spaces]
+) -> list[Callable[[str], Any]]:
+    """Return a function of a task's name for each agent that is compared; see `agents_of`."""
+    from streamsampler.cli import naming
+    from streamsampler.evaluation.suites.suite_arguments import with_task
+
+    if own := next((name for name, task in suite.tasks.items() if task.agent is not None), None):
+        raise click.UsageError(f"{suite.path!r}: [tasks.{own}] has an agent, and --agent names those to compare.")
+    names = options["agents"]
+    of_tasks: dict[str, list[Any]] = {}
+    for name, of_task in spaces.items():
+        load = partial(
+            naming.load_each, names, options["vec_normalize"], [of_task] * len(names), options["deterministic"],
+            predicting=True,
+        )  # fmt: skip
+        of_tasks[name] = with_task(name, load)
+    return [lambda task, position=position: of_tasks[task][position] for position in range(len(names))]  # type: ignore[misc]

@@ -1,0 +1,287 @@
+"""Decide whether an agent is worse than another one by more than a margin. Pure.
+
+An agent is not worse if the interval of its difference to the other one is above -margin, worse if the interval is
+below, and otherwise the pairs do not decide. Equal agents are then told apart, and agents that are worse by twice the
+margin accepted, in at most 5 of 100 cases each, from 20 pairs on. `.ci/prove gate` simulates both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from numbers import Real
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from streamsampler.core.errors import UsageError
+from streamsampler.core.words import count
+from streamsampler.evaluation.evaluation import in_brackets, number, plain, unseen
+from streamsampler.evaluation.intervals import (
+    FEWEST_SKEWED,
+    LEVEL,
+    Bounds,
+    Floats,
+    Interval,
+    Unknown,
+    bounded_interval,
+    counted,
+    mean_interval,
+    rounding_of,
+    unseen_share,
+)
+from streamsampler.evaluation.rules import PrecisionOf
+
+FEWEST_PAIRS = 20
+_ENOUGH_SKEWED = 100
+_FEWEST_OTHERS, _FARTHER = 10, 2.0
+_FAR = 1_000.0  # times as many pairs as there are: nothing is known of when they decide
+_NAMES: dict[PrecisionOf, str] = {"return": "mean returns", "success": "success rates"}
+
+# ----------------------------------------------------------------------
+
+
+def gate_interval(
+    differences: Floats, level: float = LEVEL, *, bounds: Bounds | None = None, rounding: float | None = None
+) -> Interval | Unknown:
+    """Return the interval of a mean difference that a gate decides by, or why there is none.
+
+    It is `intervals.mean_interval`, and wider where that one misses on the side of the longer tail too often, although
+    on both sides together it holds. Half of the share that `level` leaves, and from 100 pairs on all of it:
+
+    - below 30 pairs, where a sample does not show yet that its distribution is skewed;
+    - below 100 pairs, if the differences are skewed.
+
+    Where fewer than 10 pairs differ from all others, the interval reaches twice as far from these, unless at least
+    three do by the same amount: those that were seen may be small by chance.
+
+    Args:
+        differences: (N,) differences of independent pairs, second agent minus first.
+        level: How often the interval is to hold the mean difference.
+        bounds: The least and the largest difference there can be; None where they are not known.
+        rounding: How much equal differences may differ; None for what sums of rewards differ by.
+    """
+    n = len(differences)
+    rounding = rounding_of(differences) if rounding is None else rounding
+    if n < FEWEST_PAIRS:
+        if bounds is None or not np.isfinite(differences).all():
+            return Unknown(f"{count(n, 'pair')}, fewer than {FEWEST_PAIRS}")
+        return bounded_interval(differences, bounds, level, rounding)
+    found = mean_interval(differences, level, bounds=bounds, of="difference", rounding=rounding)
+    if not isinstance(found, Interval):
+        return found
+    if found.method in ("t", "studentised bootstrap"):
+        if n < FEWEST_SKEWED or (n < _ENOUGH_SKEWED and found.method != "t"):
+            return mean_interval(differences, (1 + level) / 2, bounds=bounds, of="difference", rounding=rounding)
+        return found
+    return found if bounds is not None else _farther(found, differences, rounding)
+
+
+def _farther(interval: Interval, differences: Floats, rounding: float) -> Interval:
+    """Return an interval that reaches farther from the usual difference, if too few others say how large they are."""
+    found, counts = counted(differences, rounding)
+    usual = float(found[counts.argmax()])
+    n_others = len(differences) - int(counts.max())
+    sizes = np.abs(np.delete(found, counts.argmax()) - usual)
+    is_one_size = n_others > 2 and float(np.ptp(sizes)) <= 2 * rounding
+    if n_others >= _FEWEST_OTHERS or is_one_size:
+        return interval
+    low, high = (usual + _FARTHER * (end - usual) for end in (interval.low, interval.high))
+    return replace(interval, low=min(low, interval.low), high=max(high, interval.high))
+
+
+# ----------------------------------------------------------------------
+
+
+Outcome: TypeAlias = Literal["not worse", "worse", "undecided"]
+"""What is known of an agent."""
+
+
+def outcome_of(interval: Interval, margin: float) -> Outcome:
+    """Return what the interval of a difference says of a margin."""
+    return "not worse" if interval.low > -margin else "worse" if interval.high < -margin else "undecided"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateDecision:
+    """Whether an agent is worse than the first one by more than a margin, and why.
+
+    Attributes:
+        first: The first agent's name.
+        second: The other agent's name.
+        margin: How much worse the other agent may be, in units of the difference, at least 0.
+        of: What the difference is of, such as "mean returns".
+        n_pairs: On how many seeds both agents were evaluated.
+        difference: The difference, second agent minus first.
+        interval: The interval of the difference, or why there is none.
+        all_equal: Whether all pairs have one difference, but for rounding.
+        tested: What a test says that has no interval; None where the interval decides.
+        expected: How many more pairs a test needs if they are like those that were seen; None where there is no test.
+    """
+
+    first: str
+    second: str
+    margin: float
+    of: str
+    n_pairs: int
+    difference: float
+    interval: Interval | Unknown
+    all_equal: bool
+    tested: Outcome | None = None
+    expected: int | None = None
+
+    @property
+    def outcome(self) -> Outcome:
+        """Whether the other agent is "not worse", "worse", or that is "undecided".
+
+        A difference of 0 in all pairs counts as not worse, by definition: it has no interval without bounds.
+        """
+        if self._all_zero:
+            return "not worse"
+        if self.tested is not None:
+            return self.tested
+        return outcome_of(self.interval, self.margin) if isinstance(self.interval, Interval) else "undecided"
+
+    @property
+    def more(self) -> int | None:
+        """About how many more pairs would decide, if the difference is the one that was seen.
+
+        The interval's end on the side of -margin comes nearer to the difference with the root of the number of pairs.
+        None where pairs decided already, or where nothing can be said: the difference is at -margin, or more pairs
+        alone give no interval.
+        """
+        if self.outcome != "undecided" or not math.isfinite(self.difference):
+            return None
+        if self.expected is not None:
+            return self.expected
+        n = self.n_pairs
+        if not isinstance(self.interval, Interval):
+            enough = FEWEST_PAIRS if n < FEWEST_PAIRS else FEWEST_SKEWED
+            return None if self.all_equal or n >= enough else enough - n
+        distance = self.difference + self.margin
+        reach = self.difference - self.interval.low if distance > 0 else self.interval.high - self.difference
+        if not abs(distance) * math.sqrt(_FAR) > reach:
+            return None
+        return max(1, math.ceil(n * (reach / distance) ** 2) - n)
+
+    @property
+    def _all_zero(self) -> bool:
+        return self.all_equal and self.difference == 0
+
+    def __str__(self) -> str:
+        by = f" by more than {number(self.margin)}" if self.margin else ""
+        claim = f"{self.second} {'is' if self.outcome != 'undecided' else 'may be'} {{}} than {self.first}{by}"
+        if self._all_zero:
+            others = unseen(unseen_share(self.n_pairs), "pairs", LEVEL)
+            all_pairs = f"the difference of {self.of} is 0 in all {count(self.n_pairs, 'pair')}"
+            return f"{claim.format('not worse')}: {all_pairs}; {others}"
+        why = in_brackets(self.interval) if self.tested in (None, "undecided") else ", as the test decided"
+        seen = f"difference of {self.of} {number(self.difference)}{why}"
+        if self.outcome != "undecided":
+            return f"{claim.format(self.outcome)}: {seen}"
+        return f"undecided: {claim.format('worse')}: {seen}{self._advice}"
+
+    @property
+    def _advice(self) -> str:
+        if self.more is not None:
+            least = "about" if isinstance(self.interval, Interval) else "at least"
+            return f"; it likely takes {least} {count(self.more, 'more pair')}"
+        if not isinstance(self.interval, Interval):
+            return "; bounds of returns give one" if math.isfinite(self.difference) else ""
+        return f"; too near to {number(0.0 - self.margin)} to say how many more pairs it takes"
+
+    def facts(self) -> dict[str, Any]:
+        """Return this as JSON has it."""
+        return {
+            "agent": self.second,
+            "outcome": self.outcome,
+            "n_pairs": self.n_pairs,
+            "difference": self.difference if math.isfinite(self.difference) else None,
+            "interval": plain(self.interval),
+            "more_pairs": self.more,
+        }
+
+
+@dataclass(frozen=True, repr=False)
+class GateVerdict:
+    """Whether any agent is worse than the first one by more than a margin; true only if none is.
+
+    `print(verdict)` shows a line for each agent. Iteration gives the decisions.
+
+    Attributes:
+        decisions: That of each agent but the first.
+    """
+
+    decisions: tuple[GateDecision, ...]
+
+    @property
+    def outcome(self) -> Outcome:
+        """What holds for all: "worse" if any agent is, otherwise "undecided" if any is, otherwise "not worse"."""
+        outcomes = {decision.outcome for decision in self.decisions}
+        return "worse" if "worse" in outcomes else "undecided" if "undecided" in outcomes else "not worse"
+
+    @property
+    def margin(self) -> float:
+        """How much worse each agent may be."""
+        return self.decisions[0].margin
+
+    @property
+    def more(self) -> int | None:
+        """About how many more pairs would decide about all agents; None where that is unknown, or all are decided."""
+        open_ones = [decision.more for decision in self.decisions if decision.outcome == "undecided"]
+        known = [more for more in open_ones if more is not None]
+        return max(known) if known and len(known) == len(open_ones) else None
+
+    def __bool__(self) -> bool:
+        return self.outcome == "not worse"
+
+    def __iter__(self) -> Iterator[GateDecision]:
+        return iter(self.decisions)
+
+    def __str__(self) -> str:
+        return "\n".join(f"verdict: {decision}" for decision in self.decisions)
+
+    def __repr__(self) -> str:
+        return f"GateVerdict({'; '.join(map(str, self.decisions))})"
+
+    def facts(self) -> dict[str, Any]:
+        """Return this as JSON has it."""
+        return {
+            "margin": self.margin,
+            "outcome": self.outcome,
+            "more_pairs": self.more,
+            "agents": [decision.facts() for decision in self.decisions],
+        }
+
+
+def name_of_difference(of: PrecisionOf) -> str:
+    """Return what a difference is of, in words."""
+    return _NAMES[of]
+
+
+def checked_margin(margin: Any, of: PrecisionOf, bounds: Bounds | None = None) -> float:
+    """Return a margin as a number.
+
+    Args:
+        margin: By how much an agent may be worse.
+        of: What the margin is of, "return" or "success".
+        bounds: The least and the largest return there can be; None where they are not known.
+
+    Raises:
+        UsageError: It is no finite number, below 0, or as large as the largest difference there can be; or `of` is
+            something else.
+    """
+    if of not in _NAMES:
+        raise UsageError(f'decide_on must be "return" or "success", got {of!r}')
+    number_given = isinstance(margin, Real) and not isinstance(margin, bool)
+    value = float(margin) if number_given else math.nan
+    if not 0 <= value < math.inf:
+        raise UsageError(f"margin must be a number from 0 on, by how much an agent may be worse, got {margin!r}")
+    if of == "success" and value >= 1:
+        raise UsageError(f"margin of success rates must be below 1, such as 0.05, got {value:g}")
+    if of == "return" and bounds is not None and value >= bounds[1] - bounds[0]:
+        raise UsageError(
+            f"margin is {value:g}, and bounds are ({bounds[0]:g}, {bounds[1]:g}): no agent could be worse by more"
+        )
+    return value

@@ -1,0 +1,170 @@
+"""Decide which of two agents is better, or whether one is worse by more than a margin, whenever that is sure. Pure."""
+
+from __future__ import annotations
+
+from itertools import cycle, islice
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from streamsampler.core.errors import UsageError
+from streamsampler.evaluation.gate import Outcome, outcome_of
+from streamsampler.evaluation.intervals import Bounds, Floats, Interval
+from streamsampler.evaluation.rules import BettingSequence, DiscordantPairs, PrecisionOf, checked_bounds, within
+
+_MOST_EXPECTED = 5_000
+
+Verdict: TypeAlias = Literal["first", "second"]
+"""Which of two agents is better."""
+
+
+class ReturnTest:
+    """Bets on the differences of bounded returns, or of successes as numbers.
+
+    Args:
+        alpha: How often it may decide wrongly.
+        bounds: The least and the largest value there can be.
+        margin: By how much the second agent may be worse and still count as not worse.
+
+    Attributes:
+        alpha: The same.
+        margin: The same.
+    """
+
+    method = "betting on the differences"
+
+    def __init__(self, alpha: float, bounds: Bounds, margin: float = 0.0) -> None:
+        self.alpha, self.margin = alpha, margin
+        self._low, self._high = bounds
+        span = self._high - self._low
+        self._betting = BettingSequence(-span, span, 1 - alpha)
+
+    @property
+    def interval(self) -> Interval:
+        """What the test knows of the difference, second minus first."""
+        return self._betting.interval
+
+    def add(self, first: float, second: float) -> None:
+        """Add the next pair of values.
+
+        Raises:
+            UsageError: One is outside of the bounds.
+        """
+        first, second = (within(value, (self._low, self._high), "return") for value in (first, second))
+        self._betting.add(second - first)
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Which agent is better; None while that is not sure."""
+        return "second" if self.interval.low > 0 else "first" if self.interval.high < 0 else None
+
+    @property
+    def outcome(self) -> Outcome:
+        """Whether the second agent is worse by more than the margin."""
+        return outcome_of(self.interval, self.margin)
+
+
+class SuccessTest(DiscordantPairs):
+    """Bets on which agent succeeds where the other one fails.
+
+    Args:
+        alpha: How often equal agents may be told apart.
+
+    Attributes:
+        alpha: The same.
+        verdict: Which agent is better; None while that is not sure.
+        margin: The margin that it decides about, which is 0.
+    """
+
+    method = "betting on discordant pairs"
+    interval = None  # it is a test alone
+    margin = 0.0
+
+    def __init__(self, alpha: float) -> None:
+        super().__init__()
+        self.alpha = alpha
+        self.verdict: Verdict | None = None
+
+    def add(self, first: float, second: float) -> None:
+        """Add the next pair of successes."""
+        super().add(bool(first), bool(second))
+        if self.verdict is None and self.p_value <= self.alpha:
+            self.verdict = "second" if self.wins > self.losses else "first"
+
+    @property
+    def outcome(self) -> Outcome:
+        """Whether the second agent is worse."""
+        return "undecided" if self.verdict is None else "worse" if self.verdict == "first" else "not worse"
+
+
+PairTest: TypeAlias = ReturnTest | SuccessTest
+"""A test that may be looked at after each pair; `method` is what it is called."""
+
+
+def make_test(alpha: float, decide_on: PrecisionOf, bounds: Bounds | None, margin: float | None = None) -> PairTest:
+    """Return the test that the arguments of `compare` ask for.
+
+    Raises:
+        UsageError: They cannot work.
+    """
+    if decide_on == "success":
+        if bounds is not None:
+            raise UsageError('bounds are those of returns, and the "success" rate decides')
+        return ReturnTest(alpha, (0.0, 1.0), margin) if margin else SuccessTest(alpha)
+    if bounds is None:
+        raise UsageError(
+            "until_decided needs bounds=(least, largest) of returns: without, no test holds whenever one stops"
+        )
+    return ReturnTest(alpha, checked_bounds(bounds), margin or 0.0)
+
+
+def anytime_interval(differences: Floats, bounds: Bounds, level: float) -> Interval:
+    """Return the interval of a mean difference that holds although the differences decided when to stop.
+
+    Args:
+        differences: (N,) differences of pairs, in index order.
+        bounds: The least and the largest difference there can be.
+        level: How often it is to hold the mean difference.
+    """
+    return _bets(differences, bounds, level).interval
+
+
+def expected_pairs(differences: Floats, bounds: Bounds, level: float, margin: float) -> int | None:
+    """Return how many more pairs decide about a margin if they are those that were seen, again and again.
+
+    Bets are at most half of the capital, so that the interval of differences that hardly vary shrinks with the number
+    of pairs, and not with its root.
+
+    Args:
+        differences: See `anytime_interval`, as for `bounds` and `level`.
+        bounds: The same.
+        level: The same.
+        margin: See `ReturnTest`.
+
+    Returns:
+        None where that is more than 5,000.
+    """
+    betting = _bets(differences, bounds, level)
+    for n, difference in enumerate(islice(cycle(np.clip(differences, *bounds).tolist()), _MOST_EXPECTED), start=1):
+        betting.add(difference)
+        if outcome_of(betting.interval, margin) != "undecided":
+            return n
+    return None
+
+
+def _bets(differences: Floats, bounds: Bounds, level: float) -> BettingSequence:
+    betting = BettingSequence(*bounds, level)
+    for difference in np.clip(differences, *bounds).tolist():  # rounding may take one beyond
+        betting.add(difference)
+    return betting
+
+
+def check_alpha(value: Any) -> float:
+    """Return `until_decided` as a number.
+
+    Raises:
+        UsageError: It is no probability, or not small.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 0.5:
+        raise UsageError(f"until_decided is how often equal agents may be told apart, such as 0.05; got {value!r}")
+    return float(value)

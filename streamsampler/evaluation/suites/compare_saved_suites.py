@@ -1,0 +1,40 @@
+"""Compare saved suites: nothing runs, and pairs are trajectories of the same task and seed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from streamsampler.core.errors import UsageError
+from streamsampler.evaluation.compare_saved import compare_saved
+from streamsampler.evaluation.intervals import Bounds
+from streamsampler.evaluation.suites.suite_arguments import with_task
+from streamsampler.evaluation.suites.suite_comparison import SuiteComparison
+from streamsampler.evaluation.suites.suite_evaluation import SuiteEvaluation
+
+
+def compare_saved_suites(named: Mapping[str, SuiteEvaluation], bounds: Bounds | None = None) -> SuiteComparison:
+    """Compare saved suites, pair by pair.
+
+    Args:
+        named: Two suites or more by name; each is compared with the first one.
+        bounds: Not for suites, whose evaluations have them.
+
+    Raises:
+        UsageError: They are of other tasks or scales; or evaluations of a task are of different environments, settings
+            or meanings of success, are parts, or have no seed in common: names the task.
+    """
+    if bounds is not None:
+        raise UsageError("bounds are those of the saved suites: give them where the suites are evaluated")
+    (first, one), *others = named.items()
+    for name, other in others:
+        for what, mine, its in (("tasks", one.names, other.names), ("normalise", one.normalise, other.normalise)):
+            if mine != its:
+                differs = f"{what} is {mine} in {first}, and {its} in {name}"
+                raise UsageError(f"{first} and {name} are of different suites: {differs}")
+    for task in one.names:
+        evaluations = {name: suite[task] for name, suite in named.items() if task in suite.tasks}
+        if len(evaluations) == len(named):
+            with_task(task, compare_saved, evaluations)
+    stopped = list(dict.fromkeys(suite.stopped for suite in named.values()))
+    shown = stopped[0] if len(stopped) == 1 else f"saved suites: {'; '.join(stopped)}"
+    return SuiteComparison(names=tuple(named), suites=tuple(named.values()), stopped=shown)

@@ -1,0 +1,64 @@
+"""Compare agents on a suite: all its tasks, on the same seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from streamsampler.core.errors import DataError
+from streamsampler.core.progress import ProgressArgument
+from streamsampler.evaluation.evaluation_call import EvaluationInterruptedError
+from streamsampler.evaluation.journal import INTERRUPTED
+from streamsampler.evaluation.run_file import RunFile
+from streamsampler.evaluation.suites.evaluate_suite import SuiteArguments, SuiteCall
+from streamsampler.evaluation.suites.suite_comparison import SuiteComparison, position_names
+from streamsampler.evaluation.suites.suite_evaluation import SuiteEvaluation
+
+
+def compare_suite(
+    agents: Mapping[str, Any], arguments: SuiteArguments, run: RunFile, decision: Mapping[str, Any],
+    progress: ProgressArgument,
+) -> SuiteComparison:  # fmt: skip
+    """Compare agents on a suite; see `streamsampler.compare` for arguments and errors.
+
+    Args:
+        agents: The agents by name, each one for all tasks, a function of a task's name, or a dict by tasks.
+        arguments: What is evaluated.
+        run: The file that the result goes into, and the trajectories that are there.
+        decision: The margin, if there is any, and the difference that it is of.
+        progress: See `streamsampler.evaluate`.
+    """
+    verdict = {name: decision[name] for name in ("margin", "decide_on") if name in decision}
+    tasks = list(arguments.envs)
+    run.check_names(position_names(list(agents), tasks))
+    arguments = arguments.with_seed_of(run)
+    calls = {name: SuiteCall(agent, arguments) for name, agent in agents.items()}  # wrong arguments are found first
+    run.begin(arguments.asked, agents=list(agents), tasks=tasks, normalise=arguments.scales, **verdict)
+    suites: dict[str, SuiteEvaluation] = {}
+    with run:
+        for position, (name, call) in enumerate(calls.items()):
+            try:
+                suites[name] = call.run(run, progress, agent=name, first=position * len(tasks))
+            except EvaluationInterruptedError as interrupt:
+                suites[name] = interrupt.found
+                found = _interrupted(suites)
+                raise EvaluationInterruptedError(found, sum(map(len, found.evaluations))) from interrupt
+            except KeyboardInterrupt as interrupt:  # also while the next agent's workers start
+                if not suites:
+                    raise
+                found = _interrupted(suites)
+                raise EvaluationInterruptedError(found, sum(map(len, found.evaluations))) from interrupt
+        first = next(iter(suites.values()))
+        comparison = SuiteComparison(
+            names=tuple(suites), suites=tuple(suites.values()), stopped=first.stopped, **verdict
+        )
+        run.finish(comparison)
+    return comparison
+
+
+def _interrupted(suites: Mapping[str, SuiteEvaluation]) -> SuiteComparison | SuiteEvaluation:
+    """Return the comparison of the suites so far; of fewer than two, or without common tasks, the first suite."""
+    try:
+        return SuiteComparison(names=tuple(suites), suites=tuple(suites.values()), stopped=INTERRUPTED)
+    except DataError:
+        return next(iter(suites.values()))

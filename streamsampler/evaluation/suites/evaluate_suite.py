@@ -1,0 +1,352 @@
+"""Evaluate agents on a suite: all its tasks, with the same seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+from streamsampler.core.errors import UsageError, positive
+from streamsampler.core.progress import Display, ProgressArgument, display
+from streamsampler.core.seeding import check_seed
+from streamsampler.core.words import count
+from streamsampler.evaluation.agents import ReturnOf, Row, SuccessMeaning, check_return_of
+from streamsampler.evaluation.amounts import Amount, HowMany, amount_of
+from streamsampler.evaluation.evaluation import Evaluation
+from streamsampler.evaluation.evaluation_call import EvaluationInterruptedError
+from streamsampler.evaluation.journal import INTERRUPTED
+from streamsampler.evaluation.opening import in_part
+from streamsampler.evaluation.rules import check_successes
+from streamsampler.evaluation.run_file import RunFile
+from streamsampler.evaluation.suites.scores import TaskScores
+from streamsampler.evaluation.suites.suite_arguments import by_task, checked_normalise, checked_suite, with_task
+from streamsampler.evaluation.suites.suite_evaluation import Scale, SuiteEvaluation, scores_of, successes_of
+from streamsampler.evaluation.suites.suite_plan import SuitePlan
+from streamsampler.evaluation.suites.suite_precision import SuitePrecision
+from streamsampler.evaluation.suites.task_agents import TaskAgents
+from streamsampler.evaluation.suites.task_runs import TaskRuns
+from streamsampler.protocol.parts import PartArgument
+
+_NOT_FOR_SUITES = {
+    "sampler": "a sampler has one environment: leave it out, or evaluate each task by itself",
+    "video": "record videos of a task afterwards: streamsampler.replay(suite['task'], …), or evaluate it by itself",
+    "guarantee": "no interval over tasks holds whenever one stops; evaluate each task by itself",
+}
+
+
+def refuse_for_suites(arguments: Mapping[str, Any]) -> None:
+    """Refuse arguments of `evaluate` that are for a single environment.
+
+    Raises:
+        UsageError: One is given; says what to do.
+    """
+    for name, why in _NOT_FOR_SUITES.items():
+        if arguments.get(name):
+            raise UsageError(f"{name} is not for a suite: {why}")
+
+
+def refuse_without_suite(arguments: Mapping[str, Any]) -> None:
+    """Refuse arguments of suites where there is a single environment.
+
+    Raises:
+        UsageError: One is given; says what to do.
+    """
+    if given := [name for name, value in arguments.items() if value is not None]:
+        raise UsageError(f'{given[0]} is for a suite: give the environments by name, {{"push": env, …}}')
+
+
+@dataclass(frozen=True)
+class SuiteArguments:
+    """The arguments of an evaluation on a suite but its agent, checked.
+
+    Attributes:
+        envs: The environments by name.
+        amounts: How many trajectories each task is to have.
+        only: The tasks that are run, others have no trajectories.
+        normalise: The returns that become the scores 0 and 1, by task; None for returns as they are.
+        success: See `streamsampler.evaluate`.
+        return_of: See `streamsampler.evaluate`.
+        deterministic: See `streamsampler.evaluate`.
+        vec_normalize: See `streamsampler.evaluate`.
+        open_envs: See `streamsampler.evaluate`.
+        options: The sampler's other arguments.
+        has_seed: Whether a seed was given.
+    """
+
+    envs: Mapping[str, Any]
+    amounts: Mapping[str, Amount]
+    only: Sequence[str]
+    normalise: Mapping[str, Scale] | None
+    success: SuccessMeaning
+    return_of: tuple[str, ...] | None
+    deterministic: bool | None
+    vec_normalize: Any
+    open_envs: int
+    options: Mapping[str, Any]
+    has_seed: bool
+
+    @classmethod
+    def checked(
+        cls, envs: Mapping[Any, Any], *, how_many: HowMany, bounds: Any, part: PartArgument | None, amount: Any,
+        normalise: Any, tasks: Any, success: SuccessMeaning, return_of: ReturnOf | None, deterministic: bool | None,
+        vec_normalize: Any, open_envs: Any, options: Mapping[str, Any],
+    ) -> Self:  # fmt: skip
+        """Return checked arguments.
+
+        Args:
+            envs: The environments by name.
+            how_many: How many trajectories of each task: a number, or a dict by name.
+            bounds: The bounds of returns: a pair, or a dict by name.
+            part: See `streamsampler.evaluate`.
+            amount: What else `amount_of` takes, the same for all tasks.
+            normalise: See `streamsampler.evaluate`.
+            tasks: See `streamsampler.evaluate`.
+            success: See `streamsampler.evaluate`.
+            return_of: See `streamsampler.evaluate`.
+            deterministic: See `streamsampler.evaluate`.
+            vec_normalize: See `streamsampler.evaluate`.
+            open_envs: See `streamsampler.evaluate`.
+            options: The sampler's other arguments.
+
+        Raises:
+            UsageError: They cannot work; names the task.
+        """
+        suite = checked_suite(envs)
+        names = list(suite)
+        # Where there are parts, each run is to have the same seed: it is given, or an error.
+        seed = options.get("seed") if part is not None else check_seed(options.get("seed"))
+        options, has_seed = {**options, "seed": seed}, options.get("seed") is not None
+        of_all = {name: list(it) if isinstance(it, Iterator) else it for name, it in amount.items()}
+        return cls(
+            envs=suite,
+            amounts=amounts_of(names, how_many, bounds, part, suite, options, **of_all),
+            only=checked_tasks(tasks, names) or names,
+            normalise=checked_normalise(normalise, names),
+            success=success,
+            return_of=check_return_of(return_of),
+            deterministic=deterministic,
+            vec_normalize=vec_normalize,
+            open_envs=positive("open_envs", 2 if open_envs is None else open_envs),
+            options=options,
+            has_seed=has_seed,
+        )
+
+    def with_seed_of(self, run: RunFile) -> SuiteArguments:
+        """Return the same arguments, with the seed of the trajectories that are there, if none was given."""
+        return self if self.has_seed else replace(self, options=run.with_seed({**self.options, "seed": None}))
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What was asked for, as a journal has it: the same for all tasks, or the numbers of trajectories by task."""
+        each = [amount.arguments for amount in self.amounts.values()]
+        if all(it == each[0] for it in each):
+            return dict(each[0])
+        return {"n_trajectories": {name: amount.n for name, amount in self.amounts.items()}}
+
+    @property
+    def scales(self) -> dict[str, list[float]] | None:
+        """The returns that become the scores 0 and 1, as JSON has them."""
+        return None if self.normalise is None else {name: list(scale) for name, scale in self.normalise.items()}
+
+
+class SuiteCall:
+    """An evaluation of an agent on a suite, up to its result.
+
+    Args:
+        agent: One for all tasks, a function of a task's name, or a dict by the names of the tasks.
+        arguments: What is evaluated.
+
+    Attributes:
+        plan: The trajectories that the suite has, and is to have.
+
+    Raises:
+        UsageError: It is unclear which task has which agent, or an agent does not fit the spaces of a task.
+    """
+
+    def __init__(self, agent: Any, arguments: SuiteArguments) -> None:
+        self._names, self._normalise = tuple(arguments.envs), arguments.normalise
+        chosen = {name: arguments.envs[name] for name in arguments.only}
+        options = arguments.options
+        agents = TaskAgents(
+            agent, chosen, options.get("env_kwargs"), deterministic=arguments.deterministic,
+            vec_normalize=arguments.vec_normalize, policy_of=options.get("policy_of"),
+        )  # fmt: skip
+        precision = _precision(arguments.amounts)
+        self._of = "return" if precision is None else precision.of
+        amounts = {name: arguments.amounts[name] for name in chosen}
+        self.plan = SuitePlan.of_amounts(amounts, precision, self._scores_of)
+        self._rows = self._timesteps = 0
+        self._task = ""
+        self._shown: Display | None = None
+        self._arguments = arguments
+        self._agents, self._envs = {name: agents[name] for name in chosen}, chosen
+
+    def _arrived(self, task: str, row: Row) -> None:
+        self._task = task
+        self._rows, self._timesteps = self._rows + 1, self._timesteps + row.length
+        if self._shown is not None:
+            self._shown.update(lambda: (self._timesteps, self._rows), complete=False)
+
+    def _scores_of(self, name: str, evaluation: Evaluation) -> TaskScores:
+        """Return the scores of a task of which the mean is to be known.
+
+        Raises:
+            UsageError: They are of success, and no info of the task says whether a trajectory succeeded.
+        """
+        if self._of == "return":
+            scale = None if self._normalise is None else self._normalise[name]
+            return scores_of(evaluation, scale)
+        if evaluation.successes is None:
+            with_task(name, check_successes, len(evaluation))
+        return successes_of(evaluation)
+
+    def run(self, run: RunFile, progress: ProgressArgument, *, agent: str = "", first: int = 0) -> SuiteEvaluation:
+        """Run all trajectories, and return the result.
+
+        Args:
+            run: The file that the result goes into, and the trajectories that are there.
+            progress: See `streamsampler.evaluate`.
+            agent: The agent's name, to be shown; empty where there is one agent.
+            first: The position of the first task's evaluation in the file's journal.
+
+        Raises:
+            UsageError: The trajectories that are there are of another run.
+            EvaluationInterruptedError: Ctrl-C; has the result so far.
+            SamplerError: Each task failed: the first one's error.
+        """
+        positions = {name: first + self._names.index(name) for name in self.plan.states}
+        for name, position in positions.items():
+            if (saved := run.saved(position)) is not None:
+                self.plan.know(name, saved.evaluation)
+        self._rows, self._timesteps = earlier = self.plan.n_known
+        runs = TaskRuns(
+            self._agents, self._envs, self._arguments.open_envs, self._arguments.success, self._arguments.return_of,
+            self._arguments.options, self._arrived, run.source or Path("the trajectories before"),
+            lambda name: run.entry(positions[name]),
+        )  # fmt: skip
+
+        def note() -> str:
+            return ": ".join(filter(None, (agent, self._task)))
+
+        with display(progress, self.plan.n_wanted, "trajectories", earlier=earlier[::-1], note=note) as self._shown:
+            try:
+                self._run(runs)
+            except KeyboardInterrupt as interrupt:
+                if not any(state.n for state in self.plan.states.values()):
+                    raise
+                found = self.result(is_interrupted=True)
+                raise EvaluationInterruptedError(found, sum(map(len, found.evaluations))) from interrupt
+            self._shown.update(lambda: (self._timesteps, self._rows), complete=True)
+        return self.result()
+
+    def _run(self, runs: TaskRuns) -> None:
+        assert self._shown is not None
+        # Also those that lack nothing: whether they are of this run is found when their calls are made.
+        names = [name for name, state in self.plan.states.items() if state.n] or self.plan.next_tasks()
+        with runs:
+            while names := list(dict.fromkeys([*names, *self.plan.next_tasks()])):
+                self._shown.expect(self.plan.n_wanted)
+                for done in runs.run({name: self.plan.states[name] for name in names}):
+                    if done.error is not None:
+                        self.plan.fail(done.name, done.error)
+                        self._shown.expect(self.plan.n_wanted)
+                    elif done.evaluation is not None:
+                        self.plan.states[done.name].evaluation = done.evaluation
+                names = []
+
+    def result(self, *, is_interrupted: bool = False) -> SuiteEvaluation:
+        """Return the result of the trajectories so far.
+
+        Raises:
+            SamplerError: Each task failed: the first one's error.
+        """
+        failed = self.plan.failed
+        if failed and not any(state.n for state in self.plan.states.values()):
+            name, error = next(iter(failed.items()))
+            if len(failed) > 1 or len(self._names) > 1:
+                error.add_note(f"this is the error of the task {name!r}; {count(len(failed), 'task')} failed, and no "
+                               "task has a result")  # fmt: skip
+            raise error
+        stopped = {name: self._stopped(name, is_interrupted=is_interrupted) for name in self.plan.states}
+        return SuiteEvaluation(
+            names=self._names,
+            tasks=self.plan.evaluations(stopped),
+            failed={name: str(error) for name, error in failed.items()},
+            normalise=self._normalise,
+            stopped=self._reason(is_interrupted=is_interrupted),
+        )
+
+    def _stopped(self, name: str, *, is_interrupted: bool) -> str:
+        state = self.plan.states[name]
+        if is_interrupted and state.n < state.wanted:
+            return INTERRUPTED
+        if self.plan.precision is not None:
+            return "the precision of the suite decided"
+        asked = state.amount.asked
+        return asked if state.n == state.wanted else f"{asked}; some raised and were left out"
+
+    def _reason(self, *, is_interrupted: bool) -> str:
+        if is_interrupted:
+            return INTERRUPTED
+        if self.plan.precision is not None:
+            return self.plan.precision.reason(self.plan.scores())
+        asked = list(dict.fromkeys(state.amount.asked for state in self.plan.states.values()))
+        return asked[0] if len(asked) == 1 else "as many as were asked for"
+
+
+def amounts_of(
+    names: Sequence[str], how_many: HowMany, bounds: Any, part: PartArgument | None, envs: Mapping[str, Any],
+    options: Mapping[str, Any], **of_all: Any,
+) -> dict[str, Amount]:  # fmt: skip
+    """Return how many trajectories each task is to have.
+
+    Args:
+        names: The tasks.
+        how_many: How many of each task: a number, or a dict by name.
+        bounds: The bounds of returns: a pair, or a dict by name.
+        part: See `streamsampler.evaluate`.
+        envs: The environments by name.
+        options: The sampler's other arguments.
+        of_all: Seeds, scenarios and the rule, the same for all tasks.
+
+    Raises:
+        UsageError: They cannot work; names the task.
+    """
+    numbers = by_task(how_many.name, how_many.n, names)
+    limits = by_task("bounds", bounds, names)
+    amounts = {}
+    for name in names:
+
+        def amount(name: str = name) -> Amount:
+            found = amount_of(how_many=HowMany(numbers[name], how_many.name), bounds=limits[name], **of_all)
+            return in_part(found, part, None, options, envs[name])
+
+        amounts[name] = amount() if len(set(numbers.values())) == 1 else with_task(name, amount)
+    return amounts
+
+
+def checked_tasks(tasks: Any, names: Sequence[str]) -> list[str] | None:
+    """Return the tasks that are run, in the order of the suite; None for all.
+
+    Raises:
+        UsageError: They are no names of the suite's tasks, or there is none.
+    """
+    if tasks is None:
+        return None
+    if isinstance(tasks, str) or not isinstance(tasks, Iterable):
+        raise UsageError(f"tasks must be a list of names of the suite's tasks, got {tasks!r:.60}")
+    chosen = list(tasks)
+    if unknown := [name for name in chosen if name not in names]:
+        raise UsageError(f"tasks has {unknown[0]!r}, which is no task; the tasks are {', '.join(names)}")
+    if not chosen:
+        raise UsageError("tasks is empty: there is nothing to evaluate")
+    return [name for name in names if name in chosen]
+
+
+def _precision(amounts: Mapping[str, Amount]) -> SuitePrecision | None:
+    """Return the precision that the mean over tasks is to have; None where numbers are given."""
+    first = next(iter(amounts.values()))
+    if (rule := first.rule) is None:
+        return None
+    return SuitePrecision(rule.halfwidth, min(rule.floor, first.n), first.n, rule.of)

@@ -1,0 +1,69 @@
+"""Merge files of one suite: parts of its tasks by trajectories, files of different tasks, or both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from streamsampler.core.errors import UsageError
+from streamsampler.evaluation.evaluation import Evaluation
+from streamsampler.evaluation.joining import joined, lacking, parts_of_one_run
+from streamsampler.evaluation.journal import INTERRUPTED
+from streamsampler.evaluation.suites.suite_arguments import with_task
+from streamsampler.evaluation.suites.suite_comparison import SuiteComparison
+from streamsampler.evaluation.suites.suite_evaluation import SuiteEvaluation
+
+
+def merged_suite(found: Mapping[Path, SuiteEvaluation]) -> SuiteEvaluation:
+    """Return the suite that one run would have given.
+
+    Args:
+        found: The suites of the files.
+
+    Raises:
+        UsageError: They are of different suites, a task or a part of it is missing or there twice, or a run was
+            interrupted: names the task and the file.
+    """
+    (first, suite), *others = found.items()
+    for path, other in others:
+        for what, one, its in (("tasks", suite.names, other.names), ("normalise", suite.normalise, other.normalise)):
+            if one != its:
+                raise UsageError(f"the files are of different suites: {what} is {one} in {first}, and {its} in {path}")
+    tasks: dict[str, Evaluation] = {}
+    failed: dict[str, str] = {}
+    for name in suite.names:
+        if errors := [each.failed[name] for each in found.values() if name in each.failed]:
+            failed[name] = errors[0]
+        else:
+            tasks[name] = with_task(name, _merged_task, {path: it[name] for path, it in found.items() if name in it})
+    if len(found) == 1 and all(it.part is None for it in suite.evaluations):
+        raise UsageError(f"{first} is no part: it holds all tasks of a run")
+    reasons = [each.stopped for each in found.values() if each.stopped != INTERRUPTED]
+    return SuiteEvaluation(
+        names=suite.names, tasks=tasks, failed=failed, normalise=suite.normalise, stopped=reasons[0] if reasons else ""
+    )
+
+
+def _merged_task(found: Mapping[Path, Evaluation]) -> Evaluation:
+    if not found:
+        raise UsageError("no file has a trajectory of it: evaluate it, too")
+    if len(found) == 1 and (whole := next(iter(found.values()))).part is None:
+        if lacks := lacking(whole):
+            raise UsageError(f"{next(iter(found))} {lacks}")
+        return whole
+    return joined(parts_of_one_run(found))
+
+
+def merged_comparison(found: Mapping[Path, SuiteComparison]) -> SuiteComparison:
+    """Return the comparison that one run would have given; see `merged_suite`."""
+    (first, whole), *others = found.items()
+    for path, other in others:
+        for what, one, its in (("agents", whole.names, other.names), ("margin", whole.margin, other.margin)):
+            if one != its:
+                raise UsageError(
+                    f"the files are of different comparisons: {what} is {one} in {first}, and {its} in {path}"
+                )
+    suites = [merged_suite({path: each.suites[position] for path, each in found.items()})
+              for position in range(len(whole.names))]  # fmt: skip
+    return replace(whole, suites=tuple(suites), stopped=suites[0].stopped)

@@ -1,0 +1,216 @@
+"""Workers that all tasks of a suite share, and what of them an evaluation of a single task sees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Self
+
+from streamsampler.core.seeding import TrajectorySeeds
+from streamsampler.data.batch import TrajectoryBatch
+from streamsampler.data.statistics import DroppedTrajectory, FoundAnomaly
+from streamsampler.evaluation.agents import make_sampler
+from streamsampler.evaluation.opening import closed_in_the_end
+from streamsampler.protocol.plans import Layout
+from streamsampler.samplers.base import Sampler
+from streamsampler.samplers.of_tasks import OfTasks, TaskRun
+from streamsampler.samplers.task_streaming import TaskStream
+
+
+class SharedWorkers:
+    """One sampler whose workers run the trajectories of all tasks, stream after stream.
+
+    A context manager, which closes the workers. Each stream has the runs that sources were asked for since the stream
+    before it. A run is taken to its end, or as far as it is needed, before the next one.
+
+    Args:
+        agents: The agent of each task, as samplers take it.
+        envs: The environment of each task.
+        open_envs: How many tasks' environments a worker has open at once.
+        options: The sampler's other arguments.
+
+    Attributes:
+        has_ended: Whether the last stream has raised: what was not taken from it has to be run in another one.
+    """
+
+    def __init__(
+        self, agents: Mapping[str, Any], envs: Mapping[str, Any], open_envs: int, options: Mapping[str, Any]
+    ) -> None:
+        self._names = list(envs)
+        of_tasks = partial(OfTasks, names=self._names, open_envs=open_envs)
+        self._agents, self._envs = of_tasks(list(agents.values())), of_tasks(list(envs.values()))
+        self._options = options
+        self._exits = ExitStack()
+        self.sampler: Sampler[Any, Any]
+        self._runs: list[TaskRun] = []
+        self._given: dict[str, Any] = {}
+        self._stream: TaskStream | None = None
+        self._ahead: TrajectoryBatch[Any, Any] | None = None  # of a later run
+        self.has_ended = False
+
+    def __enter__(self) -> Self:
+        made = make_sampler(self._agents, self._envs, self._options)
+        self.sampler = self._exits.enter_context(closed_in_the_end(made))
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._exits.__exit__(*error)
+
+    def source(self, name: str) -> TaskSource:
+        """Return what an evaluation of a task takes its trajectories from: those of the next stream."""
+        self._stream = None
+        return TaskSource(self, self._names.index(name))
+
+    def register(self, run: TaskRun, seeds: Any, reset_options: Any) -> None:
+        """Let the next stream have a run; seeds and options are the same for all tasks, by the tasks' own indices."""
+        self._runs.append(run)
+        known = self._given.get("seeds")
+        if known is None or (seeds is not None and len(seeds) > len(known)):
+            self._given = {"seeds": seeds, "reset_options": reset_options}
+
+    def begin(self) -> None:
+        """Begin a stream with the runs that were registered, if there are any."""
+        self.has_ended, self._ahead, self._stream = False, None, None
+        if self._runs:
+            self._stream = self.sampler.task_stream(self._runs, **self._given)
+        self._runs, self._given = [], {}
+
+    def next_of(self, task: int) -> TrajectoryBatch[Any, Any] | None:
+        """Return the next trajectory of a task; None after its last one. Tasks come in the order of their runs."""
+        assert self._stream is not None
+        try:
+            while True:
+                trajectory, self._ahead = self._ahead or next(self._stream, None), None
+                if trajectory is None or self._stream.task == task:
+                    return trajectory
+                if self._stream.task > task:
+                    self._ahead = trajectory
+                    return None
+        except BaseException:
+            self.has_ended = True
+            raise
+
+    def left_out(self, task: int) -> list[DroppedTrajectory]:
+        """Return the trajectories of a task that the last stream left out."""
+        return [] if self._stream is None else self._stream.left_out.get(task, [])
+
+    def anomalies(self, task: int) -> tuple[int, FoundAnomaly | None]:
+        """Return how many anomalies the trajectories of a task in the last stream have, and the first one."""
+        return (0, None) if self._stream is None else self._stream.anomalies_of_tasks.get(task, (0, None))
+
+    def watch(self, watch: Any, interval: float | None) -> None:
+        """Let the stream call `watch` while it waits; see `Stream.watch`."""
+        if self._stream is not None:
+            self._stream.watch(watch, interval)
+
+
+@dataclass(frozen=True)
+class TaskStats:
+    """The accounts of a task that an evaluation reads.
+
+    Attributes:
+        dropped: The trajectories that were left out, with the reasons.
+    """
+
+    dropped: Sequence[DroppedTrajectory]
+
+    @property
+    def dropped_trajectories(self) -> int:
+        """How many were left out."""
+        return len(self.dropped)
+
+
+class TaskSource:
+    """A task of shared workers, with the members of a `Sampler` that an `EvaluationCall` uses.
+
+    Args:
+        shared: The workers.
+        number: The task's number.
+
+    Attributes:
+        seed: The sampler's seed.
+        agent_version: 0: each stream has the trajectories of version 1.
+        filters: The filters, which do not change.
+        policy_names: The names of several policies; none where there is one agent.
+    """
+
+    agent_version = 0
+
+    def __init__(self, shared: SharedWorkers, number: int) -> None:
+        self._shared, self._sampler, self._number = shared, shared.sampler, number
+        self.seed, self.filters = self._sampler.seed, self._sampler.filters
+        self.policy_names = self._sampler.tasks[number].policy_names
+
+    @property
+    def layout(self) -> Layout:
+        """How workers run trajectories."""
+        return self._sampler.layout
+
+    @property
+    def stats(self) -> TaskStats:
+        """The accounts of the task in the last stream."""
+        return TaskStats(self._shared.left_out(self._number))
+
+    @property
+    def fingerprints(self) -> tuple[str, ...]:
+        """How the workers computed that have returned trajectories of the task."""
+        return tuple(self.provenance().get("fingerprints", ()))
+
+    def provenance(self) -> dict[str, Any]:
+        """Return what decides about the trajectories, as a sampler of the task alone would."""
+        return self._sampler.provenance(self._number)
+
+    def seeds(self, version: int, indices: Iterable[int]) -> tuple[int, ...]:
+        """Return the seeds of trajectories; see `Sampler.seeds`."""
+        derived = TrajectorySeeds(self.seed, version)
+        return tuple(derived[index] for index in indices)
+
+    def refuse_lag(self, what: str) -> None:
+        """Refuse `staleness=1`."""
+        self._sampler.refuse_lag(what)
+
+    def put_back_filters(self, filters: Any) -> None:
+        """Keep the filters: streams of tasks do not change them."""
+
+    def stream(
+        self, *, first_trajectory: int, n_trajectories: int, seeds: Any, reset_options: Any, **_: Any
+    ) -> TaskTrajectories:
+        """Return the trajectories of a run, which begins with the next stream of the shared workers.
+
+        Where trajectories are left out there may be fewer: others are in a later run.
+        """
+        is_fixed = seeds is not None or isinstance(reset_options, list)
+        block = self.layout.block if self._sampler.replaces_trajectories and not is_fixed else 1
+        n = -(-n_trajectories // block) * block
+        self._shared.register(TaskRun(self._number, first_trajectory, n), seeds, reset_options)
+        return TaskTrajectories(self._shared, self._number, n_trajectories)
+
+
+class TaskTrajectories(Iterator[TrajectoryBatch[Any, Any]]):
+    """The trajectories of a run, each a batch of one.
+
+    Args:
+        shared: The workers.
+        number: The task's number.
+        n: How many there are at most.
+    """
+
+    def __init__(self, shared: SharedWorkers, number: int, n: int) -> None:
+        self._shared, self._number, self._left = shared, number, n
+
+    def __next__(self) -> TrajectoryBatch[Any, Any]:
+        trajectory = self._shared.next_of(self._number) if self._left else None
+        if trajectory is None:
+            raise StopIteration
+        self._left -= 1
+        return trajectory
+
+    @property
+    def anomalies(self) -> tuple[int, FoundAnomaly | None]:
+        """How many anomalies the trajectories have that were returned, and the first one."""
+        return self._shared.anomalies(self._number)
+
+    def close(self) -> None:
+        """Leave the stream open, which other tasks share."""

@@ -1,0 +1,1 @@
+"""Suites of tasks: each task as if it were evaluated alone, and statistics over tasks."""

@@ -1,0 +1,87 @@
+"""Compare agents on a suite: pairs by task and seed."""
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamsampler import compare, evaluate
+from streamsampler.errors import RolloutError, UsageError
+from streamsampler.evaluation.comparison import Comparison
+from streamsampler.evaluation.suites.suite_comparison import SuiteComparison
+from tests.evaluation.envs import Known, zero
+
+SUITE: dict[str, Any] = {"push": Known, "lift": functools.partial(Known, success="success")}
+HOW: dict[str, Any] = {"seed": 1, "n_workers": 0}
+
+
+def one(observation):
+    return 1
+
+
+def mixed(task):
+    return one if task == "push" else zero
+
+
+def test_pairs_are_taken_by_task_and_seed():
+    found = compare({"zero": zero, "one": one}, SUITE, n_trajectories=12, **HOW)
+    assert isinstance(found, SuiteComparison)
+    for name, agent in (("zero", zero), ("one", one)):
+        assert found[name] == evaluate(agent, SUITE, n_trajectories=12, **HOW)
+    for task, env in SUITE.items():
+        own = compare({"zero": zero, "one": one}, env, n_trajectories=12, **HOW)
+        assert isinstance(own, Comparison)
+        assert np.array_equal(found.tasks[task].pairs[0].differences, own.pairs[0].differences)
+        assert found.pairs[0][task].seeds == own.evaluations[0].seeds
+    assert found.pairs[0].mean_difference == pytest.approx(1)
+    assert found.pairs[0].probability_of_improvement > 0.5
+    assert found.pairs[0].success_difference is None  # one of the tasks says nothing of success
+    with pytest.raises(KeyError, match="there are no pairs of 'reach'; the tasks with pairs are push, lift"):
+        found.pairs[0]["reach"]
+    with pytest.raises(KeyError, match="the keys are the names of agents, zero, one"):
+        found["two"]
+
+
+def test_differences_are_of_scores_where_returns_are_normalised():
+    scales = {"push": (0, 2), "lift": (4, 0)}
+    found = compare([zero, one], SUITE, n_trajectories=12, normalise=scales, **HOW)
+    assert found.pairs[0].mean_difference == pytest.approx((1 / 2 - 1 / 4) / 2)
+
+
+def test_where_an_agent_is_better_is_said():
+    found = compare({"old": zero, "new": mixed, "best": one}, SUITE, n_trajectories=20, **HOW)
+    assert [pairs.second for pairs in found.pairs] == ["new", "best"]
+    assert found.pairs[0].level == 0.975
+    assert found.pairs[0]["lift"].mean_difference == 0
+    assert "lift" not in found.pairs[0].sure
+    text = str(found)
+    assert "new minus old: 40 pairs in 2 tasks" in text
+    assert "sure for all tasks together" in text
+
+
+def test_a_comparison_is_saved_and_loaded(tmp_path):
+    found = compare([zero, one], SUITE, n_trajectories=12, **HOW)
+    assert SuiteComparison.load(found.save(tmp_path / "both.json")) == found
+
+
+def test_a_task_that_failed_for_one_agent_has_no_pairs():
+    def careless(observation):
+        if observation.shape == (4,):
+            raise ValueError("four numbers")
+        return 0
+
+    suite = {**SUITE, "cart": "CartPole-v1"}
+    found = compare({"zero": zero, "careless": careless}, suite, n_trajectories=3, **HOW)
+    assert list(found.tasks) == ["push", "lift"]
+    assert list(found.failed) == ["careless: cart"]
+    assert "1 evaluation failed" in str(found)
+    with pytest.raises(RolloutError, match="four numbers"):
+        compare({"zero": zero, "careless": careless}, suite, n_trajectories=3, tasks=["cart"], **HOW)
+
+
+def test_wrong_arguments_are_refused():
+    with pytest.raises(UsageError, match="normalise is for a suite"):
+        compare([zero, one], Known, n_trajectories=3, normalise={"push": (0, 1)}, **HOW)
+    with pytest.raises(UsageError, match="the suite is empty"):
+        compare([zero, one], {}, n_trajectories=3, **HOW)

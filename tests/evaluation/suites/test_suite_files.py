@@ -1,0 +1,133 @@
+"""Files of suites: resumed, killed, merged, compared."""
+
+import functools
+from typing import Any
+
+import pytest
+
+from streamsampler import compare, evaluate, merge
+from streamsampler.errors import UsageError
+from streamsampler.evaluation.evaluation_call import EvaluationInterruptedError
+from streamsampler.evaluation.suites.suite_comparison import SuiteComparison
+from streamsampler.evaluation.suites.suite_evaluation import SuiteEvaluation
+from tests.evaluation.envs import Known, zero
+
+SUITE: dict[str, Any] = {"push": Known, "arm/lift": functools.partial(Known, success="success"), "cart": "CartPole-v1"}
+HOW: dict[str, Any] = {"seed": 1, "n_workers": 0}
+
+
+def one(observation):
+    return 1
+
+
+def evaluated(n: Any = 7, **options: Any) -> SuiteEvaluation:
+    return evaluate(zero, SUITE, n_trajectories=n, **{**HOW, **options})
+
+
+# Resumed
+
+
+@pytest.mark.parametrize("n_workers", [0, 2])
+def test_a_finished_suite_goes_on_to_the_bytes_of_one_run(tmp_path, n_workers):
+    whole = evaluated({"push": 9, "arm/lift": 4, "cart": 6}).to_json()
+    path = evaluated({"push": 5, "arm/lift": 4, "cart": 2}, n_workers=n_workers).save(tmp_path / "suite.json")
+    found = evaluated({"push": 9, "arm/lift": 4, "cart": 6}, n_workers=n_workers, seed=None, resume=path)
+    assert found.to_json() == path.read_text() == whole
+
+
+def test_a_run_that_was_interrupted_goes_on(tmp_path):
+    ran = []
+
+    def interrupted(snapshot):
+        ran.append(snapshot)
+        if snapshot.n_trajectories >= 9:
+            raise KeyboardInterrupt
+
+    interrupted.interval = 0.0  # type: ignore[attr-defined]
+    out = tmp_path / "suite.json"
+    with pytest.raises(EvaluationInterruptedError) as caught:
+        evaluated(out=out, progress=interrupted)
+    assert list(caught.value.found) == ["push", "arm/lift"]
+    assert not out.exists()
+    journal = SuiteEvaluation.load(tmp_path / "suite.partial.json")
+    assert {name: len(journal[name]) for name in journal} == {"push": 7, "arm/lift": 2}
+    assert journal.stopped == "interrupted"
+    assert evaluated(resume=out).to_json() == out.read_text() == evaluated().to_json()
+    assert not (tmp_path / "suite.partial.json").exists()
+
+
+def test_precision_goes_on(tmp_path):
+    until = functools.partial(evaluate, zero, SUITE, **HOW, normalise=dict.fromkeys(SUITE, (0, 20)))
+    path = until(until_halfwidth=0.05).save(tmp_path / "suite.json")
+    found = until(until_halfwidth=0.03, resume=path)
+    assert found.mean_interval.halfwidth <= 0.03
+    for name, env in SUITE.items():
+        own = evaluate(zero, env, n_trajectories=len(found[name]), **HOW)
+        assert own.returns.tolist() == found[name].returns.tolist()
+
+
+def test_a_file_of_another_run_is_refused(tmp_path):
+    path = evaluated().save(tmp_path / "suite.json")
+    with pytest.raises(UsageError, match=r"of another suite: the tasks are push, arm/lift, cart in .*, and push here"):
+        evaluate(zero, {"push": Known}, n_trajectories=9, resume=path, **HOW)
+    with pytest.raises(UsageError, match=r"the agent's name is 'zero' in .*suite\.json, and 'one' here"):
+        evaluate(one, SUITE, n_trajectories=9, resume=path, **HOW)
+    with pytest.raises(UsageError, match="has 7 trajectories, and only 3 are asked for"):
+        evaluated(3, resume=path)
+
+
+# Merged
+
+
+def test_parts_and_tasks_are_merged_to_the_bytes_of_one_run(tmp_path):
+    whole = evaluated().to_json()
+    parts = [evaluated(part=(i, 3)).save(tmp_path / f"part-{i}.json") for i in (1, 2, 3)]
+    assert merge(parts[::-1], tmp_path / "whole.json").to_json() == whole
+    tasks = [evaluated(tasks=[name]).save(tmp_path / f"task-{i}.json") for i, name in enumerate(SUITE)]
+    assert merge(tasks, tmp_path / "whole.json").to_json() == whole
+    with pytest.raises(UsageError, match="task 'cart': no file has a trajectory of it"):
+        merge(tasks[:2], tmp_path / "other.json")
+    with pytest.raises(UsageError, match=r"whole\.json is no part: it holds all tasks of a run"):
+        merge([tmp_path / "whole.json"], tmp_path / "other.json")
+    with pytest.raises(UsageError, match="part 2 of 3 is missing"):
+        merge([parts[0], parts[2]], tmp_path / "other.json")
+    other = evaluate(zero, {"push": Known}, n_trajectories=7, **HOW).save(tmp_path / "one.json")
+    with pytest.raises(UsageError, match=r"the files are of different suites: tasks is"):
+        merge([tasks[0], other], tmp_path / "other.json")
+
+
+def test_parts_of_a_comparison_are_merged(tmp_path):
+    agents = {"zero": zero, "one": one}
+    parts = [compare(agents, SUITE, n_trajectories=7, part=(i, 2), **HOW).save(tmp_path / f"{i}.json") for i in (1, 2)]
+    whole = compare(agents, SUITE, n_trajectories=7, **HOW)
+    assert merge(parts, tmp_path / "whole.json").to_json() == whole.to_json()
+
+
+# Compared, and refused
+
+
+def test_saved_suites_are_compared():
+    suites = {"old": evaluated(20), "new": evaluate(one, SUITE, n_trajectories=20, **HOW)}
+    found = compare(suites)
+    ran = compare({"old": zero, "new": one}, SUITE, n_trajectories=20, **HOW)
+    assert isinstance(found, SuiteComparison)
+    assert found.pairs[0].summary() == ran.pairs[0].summary()
+    with pytest.raises(UsageError, match="old and new are of different suites: tasks is"):
+        compare({"old": evaluated(20), "new": evaluate(one, {"push": Known}, n_trajectories=20, **HOW)})
+
+
+def test_a_verdict_is_about_the_mean_over_tasks(tmp_path):
+    suite = {"push": Known, "pull": Known}
+    found = compare({"one": one, "any": "random"}, suite, n_trajectories=30, margin=0.1, **HOW)
+    assert found.verdict().outcome == "worse"  # by 0 or 1 in each pair
+    assert "verdict: any is worse than one by more than 0.1" in str(found)
+    assert not found.verdict()
+    assert SuiteComparison.load(found.save(tmp_path / "both.json")).verdict().outcome == "worse"
+    same = compare({"zero": zero, "same": zero}, suite, n_trajectories=20, **HOW)
+    assert same.verdict(0).outcome == "not worse"
+    with pytest.raises(UsageError, match="by how much may an agent be worse"):
+        same.verdict()
+    with pytest.raises(UsageError, match="margin must be a number from 0 on"):
+        same.verdict(-1)
+    with pytest.raises(UsageError, match="no success rate of each task"):
+        same.verdict(0.1, decide_on="success")
