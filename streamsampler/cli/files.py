@@ -263,7 +263,8 @@ def merge(ctx: click.Context, /, parts: tuple[str, ...], out: str, as_json: bool
             raise failure(str(error)) from None  # about what the files hold, and not how the command was typed
     if not run.shows_end:
         print_error(f"{count(len(parts), 'part')} merged")
-    run.finish(merged.to_json().rstrip("\n") if as_json else f"{merged}\nwritten to: {target}", kept=target)
+    text = merged.to_json().rstrip("\n") if as_json else f"{merged}\nwritten to: {target}"
+    run.finish(text, kept=target, failed=bool(getattr(merged, "failed", None)))
 
 
 # ----------------------------------------------------------------------

@@ -39,6 +39,10 @@ def are_saved(named: Mapping[str, Any]) -> bool:
             f"{evaluation} is a saved evaluation, and not an agent: give the agent that was evaluated; or evaluate "
             f"{agent} on the same seeds first, and compare the two evaluations"
         )
+    kinds = {type(each) for each in named.values()}
+    if any(saved.values()) and len(kinds) > 1:
+        shown = " and ".join(sorted(f"a {kind.__name__}" for kind in kinds))
+        raise UsageError(f"the agents to compare are of different kinds, {shown}: give those of one kind")
     return any(saved.values())
 
 

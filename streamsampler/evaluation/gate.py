@@ -118,6 +118,7 @@ class GateDecision:
         all_equal: Whether all pairs have one difference, but for rounding.
         tested: What a test says that has no interval; None where the interval decides.
         expected: How many more pairs a test needs if they are like those that were seen; None where there is no test.
+        advice: What to do where it is undecided; empty for more pairs, or bounds.
     """
 
     first: str
@@ -130,6 +131,7 @@ class GateDecision:
     all_equal: bool
     tested: Outcome | None = None
     expected: int | None = None
+    advice: str = ""
 
     @property
     def outcome(self) -> Outcome:
@@ -184,6 +186,8 @@ class GateDecision:
 
     @property
     def _advice(self) -> str:
+        if self.advice:
+            return self.advice
         if self.more is not None:
             least = "about" if isinstance(self.interval, Interval) else "at least"
             return f"; it likely takes {least} {count(self.more, 'more pair')}"

@@ -25,12 +25,8 @@ def compare_saved_suites(named: Mapping[str, SuiteEvaluation], bounds: Bounds | 
     """
     if bounds is not None:
         raise UsageError("bounds are those of the saved suites: give them where the suites are evaluated")
-    (first, one), *others = named.items()
-    for name, other in others:
-        for what, mine, its in (("tasks", one.names, other.names), ("normalise", one.normalise, other.normalise)):
-            if mine != its:
-                differs = f"{what} is {mine} in {first}, and {its} in {name}"
-                raise UsageError(f"{first} and {name} are of different suites: {differs}")
+    _check_tasks(named)
+    one = next(iter(named.values()))
     for task in one.names:
         evaluations = {name: suite[task] for name, suite in named.items() if task in suite.tasks}
         if len(evaluations) == len(named):
@@ -38,3 +34,18 @@ def compare_saved_suites(named: Mapping[str, SuiteEvaluation], bounds: Bounds | 
     stopped = list(dict.fromkeys(suite.stopped for suite in named.values()))
     shown = stopped[0] if len(stopped) == 1 else f"saved suites: {'; '.join(stopped)}"
     return SuiteComparison(names=tuple(named), suites=tuple(named.values()), stopped=shown)
+
+
+def _check_tasks(named: Mapping[str, SuiteEvaluation]) -> None:
+    (first, one), *others = named.items()
+    for name, other in others:
+        for what, mine, its in (("tasks", one.names, other.names), ("normalise", one.normalise, other.normalise)):
+            if mine != its:
+                differs = f"{what} is {mine} in {first}, and {its} in {name}"
+                raise UsageError(f"{first} and {name} are of different suites: {differs}")
+    for name, suite in named.items():
+        if missing := [task for task in suite.names if task not in suite.tasks and task not in suite.failed]:
+            raise UsageError(
+                f"{name} has no trajectories of {', '.join(missing)}: evaluate these tasks, and merge the files, "
+                "before suites are compared"
+            )

@@ -251,8 +251,8 @@ class SuiteCall:
                     if done.error is not None:
                         self.plan.fail(done.name, done.error)
                         self._shown.expect(self.plan.n_wanted)
-                    elif done.evaluation is not None:
-                        self.plan.states[done.name].evaluation = done.evaluation
+                    else:
+                        self.plan.finish(done.name, done.evaluation)
                 names = []
 
     def result(self, *, is_interrupted: bool = False) -> SuiteEvaluation:

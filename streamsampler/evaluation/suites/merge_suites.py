@@ -33,10 +33,12 @@ def merged_suite(found: Mapping[Path, SuiteEvaluation]) -> SuiteEvaluation:
     tasks: dict[str, Evaluation] = {}
     failed: dict[str, str] = {}
     for name in suite.names:
-        if errors := [each.failed[name] for each in found.values() if name in each.failed]:
+        errors = [each.failed[name] for each in found.values() if name in each.failed]
+        evaluations = {path: it[name] for path, it in found.items() if name in it}
+        if errors and not evaluations:
             failed[name] = errors[0]
-        else:
-            tasks[name] = with_task(name, _merged_task, {path: it[name] for path, it in found.items() if name in it})
+        else:  # perhaps of a task that failed before, and was run again
+            tasks[name] = with_task(name, _merged_task, evaluations)
     if len(found) == 1 and all(it.part is None for it in suite.evaluations):
         raise UsageError(f"{first} is no part: it holds all tasks of a run")
     reasons = [each.stopped for each in found.values() if each.stopped != INTERRUPTED]

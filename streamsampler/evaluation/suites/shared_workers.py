@@ -58,10 +58,15 @@ class SharedWorkers:
     def __exit__(self, *error: Any) -> None:
         self._exits.__exit__(*error)
 
-    def source(self, name: str) -> TaskSource:
-        """Return what an evaluation of a task takes its trajectories from: those of the next stream."""
+    def source(self, name: str, stretch: int = 1) -> TaskSource:
+        """Return what an evaluation of a task takes its trajectories from: those of the next stream.
+
+        Args:
+            name: The task.
+            stretch: How many times as many trajectories are run as are needed, where others may be left out.
+        """
         self._stream = None
-        return TaskSource(self, self._names.index(name))
+        return TaskSource(self, self._names.index(name), stretch)
 
     def register(self, run: TaskRun, seeds: Any, reset_options: Any) -> None:
         """Let the next stream have a run; seeds and options are the same for all tasks, by the tasks' own indices."""
@@ -128,6 +133,7 @@ class TaskSource:
     Args:
         shared: The workers.
         number: The task's number.
+        stretch: See `SharedWorkers.source`.
 
     Attributes:
         seed: The sampler's seed.
@@ -138,8 +144,8 @@ class TaskSource:
 
     agent_version = 0
 
-    def __init__(self, shared: SharedWorkers, number: int) -> None:
-        self._shared, self._sampler, self._number = shared, shared.sampler, number
+    def __init__(self, shared: SharedWorkers, number: int, stretch: int) -> None:
+        self._shared, self._sampler, self._number, self._stretch = shared, shared.sampler, number, stretch
         self.seed, self.filters = self._sampler.seed, self._sampler.filters
         self.policy_names = self._sampler.tasks[number].policy_names
 
@@ -182,8 +188,10 @@ class TaskSource:
         Where trajectories are left out there may be fewer: others are in a later run.
         """
         is_fixed = seeds is not None or isinstance(reset_options, list)
-        block = self.layout.block if self._sampler.replaces_trajectories and not is_fixed else 1
-        n = -(-n_trajectories // block) * block
+        block, n = 1, n_trajectories
+        if self._sampler.replaces_trajectories and not is_fixed:
+            block, n = self.layout.block, n * self._stretch
+        n = -(-n // block) * block
         self._shared.register(TaskRun(self._number, first_trajectory, n), seeds, reset_options)
         return TaskTrajectories(self._shared, self._number, n_trajectories)
 

@@ -364,7 +364,13 @@ class SuiteComparison(Found):
         if margin is None:
             raise UsageError("by how much may an agent be worse? Give a margin, such as verdict(0.05)")
         checked = checked_margin(margin, of)
-        return GateVerdict(tuple(pairs.decision(checked, of) for pairs in self.pairs))
+        decisions = tuple(pairs.decision(checked, of) for pairs in self.pairs)
+        if lacking := [name for name in self.suites[0].names if name not in self.tasks]:
+            # An agent that fails in a task must not pass because the task is left out.
+            why = Unknown(f"there are no pairs in {', '.join(lacking)}")
+            advice = "each task needs pairs of all agents"
+            decisions = tuple(replace(it, interval=why, all_equal=False, advice=advice) for it in decisions)
+        return GateVerdict(decisions)
 
     def by_position(self) -> dict[int, Evaluation]:
         """Return the evaluations of all agents in all tasks, by their positions."""

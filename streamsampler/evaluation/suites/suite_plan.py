@@ -20,12 +20,14 @@ class TaskState:
         wanted: How many trajectories it is to have by now.
         evaluation: Its evaluation so far; None before its first trajectory.
         error: Why it failed; None where it did not.
+        n_short: How often too few trajectories were left of those that were run: each time twice as many are run.
     """
 
     amount: Amount
     wanted: int
     evaluation: Evaluation | None = None
     error: Exception | None = None
+    n_short: int = 0
 
     @property
     def n(self) -> int:
@@ -84,7 +86,7 @@ class SuitePlan:
         lacking = self._lacking()
         if not lacking and self.precision is not None and (scores := self.scores()):
             for name, n in self.precision.more(scores).items():
-                self.states[name].wanted += n
+                self.states[name].wanted = min(self.states[name].wanted + n, self.states[name].amount.n)
             lacking = self._lacking()
         return lacking
 
@@ -109,6 +111,12 @@ class SuitePlan:
         """How many trajectories, and timesteps, there are."""
         known = [state.evaluation for state in self.states.values() if state.evaluation is not None]
         return sum(map(len, known)), sum(int(it.lengths.sum()) for it in known)
+
+    def finish(self, name: str, evaluation: Evaluation | None) -> None:
+        """Record the trajectories of a task after a round; None if none is left."""
+        state = self.states[name]
+        state.evaluation = state.evaluation if evaluation is None else evaluation
+        state.n_short += state.lacks_trajectories
 
     def fail(self, name: str, error: Exception) -> None:
         """Record that a task failed; its trajectories are not used."""

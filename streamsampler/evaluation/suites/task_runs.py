@@ -28,7 +28,7 @@ class FinishedTask(NamedTuple):
 
     Attributes:
         name: Its name.
-        evaluation: Its evaluation; None where it failed, or was interrupted before its first trajectory.
+        evaluation: Its evaluation; None where it failed, and where none of the trajectories is left that were run.
         error: Why it failed; None where it did not.
     """
 
@@ -104,7 +104,7 @@ class TaskRuns:
         while left:
             calls = {}
             for name in left:
-                source: Any = shared.source(name)
+                source: Any = shared.source(name, 2 ** tasks[name].n_short)
                 calls[name] = self._call(name, tasks[name], source, agent_facts(self.agents[name]), {})
             shared.begin()
             while left and not shared.has_ended:
@@ -138,9 +138,9 @@ class TaskRuns:
                 if call.rows or n_known:
                     yield FinishedTask(name, call.finished(INTERRUPTED))
                 raise
-            if not call.rows:
+            if not call.rows and call.amount.is_fixed:
                 raise all_left_out(call)
-            yield FinishedTask(name, call.finished(call.amount.asked))
+            yield FinishedTask(name, call.finished(call.amount.asked) if call.rows else None)
 
 
 def all_left_out(call: EvaluationCall) -> DataError:

@@ -249,7 +249,33 @@ def test_a_suite_is_saved_and_loaded(tmp_path):
 def test_a_task_of_which_nothing_is_left_fails_with_the_reasons():
     seeds = evaluate(zero, Known, n_trajectories=3, seed=1, n_workers=0).seeds
     suite: dict[str, Any] = {"good": Known, "bad": functools.partial(Known, fails=seeds)}
-    found = evaluate(zero, suite, n_trajectories=3, seed=1, n_workers=0, on_failure="drop")
+    found = evaluate(zero, suite, seeds=seeds, n_workers=0, on_failure="drop")
     assert list(found) == ["good"]
     assert "each of its 3 trajectories was left out" in found.failed["bad"]
     assert f"ValueError: seed {seeds[0]} fails" in found.failed["bad"]
+
+
+class Unsteady(Known):
+    """Raises in six of ten trajectories, by their seeds."""
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None and seed % 10 < 6:
+            raise ValueError("unsteady")
+        return super().reset(seed=seed, options=options)
+
+
+@pytest.mark.parametrize(("seed", "n"), [(1, 2), (3, 5), (4, 1), (5, 9)])
+def test_many_that_are_left_out_are_replaced_as_in_the_task_alone(seed, n):
+    how: dict[str, Any] = {"n_trajectories": n, "seed": seed, "n_workers": 0, "on_failure": "drop"}
+    found = evaluate(zero, {"good": Known, "bad": Unsteady}, **how)
+    assert found["bad"].to_json() == evaluate(zero, Unsteady, **how).to_json()
+
+
+def test_a_task_in_which_everything_raises_fails_as_it_does_alone():
+    class Broken(Known):
+        def reset(self, *, seed=None, options=None):
+            raise ValueError("broken")
+
+    found = evaluate(zero, {"good": Known, "bad": Broken}, n_trajectories=2, seed=1, n_workers=0, on_failure="drop")
+    assert list(found) == ["good"]
+    assert "too many to leave out" in found.failed["bad"]

@@ -131,3 +131,28 @@ def test_a_verdict_is_about_the_mean_over_tasks(tmp_path):
         same.verdict(-1)
     with pytest.raises(UsageError, match="no success rate of each task"):
         same.verdict(0.1, decide_on="success")
+
+
+def test_an_agent_that_fails_in_a_task_does_not_pass_the_gate():
+    def careless(observation):
+        if observation.shape == (4,):
+            raise ValueError("four numbers")
+        return 1
+
+    old, new = evaluated(20), evaluate(careless, SUITE, n_trajectories=20, **HOW)
+    verdict = compare({"old": old, "new": new}).verdict(0.5)
+    assert not verdict
+    assert verdict.outcome == "undecided"
+    assert "there are no pairs in cart" in str(verdict)
+    with pytest.raises(UsageError, match=r"new has no trajectories of arm/lift, cart: evaluate these tasks"):
+        compare({"old": old, "new": evaluated(20, tasks=["push"])})
+    with pytest.raises(UsageError, match="of different kinds, a Evaluation and a SuiteEvaluation"):
+        compare({"old": old, "new": evaluate(zero, Known, n_trajectories=20, **HOW)})
+
+
+def test_a_task_that_failed_and_was_run_again_is_merged(tmp_path):
+    failing = {**SUITE, "cart": functools.partial(Known, fails=range(2**31))}
+    first = evaluate(zero, failing, n_trajectories=7, **HOW).save(tmp_path / "first.json")
+    again = evaluated(tasks=["cart"]).save(tmp_path / "again.json")
+    merged = merge([first, again], tmp_path / "whole.json")
+    assert merged.to_json() == evaluated().to_json()
