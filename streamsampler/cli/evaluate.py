@@ -81,14 +81,14 @@ SUCCESS = option(
 
 RESULT = options_of(
     option("Output", "-o", "--out", metavar="FILE", show_default="the file of --resume",
-        help="Write what was found, with every return, its index and its seed, to a .json file. After Ctrl-C it gets "
-        "what is finished. While the command runs, and after a kill, finished trajectories are in FILE.partial.json."),
+        help="Write the result, with every return, its index and its seed, to a .json file. After Ctrl-C the file has "
+        "the finished trajectories. While the command runs, and after a kill, they are in FILE.partial.json."),
     option("Output", "--resume", metavar="FILE",
         help="Go on with a file of --out, also of a killed command: its trajectories are not run again. Ask for more "
         "trajectories than before, or leave the amount out to complete the file's own. All other options that decide "
         "about trajectories are given again, but for --seed and --part."),
 )  # fmt: skip
-"""The files of what is found."""
+"""The files of results."""
 
 
 BOUNDS = option(
@@ -146,7 +146,7 @@ _VIDEOS = options_of(
 
 
 @command("Evaluate an agent: numbers with their intervals.")
-@click.argument("env_id", metavar="ENV_ID", required=False)
+@click.argument("env_id", metavar="[ENV_ID]", required=False)
 @options_of(_HOW_MUCH, _PRECISION, shared.PART, SUITE, shared.POLICIES, _RETURN_OF, BOUNDS, SUCCESS, shared.SAMPLED_BY,
     RESULT, TABLE, _VIDEOS, shared.PRINTED)  # fmt: skip
 @click.pass_context
@@ -156,8 +156,9 @@ def evaluate(
     """Evaluate an agent in an environment, and print each number with the interval that holds for it.
 
     ENV_ID is an environment that is registered with Gymnasium, such as CartPole-v1, or module:ENV_ID to import a module
-    first; or a module of PettingZoo. The trajectories are the same for any number of workers. Progress is shown on
-    standard error, with the interval as it narrows. After Ctrl-C the finished trajectories are evaluated.
+    first; or a module of PettingZoo. With --suite a file names the environments. The trajectories are the same for any
+    number of workers. Progress is shown on standard error, with the interval as it narrows. After Ctrl-C the finished
+    trajectories are evaluated.
 
     Examples:
       streamsampler evaluate CartPole-v1 --agent model.zip --num-trajectories 100 --seed 1 --out model.json
@@ -241,13 +242,13 @@ def print_found(
     ctx: click.Context, options: dict[str, Any], find: Callable[[CliRun], AnyFound], *, as_json: bool,
     quiet: bool, imports: tuple[str, ...],
 ) -> None:  # fmt: skip
-    """Evaluate or compare, print what was found, write it, and exit.
+    """Evaluate or compare, print the result, write it, and exit.
 
     Args:
         ctx: The command's context.
         options: The options by name.
-        find: Returns what was found.
-        as_json: Whether to print what `--out` writes.
+        find: Returns the result.
+        as_json: Whether to print the contents of the file that `--out` writes.
         quiet: Whether to print nothing on standard error but errors.
         imports: Modules to import before.
     """
@@ -345,7 +346,7 @@ def _line(found: AnyFound, seconds: float, *, interrupted: bool, alone: bool) ->
     amount = f"{count(sum(map(len, found.evaluations)), 'trajectory')}, {count(n_timesteps, 'timestep')}"
     line = f"{amount} in {duration(seconds)}"
     why = " Only the first agent has trajectories: there are no pairs to compare yet." if alone else ""
-    return f"Interrupted: what follows is of {line}.{why}" if interrupted else line
+    return f"Interrupted: the result is of {line}.{why}" if interrupted else line
 
 
 # ----------------------------------------------------------------------
@@ -383,7 +384,7 @@ _DECISION = options_of(
 
 
 @command("Compare agents on the same seeds.")
-@click.argument("env_id", cls=SeveralArgument, metavar="ENV_ID|FILE...", nargs=-1)
+@click.argument("env_id", cls=SeveralArgument, metavar="[ENV_ID|FILE...]", nargs=-1)
 @options_of(_HOW_MANY_PAIRS, _DECISION, shared.PART, SUITE, _AGENTS, BOUNDS, SUCCESS, shared.SAMPLED_BY,
     RESULT, shared.PRINTED)  # fmt: skip
 @click.pass_context

@@ -53,9 +53,9 @@ class SuiteFile:
     tasks: dict[str, TaskEntry]
 
     def n_trajectories(self, ctx: click.Context, of_all: int | None) -> int | dict[str, int] | None:
-        """Return how many trajectories there are to be of each task; None where another option says it.
+        """Return the number of trajectories of each task; None where another option gives it.
 
-        What is typed wins.
+        An option on the command line overrides the numbers of the file.
         """
         own = {name: it.n_trajectories for name, it in self.tasks.items() if it.n_trajectories is not None}
         if not own or (of_all is not None and not is_from_file(ctx, "num_trajectories")):
@@ -74,10 +74,10 @@ class SuiteFile:
 
 
 def _from_suite(ctx: click.Context, _param: click.Parameter, name: str | None) -> SuiteFile | None:
-    """Return the suite of a file, whose other keys are options of the command: an option's callback.
+    """Return the suite of a file, and take its other keys as options of the command: an option's callback.
 
     Raises:
-        click.BadParameter: The file cannot be read, is no TOML, or says something else.
+        click.BadParameter: The file cannot be read, is no TOML, or has no table of tasks.
     """
     if name is None:
         return None
@@ -93,7 +93,7 @@ def _from_suite(ctx: click.Context, _param: click.Parameter, name: str | None) -
 
 
 def _entries(where: str, name: str, said: Any) -> dict[str, TaskEntry]:
-    """Return the task of a table, or the tasks of the tables in it, whose group it is."""
+    """Return the task of a table; of a group, the tasks of all tables in it."""
     if not isinstance(said, Mapping):
         raise click.BadParameter(f"{where} should be a table, {_EXAMPLE}, and is {said!r}")
     inner = {key: value for key, value in said.items() if key not in _KEYS and isinstance(value, Mapping)}
@@ -147,10 +147,10 @@ TABLE = option(
 
 
 def check_tasks(env_id: str | None, options: Mapping[str, Any]) -> None:
-    """Check that there is an environment or a suite, and not both, and that options of suites are for one.
+    """Check that either an environment or a suite is given, and options of suites only with a suite.
 
     Raises:
-        click.UsageError: There is none, or there are both, or an option is for a suite.
+        click.UsageError: Neither is given, or both are; or an option needs a suite.
     """
     if (options["suite"] is None) == (env_id is None):
         both = "ENV_ID and --suite exclude each other: a suite's file names the environments."
@@ -162,7 +162,7 @@ def check_tasks(env_id: str | None, options: Mapping[str, Any]) -> None:
 
 
 def environments_of(suite: SuiteFile, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Spaces]]:
-    """Return the environment of each task; and the spaces of the tasks that are run, whose environments are made.
+    """Make the environments of the tasks that are run; return the environment of each task, and the spaces of these.
 
     Raises:
         UsageError: There is no such environment; names the task.

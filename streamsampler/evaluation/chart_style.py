@@ -84,7 +84,7 @@ def _style(dark: bool) -> dict[Any, Any]:
 
 
 def draw_legend(axis: Any) -> None:
-    """Write what is drawn above an axis, where it covers nothing."""
+    """Draw the legend above an axis, where it covers nothing."""
     labels = axis.get_legend_handles_labels()[1]
     columns = 1 if sum(len(label) + _WIDTH_OF_LINE for label in labels) > _LONGEST_LEGEND else len(labels)
     axis.legend(

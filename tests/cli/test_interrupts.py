@@ -105,7 +105,7 @@ def test_an_interrupted_evaluation_keeps_what_is_finished(at_home: Path) -> None
     assert (result.exit_code, "Traceback" in result.stderr) == (143, False), result.stderr
     kept = Evaluation.load("kept.json")
     assert (1 <= len(kept) < 600, kept.stopped) == (True, "interrupted")
-    assert f"Interrupted: what follows is of {len(kept):,} trajector" in result.stderr
+    assert f"Interrupted: the result is of {len(kept):,} trajector" in result.stderr
     written = Path("kept.json").read_text()
     more = invoke(*EVALUATE, "--agent", "scripted:later", "--num-trajectories", 900, "--out", "kept.json")
     assert "written to: kept.partial.json" in more.stdout

@@ -291,7 +291,7 @@ class SuiteEvaluation(Found):
 
     def _notes(self) -> Iterator[str]:
         if self.failed:
-            yield f"{count(len(self.failed), 'task')} of {len(self.names)} failed, and the statistics lack them:"
+            yield f"{count(len(self.failed), 'task')} of {len(self.names)} failed, and are not part of the statistics:"
             yield from (f"{name}: {error}" for name, error in self.failed.items())
         if missing := [name for name in self.names if name not in self.tasks and name not in self.failed]:
             yield f"{count(len(missing), 'task')} of {len(self.names)} without trajectories: {', '.join(missing)}"
