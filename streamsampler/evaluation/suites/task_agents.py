@@ -115,8 +115,10 @@ class TaskAgents:
         misfits: dict[str, str] = {}
         for name, agent in self._agents.items():
             for kind, (attribute, its) in enumerate(_own_spaces(agent)):
-                if its is not None and not fits(its, found := self.spaces(name)[kind]):
-                    misfits.setdefault(name, f"the {attribute} of {name!r} is {found}, and the agent's is {its}")
+                for player, found in _of_players(self.spaces(name)[kind]).items():
+                    if its is not None and not fits(its, found):
+                        of = f"{name!r}, of {player!r}," if player else f"{name!r}"
+                        misfits.setdefault(name, f"the {attribute} of {of} is {found}, and the agent's is {its}")
         if misfits:
             fitting = [name for name in self._agents if name not in misfits]
             some = f"; it fits {', '.join(fitting)}" if fitting else ""
@@ -134,6 +136,11 @@ def _own_spaces(agent: Any) -> list[tuple[str, Space[Any] | None]]:
         return []
     holders = [agent, getattr(agent, "model", None), getattr(agent, "policy", None)]
     return [(name, next(filter(_is_space, (getattr(it, name, None) for it in holders)), None)) for name in names]
+
+
+def _of_players(space: Space[Any]) -> Mapping[str, Space[Any]]:
+    """Return the space of each agent of an environment; by an empty name where it has one agent."""
+    return space.spaces if isinstance(space, SpacesOfAgents) else {"": space}
 
 
 def _is_space(value: Any) -> bool:

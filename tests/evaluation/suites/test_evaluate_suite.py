@@ -166,6 +166,19 @@ def test_an_agent_that_fits_only_some_tasks_is_refused_before_workers_start():
     assert evaluate(OfSpaces(), TWO, n_trajectories=2, n_workers=0).mean == 1
 
 
+class OfPlayers(Always):
+    """Was made for the spaces of each agent of a game."""
+
+    action_space = Comings().action_space("runner")
+
+
+def test_an_agent_fits_a_task_of_several_agents_if_it_fits_each_of_them():
+    suite = {"one": Comings, "two": Comings}
+    assert len(evaluate(OfPlayers(0), suite, n_trajectories=2, return_of="all", n_workers=0)["two"]) == 2
+    with pytest.raises(UsageError, match=r"space of 'one', of '.*', is .*, and the agent's is .*nor does it fit two"):
+        evaluate(OfSpaces(), suite, n_trajectories=2, return_of="all")
+
+
 def test_a_model_that_predicts_is_deterministic_unless_it_is_not_to_be():
     assert evaluate(Better(), {"push": Steps}, n_trajectories=2, n_workers=0).mean == 1
     assert evaluate(Better(), {"push": Steps}, n_trajectories=2, n_workers=0, deterministic=False).mean == 0
