@@ -243,8 +243,13 @@ class Rule:
 def check_successes(n_silent: int) -> None:
     """Raise a `UsageError` if so many trajectories, none of which says whether it succeeded, are enough to know."""
     if n_silent >= FLOORS["success"]:
-        keys = " or ".join(map(repr, SUCCESS_KEYS))
-        raise UsageError(f"there is no success rate: no info of the first {n_silent} trajectories has a key {keys}")
+        raise no_success_rate(n_silent)
+
+
+def no_success_rate(n_silent: int) -> UsageError:
+    """Return the error that none of so many trajectories says whether it succeeded."""
+    keys = " or ".join(map(repr, SUCCESS_KEYS))
+    return UsageError(f"there is no success rate: no info of the first {n_silent} trajectories has a key {keys}")
 
 
 class MeanRule(Rule):

@@ -17,7 +17,8 @@ from streamsampler.evaluation.evaluation import Evaluation
 from streamsampler.evaluation.evaluation_call import EvaluationInterruptedError
 from streamsampler.evaluation.journal import INTERRUPTED
 from streamsampler.evaluation.opening import in_part
-from streamsampler.evaluation.rules import check_successes
+from streamsampler.evaluation.resuming import SavedTrajectories
+from streamsampler.evaluation.rules import no_success_rate
 from streamsampler.evaluation.run_file import RunFile
 from streamsampler.evaluation.suites.scores import TaskScores
 from streamsampler.evaluation.suites.suite_arguments import by_task, checked_normalise, checked_suite, with_task
@@ -118,10 +119,17 @@ class SuiteArguments:
         seed = options.get("seed") if part is not None else check_seed(options.get("seed"))
         options, has_seed = {**options, "seed": seed}, options.get("seed") is not None
         of_all = {name: list(it) if isinstance(it, Iterator) else it for name, it in amount.items()}
+        amounts = amounts_of(names, how_many, bounds, part, suite, options, **of_all)
+        only = checked_tasks(tasks, names) or names
+        if only != names and _precision(amounts) is not None:
+            raise UsageError(
+                "tasks are for n_trajectories, seeds or scenarios: with until_halfwidth the number of trajectories of "
+                "a task depends on all other tasks. Leave out tasks, or evaluate a suite of these tasks alone"
+            )
         return cls(
             envs=suite,
-            amounts=amounts_of(names, how_many, bounds, part, suite, options, **of_all),
-            only=checked_tasks(tasks, names) or names,
+            amounts=amounts,
+            only=only,
             normalise=checked_normalise(normalise, names),
             success=success,
             return_of=check_return_of(return_of),
@@ -198,7 +206,7 @@ class SuiteCall:
             scale = None if self._normalise is None else self._normalise[name]
             return scores_of(evaluation, scale)
         if evaluation.successes is None:
-            with_task(name, check_successes, len(evaluation))
+            raise no_success_rate(len(evaluation))
         return successes_of(evaluation)
 
     def run(self, run: RunFile, progress: ProgressArgument, *, agent: str = "", first: int = 0) -> SuiteEvaluation:
@@ -211,7 +219,7 @@ class SuiteCall:
             first: The position of the first task's evaluation in the file's journal.
 
         Raises:
-            UsageError: The trajectories that are there are of another run.
+            UsageError: The trajectories that are there are of another run, or more than there are to be.
             EvaluationInterruptedError: Ctrl-C; has the result so far.
             SamplerError: Each task failed: the first one's error.
         """
@@ -232,6 +240,8 @@ class SuiteCall:
         with display(progress, self.plan.n_wanted, "trajectories", earlier=earlier[::-1], note=note) as self._shown:
             try:
                 self._run(runs)
+                for name, evaluation, n_needed in self.plan.surplus():
+                    with_task(name, SavedTrajectories(runs.source, evaluation).check_used, n_needed)
             except KeyboardInterrupt as interrupt:
                 if not any(state.n for state in self.plan.states.values()):
                     raise
@@ -267,6 +277,8 @@ class SuiteCall:
             if len(failed) > 1 or len(self._names) > 1:
                 error.add_note(f"this is the error of the task {name!r}; {count(len(failed), 'task')} failed, and no "
                                "task has a result")  # fmt: skip
+            if isinstance(error, UsageError):
+                raise type(error)(f"task {name!r}: {error}") from error
             raise error
         stopped = {name: self._stopped(name, is_interrupted=is_interrupted) for name in self.plan.states}
         return SuiteEvaluation(
@@ -322,7 +334,8 @@ def amounts_of(
             found = amount_of(how_many=HowMany(numbers[name], how_many.name), bounds=limits[name], **of_all)
             return in_part(found, part, None, options, envs[name])
 
-        amounts[name] = amount() if len(set(numbers.values())) == 1 else with_task(name, amount)
+        is_own = numbers[name] is not how_many.n or limits[name] is not bounds
+        amounts[name] = with_task(name, amount) if is_own else amount()
     return amounts
 
 

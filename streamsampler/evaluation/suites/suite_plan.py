@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
+from streamsampler.core.errors import UsageError
 from streamsampler.evaluation.amounts import Amount
 from streamsampler.evaluation.evaluation import Evaluation
 from streamsampler.evaluation.suites.scores import TaskScores
@@ -18,7 +21,8 @@ class TaskState:
     Attributes:
         amount: What it is to have in the end; with a part, which of its trajectories.
         wanted: How many trajectories it is to have by now.
-        evaluation: Its evaluation so far; None before its first trajectory.
+        evaluation: Its evaluation so far, perhaps with trajectories of later rounds that an earlier run has finished;
+            None before its first trajectory.
         error: Why it failed; None where it did not.
         n_short: How often too few trajectories were left of those that were run: each time twice as many are run.
     """
@@ -35,21 +39,48 @@ class TaskState:
         return 0 if self.evaluation is None else len(self.evaluation)
 
     @property
+    def n_run(self) -> int:
+        """How many of the wanted trajectories were run: a trajectory that is left out has been replaced, or counts."""
+        if self.evaluation is None:
+            return 0
+        return self.n + (self.evaluation.left_out if self.amount.is_fixed else 0)
+
+    @property
+    def n_by_now(self) -> int:
+        """How many trajectories it is to have by now, with those of later rounds that are there."""
+        return self.wanted if self.amount.rule is None else min(max(self.wanted, self.n_run), self.amount.n)
+
+    @property
     def amount_by_now(self) -> Amount:
         """What it is to have by now."""
-        amount = self.amount
+        amount, n = self.amount, self.n_by_now
         if amount.rule is None:
             return amount
-        seeds = None if amount.seeds is None else amount.seeds[: self.wanted]
-        return replace(amount, n=self.wanted, seeds=seeds, rule=None)
+        seeds = None if amount.seeds is None else amount.seeds[:n]
+        return replace(amount, n=n, seeds=seeds, rule=None)
+
+    @property
+    def of_round(self) -> Evaluation | None:
+        """The first trajectories, as many as are wanted by now: a run without interruption has no others."""
+        evaluation = self.evaluation
+        if evaluation is None or self.amount.rule is None:
+            return evaluation
+        kept = int(np.searchsorted(evaluation.indices, self.wanted)) if self.amount.is_fixed else self.wanted
+        return None if kept == 0 else _first_of(evaluation, kept)
 
     @property
     def lacks_trajectories(self) -> bool:
         """Whether trajectories are to be run: those left out have been replaced, unless each has a place of its own."""
-        if self.error is not None or self.evaluation is None:
-            return self.error is None
-        left_out = self.evaluation.left_out if self.amount.is_fixed else 0
-        return self.n + left_out < self.wanted
+        return self.error is None and (self.evaluation is None or self.n_run < self.wanted)
+
+
+def _first_of(evaluation: Evaluation, n: int) -> Evaluation:
+    """Return the first n trajectories of an evaluation."""
+    if n >= len(evaluation):
+        return evaluation
+    columns = ("returns", "lengths", "terminated", "truncated", "successes", "indices", "seeds", "names")
+    values = {name: getattr(evaluation, name) for name in columns}
+    return replace(evaluation, **{name: value[:n] for name, value in values.items() if value is not None})
 
 
 @dataclass
@@ -57,12 +88,14 @@ class SuitePlan:
     """The trajectories that a suite is to have: so many of each task.
 
     With a precision there are several rounds, until the mean over tasks is known well enough. A round is a function of
-    the trajectories that there are, and of nothing else.
+    the trajectories of the rounds before it, and of nothing else. Trajectories that an earlier run has finished may be
+    of later rounds: the rounds are decided again, each on the first trajectories of each task.
 
     Attributes:
         states: The state of each task, by name.
         precision: The precision that the mean over tasks is to have; None where numbers are given.
-        scores_of: Returns the scores of a task, of which that mean is.
+        scores_of: Returns the scores of a task, of which that mean is; raises a `UsageError` for a task without scores,
+            which fails.
     """
 
     states: dict[str, TaskState] = field(default_factory=dict)
@@ -83,28 +116,51 @@ class SuitePlan:
 
     def next_tasks(self) -> list[str]:
         """Return the tasks that lack trajectories; none if there are enough of all that did not fail."""
-        lacking = self._lacking()
-        if not lacking and self.precision is not None and (scores := self.scores()):
-            for name, n in self.precision.more(scores).items():
-                self.states[name].wanted = min(self.states[name].wanted + n, self.states[name].amount.n)
-            lacking = self._lacking()
+        while not (lacking := self._lacking()) and self._begin_round():
+            pass
         return lacking
 
     def _lacking(self) -> list[str]:
         return [name for name, state in self.states.items() if state.lacks_trajectories]
 
+    def _begin_round(self) -> bool:
+        """Let tasks have more trajectories; return False if there are enough."""
+        if self.precision is None or not (scores := self.scores()):
+            return False
+        before = [state.wanted for state in self.states.values()]
+        for name, n in self.precision.more(scores).items():
+            self.states[name].wanted = min(self.states[name].wanted + n, self.states[name].amount.n)
+        return before != [state.wanted for state in self.states.values()]
+
     def scores(self) -> dict[str, TaskScores]:
-        """Return the scores of each task that has trajectories."""
+        """Return the scores of each task that has trajectories, of this round and those before.
+
+        A task that has no scores fails.
+        """
         assert self.scores_of is not None
-        has = {name: it.evaluation for name, it in self.states.items() if it.evaluation is not None}
-        return {name: self.scores_of(name, evaluation) for name, evaluation in has.items()}
+        scores: dict[str, TaskScores] = {}
+        for name, state in self.states.items():
+            if (evaluation := state.of_round) is not None:
+                try:
+                    scores[name] = self.scores_of(name, evaluation)
+                except UsageError as error:
+                    self.fail(name, error)
+        return scores
 
     def know(self, name: str, evaluation: Evaluation) -> None:
         """Take over the trajectories of a task that an earlier run has finished."""
-        state = self.states[name]
-        state.evaluation = evaluation
-        if self.precision is not None:
-            state.wanted = max(state.wanted, len(evaluation))
+        self.states[name].evaluation = evaluation
+
+    def surplus(self) -> Iterator[tuple[str, Evaluation, int]]:
+        """Yield the tasks of which an earlier run has finished more trajectories than are wanted.
+
+        Yields:
+            The task, its evaluation, and how many of its trajectories are needed.
+        """
+        for name, state in self.states.items():
+            needed = 0 if (it := state.of_round) is None else len(it)
+            if state.evaluation is not None and len(state.evaluation) > needed:
+                yield name, state.evaluation, needed
 
     @property
     def n_known(self) -> tuple[int, int]:
@@ -130,7 +186,7 @@ class SuitePlan:
     @property
     def n_wanted(self) -> int:
         """How many trajectories all tasks are to have that did not fail."""
-        return sum(state.wanted for state in self.states.values() if state.error is None)
+        return sum(state.n_by_now for state in self.states.values() if state.error is None)
 
     def evaluations(self, stopped: Mapping[str, str]) -> dict[str, Evaluation]:
         """Return the evaluation of each task that has trajectories.

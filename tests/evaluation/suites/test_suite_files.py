@@ -66,6 +66,65 @@ def test_precision_goes_on(tmp_path):
         assert own.returns.tolist() == found[name].returns.tolist()
 
 
+class Interrupted(Known):
+    """Raises KeyboardInterrupt in the reset of a trajectory, counted over all tasks from 1 on."""
+
+    at = 0
+
+    def reset(self, *, seed=None, options=None):
+        Interrupted.at -= 1
+        if Interrupted.at == 0:
+            raise KeyboardInterrupt
+        return super().reset(seed=seed, options=options)
+
+
+class Sevenths:
+    """Has each seventh seed."""
+
+    def __contains__(self, seed: int) -> bool:
+        return seed % 7 == 0
+
+
+UNEVEN: dict[str, Any] = {
+    "push": Interrupted,
+    "rare": functools.partial(Interrupted, returns="rare"),
+    "arm/lift": functools.partial(Interrupted, fails=Sevenths()),
+}
+ROUNDS: dict[str, Any] = {**HOW, "until_halfwidth": 0.32, "on_failure": "drop"}
+
+
+EACH = [pytest.param(n, marks=pytest.mark.slow) for n in range(1, 156) if n not in (2, 61, 98, 131)]
+
+
+@pytest.mark.parametrize("at", [2, 61, 98, 131, *EACH])
+def test_an_interrupted_round_goes_on_to_the_bytes_of_one_run(tmp_path, monkeypatch, at):
+    monkeypatch.setattr(Interrupted, "at", 0)
+    whole = evaluate(zero, UNEVEN, **ROUNDS)
+    assert sum(map(len, whole.evaluations)) > 110
+    assert whole["arm/lift"].left_out > 3
+    monkeypatch.setattr(Interrupted, "at", at)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        evaluate(zero, UNEVEN, out=tmp_path / "suite.json", **ROUNDS)
+    assert Interrupted.at == 0
+    assert evaluate(zero, UNEVEN, resume=tmp_path / "suite.json", **ROUNDS).to_json() == whole.to_json()
+    if isinstance(caught.value, EvaluationInterruptedError):
+        saved = caught.value.found.save(tmp_path / "saved.json")
+        assert evaluate(zero, UNEVEN, resume=saved, **ROUNDS).to_json() == whole.to_json()
+
+
+def test_a_finished_precision_goes_on_to_the_bytes_of_one_run(tmp_path):
+    path = evaluate(zero, UNEVEN, **{**ROUNDS, "until_halfwidth": 0.5}).save(tmp_path / "suite.json")
+    whole = evaluate(zero, UNEVEN, **ROUNDS)
+    assert evaluate(zero, UNEVEN, resume=path, **ROUNDS).to_json() == path.read_text() == whole.to_json()
+    with pytest.raises(
+        UsageError, match=r"task '.*': .*suite.json has \d+ trajectories, and \d+ are enough: ask for more"
+    ):
+        evaluate(zero, UNEVEN, resume=path, **{**ROUNDS, "until_halfwidth": 0.5})
+    with pytest.raises(UsageError, match=r"has \d+ trajectories, and only 32 are asked for"):
+        evaluate(zero, UNEVEN, resume=path, max_trajectories=32, **ROUNDS)
+    assert path.read_text() == whole.to_json()
+
+
 def test_a_file_of_another_run_is_refused(tmp_path):
     path = evaluated().save(tmp_path / "suite.json")
     with pytest.raises(UsageError, match=r"of another suite: the tasks are push, arm/lift, cart in .*, and push here"):
