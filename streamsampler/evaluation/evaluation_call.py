@@ -118,6 +118,12 @@ class EvaluationCall:
             return None
         return start, self.n - sum(row.trajectory < start for row in rows)
 
+    def seed_of(self, index: int) -> int:
+        """Return the seed of a trajectory by its index."""
+        if self.amount.seeds is not None:
+            return self.amount.seeds[index]
+        return self._sampler.seeds(self._sampler.agent_version, [index])[0]
+
     def __enter__(self) -> Self:
         return self
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -20,7 +21,7 @@ from streamsampler.evaluation.suites.suite_arguments import with_task
 
 _OF_TASK = {"task", "task_name", "name"}
 """What the parameter of a function is called that takes the name of a task."""
-_OF_OBSERVATION = {"observation", "obs", "o", "observations"}
+_OF_OBSERVATION = {"observation", "obs", "ob", "o", "observations"}
 """What the parameter of a function is called that takes an observation."""
 
 
@@ -50,12 +51,10 @@ class TaskAgents:
         refuse_several_agents(agent)
         if isinstance(agent, Mapping):
             given = self._of_dict(agent)
-        elif _takes_task(agent, next(iter(envs))):
-            given = {name: agent(name) for name in envs}
+        elif _takes_task(agent, first := next(iter(envs)), lambda: _sample(self.spaces(first)[0])):
+            given = {name: _agent_of(agent, name) for name in envs}
         else:
             given = dict.fromkeys(envs, agent)
-        if missing := next((name for name, each in given.items() if each is None), None):
-            raise UsageError(f"the function of the task's name returned None for {missing!r}, and no agent")
         made: dict[int, Any] = {}  # by the identity of the agent that was given: a file is read once
         self._agents: dict[str, Any] = {}
         for name, each in given.items():
@@ -64,9 +63,7 @@ class TaskAgents:
                 def action_space(name: str = name) -> Space[Any]:
                     return self.spaces(name)[1]
 
-                made[id(each)] = with_task(
-                    name, evaluated_agent, each, deterministic, vec_normalize, action_space, policy_of
-                )
+                made[id(each)] = _loaded(name, each, deterministic, vec_normalize, action_space, policy_of)
             self._agents[name] = made[id(each)]
         self._check_fit()
 
@@ -168,16 +165,42 @@ def fits(own: Space[Any], found: Space[Any]) -> bool:
     return type(own) is type(found) and sorted(own.shape) == sorted(found.shape)
 
 
-def _takes_task(agent: Any, first: str) -> bool:
+def _takes_task(agent: Any, first: str, observation: Callable[[], Any]) -> bool:
     """Return whether a callable takes the name of a task, and returns the task's agent.
 
-    The name of its parameter says so. Where that says nothing, the callable is asked for the first task's agent: a
-    function of observations fails, or returns an action.
+    The name or the annotation of its parameter decides. Where neither does, a function is called with the first task's
+    name: if it returns an agent, it takes names. If it raises, it takes observations, and is called with one.
+
+    Args:
+        agent: The callable, or an agent.
+        first: The name of the first task.
+        observation: Returns an observation of the first task.
 
     Raises:
-        UsageError: It may be both.
+        UsageError: It may be both, or it is neither.
     """
-    if not inspect.isroutine(agent) and not isinstance(agent, partial):
+    if (decided := _is_declared(agent)) is not None:
+        return decided
+    try:
+        returned = agent(first)
+    except Exception as error:
+        _check_takes_observations(
+            agent, observation, f"raised {_shown(error)} for the name of the task {first!r}", error
+        )
+        return False
+    if returned is None:
+        raise UsageError(f"agent is a function that returned None for the name of the task {first!r}; {_CALL_IT}")
+    if isinstance(returned, str | PathLike):
+        raise UsageError(
+            f"agent is a function that returns {returned!r} for the name of a task, and may be one of observations as "
+            f"well: {_CALL_IT}"
+        )
+    return is_agent(returned) or has_predict(returned) or is_module(returned) or _are_agents(returned)
+
+
+def _is_declared(agent: Any) -> bool | None:
+    """Return whether a callable takes the name of a task, by its parameter; None for functions that do not declare it."""
+    if not callable(agent) or is_module(agent):
         return False
     if any(callable(getattr(agent, name, None)) for name in ("get_action", "get_actions", "predict")):
         return False
@@ -185,27 +208,83 @@ def _takes_task(agent: Any, first: str) -> bool:
         return False
     if parameter.name in _OF_TASK or parameter.annotation in (str, "str"):
         return True
-    if parameter.name in _OF_OBSERVATION or parameter.annotation is not parameter.empty:
-        return False
-    returned = _returned(agent, first)
-    if isinstance(returned, str | PathLike):
+    is_function = inspect.isroutine(agent) or isinstance(agent, partial)
+    is_other = parameter.name in _OF_OBSERVATION or parameter.annotation is not parameter.empty
+    return None if is_function and not is_other else False
+
+
+_CALL_IT = "call its parameter task, or observation"
+
+
+def _check_takes_observations(
+    function: Callable[[Any], Any], observation: Callable[[], Any], of_name: str, cause: Exception
+) -> None:
+    """Check that a function which raises for the name of a task takes observations.
+
+    Raises:
+        UsageError: It raises for both.
+    """
+    try:
+        sample = observation()
+    except Exception:  # the task itself fails later, or its space has no samples
+        return
+    try:
+        function(sample)
+    except Exception as error:
         raise UsageError(
-            f"agent is a function that returns {returned!r} for the name of a task, and may be one of observations as "
-            "well: call its parameter task, or observation"
-        )
-    return is_agent(returned) or has_predict(returned) or is_module(returned) or _are_agents(returned)
+            f"agent is a function that {of_name}, and {_shown(error)} for an observation of it, so that it is unclear "
+            f"which of these it takes: {_CALL_IT}"
+        ) from cause
+
+
+def _sample(space: Space[Any]) -> Any:
+    """Return an observation, without a change of the generator of the environment's space."""
+    space = copy.deepcopy(space)
+    space.seed(0)
+    if isinstance(space, SpacesOfAgents):
+        space = next(iter(space.spaces.values()))
+    return space.sample()
+
+
+def _shown(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _agent_of(function: Callable[[str], Any], name: str) -> Any:
+    """Return the agent of a task.
+
+    Raises:
+        UsageError: The function raises, or returns None; names the task.
+    """
+    try:
+        agent = function(name)
+    except Exception as error:
+        raise UsageError(f"the function of the task's name raised {_shown(error)} for the task {name!r}") from error
+    if agent is None:
+        raise UsageError(f"the function of the task's name returned None for {name!r}, and no agent")
+    return agent
+
+
+def _loaded(name: str, agent: Any, *args: Any) -> Any:
+    """Return what a sampler takes for the agent of a task; see `evaluated_agent`.
+
+    Raises:
+        UsageError: It cannot be an agent, or its file cannot be read; names the task.
+        ImportError: A library is missing.
+    """
+    try:
+        return with_task(name, evaluated_agent, agent, *args)
+    except UsageError:
+        raise
+    except ImportError as error:
+        error.add_note(f"the agent of the task {name!r} needs it")
+        raise
+    except Exception as error:
+        raise UsageError(f"task {name!r}: the agent cannot be loaded: {_shown(error)}") from error
 
 
 def _are_agents(value: Any) -> bool:
     return isinstance(value, Mapping) and bool(value) and all(is_agent(it) or has_predict(it) for it in value.values())
-
-
-def _returned(function: Callable[[Any], Any], name: str) -> Any:
-    """Return the value of a function for a task's name; None where it raises."""
-    try:
-        return function(name)
-    except Exception:
-        return None
 
 
 def _only_parameter(function: Callable[..., Any]) -> inspect.Parameter | None:

@@ -89,13 +89,16 @@ class TaskRuns:
     def _in_turn(self, tasks: Mapping[str, TaskState]) -> Iterator[FinishedTask]:
         """Run one task after the other, each with a sampler of its own."""
         for name, state in tasks.items():
+            call: EvaluationCall | None = None
             try:
                 opened = opened_sampler(self.agents[name], self.envs[name], None, self.options, None, None)
                 with opened as (sampler, facts, updates):
-                    yield from self._taken(name, self._call(name, state, sampler, facts, updates))
+                    call = self._call(name, state, sampler, facts, updates)
+                    yield from self._taken(name, call)
             except _OF_THE_CALL:
                 raise
             except SamplerError as error:
+                name_task(error, [*self.agents].index(name), name, None if call is None else call.seed_of)
                 yield FinishedTask(name, error=error)
 
     def _together(self, tasks: Mapping[str, TaskState], shared: SharedWorkers) -> Iterator[FinishedTask]:
@@ -141,6 +144,25 @@ class TaskRuns:
             if not call.rows and call.amount.is_fixed:
                 raise all_left_out(call)
             yield FinishedTask(name, call.finished(call.amount.asked) if call.rows else None)
+
+
+def name_task(error: SamplerError, number: int, name: str, seed_of: Callable[[int], int] | None) -> None:
+    """Let an error of a sampler with a single task name the task and the seed, as errors of shared workers do.
+
+    Args:
+        error: The error, which is changed.
+        number: The task's number.
+        name: The task's name.
+        seed_of: Returns the seed of a trajectory; None where no trajectory has begun.
+    """
+    error.task = number
+    trajectory = getattr(error, "trajectory", None)
+    task = f"task {name!r}"
+    if trajectory is not None and seed_of is not None:
+        task += f" (seed {seed_of(trajectory)})"
+    text, version = str(error.args[0]), " of agent version 1"
+    text = text.replace(version, f" of {task}", 1) if version in text else f"{task}: {text}"
+    error.args = (text, *error.args[1:])
 
 
 def all_left_out(call: EvaluationCall) -> DataError:

@@ -1,6 +1,8 @@
 """A suite gives each task the trajectories that an evaluation of the task alone has."""
 
 import functools
+import re
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -12,6 +14,7 @@ from streamsampler import PerWorker, evaluate
 from streamsampler.errors import SamplerError, StorageError, UsageError
 from streamsampler.evaluation.evaluation import Evaluation
 from streamsampler.evaluation.suites.suite_evaluation import SuiteEvaluation
+from streamsampler.workers.vec.worker import VecWorker
 from tests.evaluation.envs import Better, Known, zero
 from tests.scripted.games import Comings
 
@@ -139,6 +142,40 @@ def test_what_may_be_a_function_of_both_is_refused():
         evaluate(lambda it: "random", TWO, n_trajectories=2, n_workers=0)
     found = evaluate(lambda task: "random", TWO, n_trajectories=2, n_workers=0)
     assert found["one"] == evaluate("random", Steps, n_trajectories=2, seed=found["one"].seed, n_workers=0)
+
+
+class Chooses:
+    """Returns the agent of a task; an object that is called."""
+
+    def __call__(self, task):
+        return always(task)
+
+
+def test_a_callable_object_may_take_the_name_of_a_task():
+    found = evaluate(Chooses(), TWO, n_trajectories=2, n_workers=0)
+    assert {name: found[name].mean for name in found} == {"one": 1, "two": 2}
+
+
+@pytest.mark.parametrize(
+    ("agent", "message"),
+    [
+        (lambda task: {"one": Always(1)}[task], "name raised KeyError: 'two' for the task 'two'"),
+        (lambda key: {"one": Always(1)}[key], "name raised KeyError: 'two' for the task 'two'"),
+        (
+            lambda key: {"three": Always(1)}[key],
+            "raised KeyError: 'one' for the name of the task 'one', and TypeError: ",
+        ),
+        (lambda it: {}.get(it), "returned None for the name of the task 'one'; call its parameter task"),
+        (lambda task: {"one": Always(1)}.get(task), "returned None for 'two', and no agent"),
+        (lambda task: Always(1) if task == "one" else Path("nowhere.zip"), "task 'two': .*loaded: FileNotFoundError"),
+        (lambda task: "random" if task == "one" else "nobody", "task 'two': no agent has the name 'nobody'"),
+    ],
+)
+def test_errors_of_agents_name_the_task(agent, message):
+    with pytest.raises(UsageError, match=message) as caught:
+        evaluate(agent, TWO, n_trajectories=2, n_workers=0)
+    if "raised" in message:
+        assert isinstance(caught.value.__cause__, KeyError)
 
 
 def test_a_dict_of_agents_has_the_names_of_the_tasks():
@@ -296,3 +333,21 @@ def test_a_task_in_which_everything_raises_fails_as_it_does_alone():
     found = evaluate(zero, {"good": Known, "bad": Broken}, n_trajectories=2, seed=1, n_workers=0, on_failure="drop")
     assert list(found) == ["good"]
     assert "too many to leave out" in found.failed["bad"]
+
+
+@pytest.mark.parametrize("inference", ["worker", "parent"])
+def test_a_failure_has_the_same_facts_wherever_the_agent_is(inference):
+    def too_careful(observation):
+        raise ValueError("too large")
+
+    def failing(task: str) -> Any:
+        return too_careful if task == "lift" else zero
+
+    suite: dict[str, Any] = {"push": Known, "lift": Known}
+    how: dict[str, Any] = {"seeds": [5, 8], "n_workers": 1, "inference": inference, "worker_args": {"n_envs": 1}}
+    how |= {"worker_class": VecWorker}
+    where = "worker 0 failed while choosing an action in trajectory 0 of task 'lift' (seed 5): ValueError: too large"
+    assert evaluate(failing, suite, **how).failed == {"lift": where}
+    with pytest.raises(SamplerError, match=re.escape(where)) as caught:
+        evaluate(failing, suite, tasks=["lift"], **how)
+    assert caught.value.task == 0  # of those that are run
