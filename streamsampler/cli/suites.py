@@ -60,7 +60,10 @@ class SuiteFile:
         own = {name: it.n_trajectories for name, it in self.tasks.items() if it.n_trajectories is not None}
         if not own or (of_all is not None and not is_from_file(ctx, "num_trajectories")):
             return of_all
-        if lacking := [name for name in self.tasks if name not in own and of_all is None]:
+        lacking = [name for name in self.tasks if name not in own and of_all is None]
+        if lacking and ctx.params.get("resume") is not None:  # all numbers are those of the file to go on with
+            return None
+        if lacking:
             raise click.UsageError(
                 f"How many trajectories of {lacking[0]!r}? Give num-trajectories to each task of {self.path!r}, or "
                 "--num-trajectories for all others."

@@ -29,6 +29,7 @@ from streamsampler.evaluation.suites.evaluate_suite import (
     SuiteCall,
     refuse_for_suites,
     refuse_without_suite,
+    saved_bounds,
 )
 from streamsampler.evaluation.suites.suite_evaluation import SuiteEvaluation
 from streamsampler.protocol.parts import PartArgument
@@ -157,11 +158,11 @@ def evaluate(
         out: A `.json` file, which `Evaluation.save` writes when the evaluation is complete. Until then, and after a
             kill, the finished trajectories are in its journal, "model.partial.json" of "model.json".
         resume: A file of `out` or `save`, whole or with its journal, to go on with. Only missing trajectories are run,
-            and the file becomes the file of one run, byte for byte: `out`, or this file. More trajectories may be
-            asked for than before: a larger `n_trajectories`, more `seeds` or `scenarios` after the same first ones, a
-            narrower `until_halfwidth`. Without any of these the file's own amount is completed. Seed, part and bounds
-            are the file's unless they are given; all other arguments that decide about trajectories must agree with the
-            file. Without such a file the evaluation begins, with a warning. Not with a `sampler`.
+            and the file becomes the file of one run, byte for byte: `out`, or this file. More trajectories may be asked
+            for than before: a larger `n_trajectories`, more `seeds` or `scenarios` after the same first ones, a
+            narrower `until_halfwidth`. Without any of these the file's own amount is completed. Seed, part, bounds and
+            `normalise` are the file's unless they are given; all other arguments that decide about trajectories must
+            agree with the file. Without such a file the evaluation begins, with a warning. Not with a `sampler`.
         video: A folder for videos of some trajectories, named by index, seed and return. They are chosen when the
             evaluation is complete, and run again, in this process: the evaluation itself costs no more. Needs
             `pip install av`, and an environment with `render_mode="rgb_array"`.
@@ -188,23 +189,6 @@ def evaluate(
     if success not in ("end", "once"):
         raise UsageError(f'success must be "end" or "once", got {success!r}')
     how_many = HowMany.asked(n_trajectories, num_trajectories)
-    if isinstance(env, Mapping):
-        refuse_for_suites({"sampler": sampler, "video": video or video_of, "guarantee": guarantee})
-        rule = {
-            "until_halfwidth": until_halfwidth, "precision_of": precision_of, "min_trajectories": min_trajectories,
-            "max_trajectories": max_trajectories,
-        }  # fmt: skip
-        arguments = SuiteArguments.checked(
-            env, how_many=how_many, bounds=bounds, part=part, amount={"seeds": seeds, "scenarios": scenarios, **rule},
-            normalise=normalise, tasks=tasks, success=success, return_of=return_of, deterministic=deterministic,
-            vec_normalize=vec_normalize, open_envs=open_envs, options=options,
-        )  # fmt: skip
-        return _evaluated_suite(agent, arguments, RunFile(SuiteEvaluation, out, resume), progress)
-    refuse_without_suite({"normalise": normalise, "tasks": tasks, "open_envs": open_envs})
-    bounds = cast("Bounds | None", bounds)
-    run = RunFile(Evaluation, out, resume)
-    if resume is not None and sampler is not None:
-        raise UsageError("resume makes a sampler of its own: leave out sampler, and give agent and env")
     given = {
         "n_trajectories": how_many.n,
         "seeds": seeds,
@@ -215,16 +199,34 @@ def evaluate(
         "min_trajectories": min_trajectories,
         "max_trajectories": max_trajectories,
     }
+    if isinstance(env, Mapping):
+        refuse_for_suites({"sampler": sampler, "video": video or video_of, "guarantee": guarantee})
+        run: RunFile = RunFile(SuiteEvaluation, out, resume)
+        run.check_names(tuple(map(str, env)))
+        amount = run.completed(given, _AMOUNTS, _OF_RULE)
+        arguments = SuiteArguments.checked(
+            env, how_many=HowMany(amount.pop("n_trajectories"), how_many.name), amount=amount,
+            bounds=saved_bounds(run, list(env)) if bounds is None else bounds, part=run.part(part),
+            normalise=run.facts.normalise if normalise is None else normalise, tasks=tasks, success=success,
+            return_of=return_of, deterministic=deterministic, vec_normalize=vec_normalize, open_envs=open_envs,
+            options=run.with_seed(options),
+        )  # fmt: skip
+        return _evaluated_suite(agent, arguments, run, progress)
+    refuse_without_suite({"normalise": normalise, "tasks": tasks, "open_envs": open_envs})
+    bounds = cast("Bounds | None", bounds)
+    run = RunFile(Evaluation, out, resume)
+    if resume is not None and sampler is not None:
+        raise UsageError("resume makes a sampler of its own: leave out sampler, and give agent and env")
     asked = run.completed(given, _AMOUNTS, _OF_RULE)
     n = HowMany(asked.pop("n_trajectories"), how_many.name)
-    amount = amount_of(how_many=n, bounds=run.bounds(bounds), **asked)
-    options = options if sampler is not None or amount.seeds is not None else run.with_seed(options)
-    amount = in_part(amount, run.part(part), sampler, options, agent, env)
-    run.begin(amount)
+    wanted = amount_of(how_many=n, bounds=run.bounds(bounds), **asked)
+    options = options if sampler is not None or wanted.seeds is not None else run.with_seed(options)
+    wanted = in_part(wanted, run.part(part), sampler, options, agent, env)
+    run.begin(wanted)
     videos = Videos.asked(video, video_of)
     opened = opened_sampler(agent, env, sampler, options, deterministic, vec_normalize)
     with run, opened as (used, facts, updates):
-        with EvaluationCall(used, amount, success, facts, updates, return_of, run.saved(0), run.entry(0)) as gathering:
+        with EvaluationCall(used, wanted, success, facts, updates, return_of, run.saved(0), run.entry(0)) as gathering:
             if videos is not None:
                 videos.check(used, updates.get("env_update"), gathering.indices)
             try:
@@ -244,7 +246,6 @@ def evaluate(
 def _evaluated_suite(
     agent: Any, arguments: SuiteArguments, run: RunFile, progress: ProgressArgument
 ) -> SuiteEvaluation:
-    run.check_names(tuple(arguments.envs))
     call = SuiteCall(agent, arguments.with_seed_of(run))
     run.begin(arguments.asked, tasks=list(arguments.envs), normalise=arguments.scales)
     with run:

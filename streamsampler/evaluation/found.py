@@ -80,6 +80,11 @@ class Found:
         """Return each evaluation, by its position in a journal."""
         raise NotImplementedError
 
+    @property
+    def amount_asked(self) -> Mapping[str, Any] | None:
+        """The arguments that asked for the trajectories, as JSON has them; None if they are unknown."""
+        return next((it.asked for it in self.by_position().values() if it.asked is not None), None)
+
     def names_by_position(self) -> Sequence[str] | None:
         """Return the names of the evaluations, in the order of their positions in a journal; None for no names."""
         return None

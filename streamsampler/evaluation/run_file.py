@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from streamsampler.core.errors import StorageError, UsageError
 from streamsampler.core.reading import read_regular
@@ -57,6 +57,8 @@ class RunFile:
         source: The file with the saved trajectories; None if the run begins.
         known: The saved evaluations by position.
         names: The names of the saved agents; None if the file has no names.
+        facts: Further facts of the whole run: the arguments that asked for its trajectories, and of a suite the returns
+            that become the scores 0 and 1.
 
     Raises:
         UsageError: A name cannot be that of a file; or `out` has a journal that `resume` does not name.
@@ -70,7 +72,7 @@ class RunFile:
         self.source: Path | None = None
         self.known: dict[int, Evaluation] = {}
         self.names: Sequence[str] | None = None
-        self._asked: Mapping[str, Any] = {}
+        self.facts = RunFacts()
         self._journal: Journal | None = None
         self._resumed = None if resume is None else whole_of(checked_target(resume, kind.KIND))
         if self._resumed is not None:
@@ -90,9 +92,8 @@ class RunFile:
         self.source = next((path for path in (journal_beside(whole), whole) if path.exists()), None)
         if self.source is None:
             return
-        self.known, self.names = _saved(self.source, self._kind)
+        self.known, self.names, self.facts = _saved(self.source, self._kind)
         check_unlocked(self.source)
-        self._asked = next((it.asked for it in self.known.values() if it.asked is not None), {})
 
     # --- The saved run
 
@@ -119,16 +120,16 @@ class RunFile:
                 f"there is neither {self._resumed} nor {journal_beside(self._resumed)} to go on with: name another "
                 f"file; or say how many trajectories there are to be, and the run begins: {', '.join(amounts)}"
             )
-        if not self._asked:
+        if not (asked := self.facts.asked):
             raise UsageError(f"{self.source} does not say how many trajectories there are to be: give one of the "
                              f"arguments {', '.join(amounts)}")  # fmt: skip
-        if unknown := self._asked.keys() - given.keys():
+        if unknown := asked.keys() - given.keys():
             raise UsageError(
                 f"{self.source} was asked for with {', '.join(sorted(unknown))}, which this call does not have: say "
                 f"how many trajectories there are to be, by {', '.join(amounts)}"
             )
         changed = {name: given[name] for name, default in others.items() if given[name] != default}
-        return {**given, **arguments_of(self._asked, self.source), **changed}
+        return {**given, **arguments_of(asked, self.source), **changed}
 
     def check_names(self, names: Sequence[str]) -> None:
         """Check that the saved agents are the first ones of the comparison.
@@ -217,8 +218,20 @@ class RunFile:
             )
 
 
-def _saved(path: Path, kind: type[Found]) -> tuple[dict[int, Evaluation], Sequence[str] | None]:
-    """Return the evaluations that a file has, by position, and the names of their agents if it has names.
+class RunFacts(NamedTuple):
+    """The facts of a saved run that its evaluations do not have.
+
+    Attributes:
+        asked: The arguments that asked for the trajectories, as JSON has them; None if they are unknown.
+        normalise: Of a suite, the returns that become the scores 0 and 1, by task; None for none.
+    """
+
+    asked: Mapping[str, Any] | None = None
+    normalise: Mapping[str, Any] | None = None
+
+
+def _saved(path: Path, kind: type[Found]) -> tuple[dict[int, Evaluation], Sequence[str] | None, RunFacts]:
+    """Return the evaluations of a file by position, the names of their agents if it has names, and further facts.
 
     Raises:
         StorageError: It holds something else.
@@ -234,16 +247,18 @@ def _saved(path: Path, kind: type[Found]) -> tuple[dict[int, Evaluation], Sequen
                 f"{path} holds the evaluation of a single agent, which is complete: streamsampler.evaluate goes on "
                 "with it, and compare([…]) compares it with other evaluations"
             )
-        return first.by_position(), None
+        return first.by_position(), None, RunFacts(first.asked)
     if held is not None and held != kind.KIND:
         raise StorageError(f"{path} holds {_with_article(held)}, and no {kind.KIND} that could go on")
     if lines is None:
         found = kind.load(path)
-        return found.by_position(), found.names_by_position()
+        facts = RunFacts(found.amount_asked, getattr(found, "normalise", None))
+        return found.by_position(), found.names_by_position(), facts
     with refusing(path, f"{kind.KIND} of streamsampler"):
         journal = read_journal(lines)
         names = kind.names_in_journal(journal.head)
-        return {position: Evaluation.of_facts(it) for position, it in journal.evaluations.items()}, names
+        known = {position: Evaluation.of_facts(it) for position, it in journal.evaluations.items()}
+        return known, names, RunFacts(journal.head["asked"], journal.head.get("normalise"))
 
 
 def _kind_of(data: bytes) -> str | None:
@@ -262,9 +277,9 @@ def _with_article(noun: str) -> str:
 
 def _amount_in(journal: Path) -> str:
     """Return the number of trajectories in a journal, in words."""
-    for kind in (Evaluation, Comparison):
-        with contextlib.suppress(StorageError, UsageError, OSError):
-            return count(sum(map(len, _saved(journal, kind)[0].values())), "trajectory")
+    with contextlib.suppress(OSError, LookupError, TypeError, ValueError):  # another file, or a damaged one
+        evaluations = read_journal(journal_lines(read_regular(journal)) or []).evaluations
+        return count(sum(len(it["indices"]) for it in evaluations.values()), "trajectory")
     return "trajectories"
 
 

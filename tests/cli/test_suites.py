@@ -59,6 +59,18 @@ def test_typed_numbers_win_over_those_of_tasks(suite: Path) -> None:
     assert {len(it) for it in SuiteEvaluation.from_json(result.stdout).evaluations} == {3}
 
 
+@pytest.mark.parametrize("numbers", ["", "num-trajectories = 9"])
+def test_a_file_goes_on_without_a_number(tmp_path: Path, numbers: str) -> None:
+    suite, out = tmp_path / "suite.toml", tmp_path / "out.json"
+    suite.write_text(f"workers = 0\n[tasks.cart]\nenv = 'CartPole-v1'\n[tasks.acro]\nenv = 'Acrobot-v1'\n{numbers}\n")
+    assert invoke("evaluate", "--suite", suite, "--num-trajectories", 2, "--seed", 3, "--out", out).exit_code == 0
+    whole = out.read_text()
+    result = invoke("evaluate", "--suite", suite, "--resume", out)
+    assert result.exit_code == 0, result.stderr
+    assert out.read_text() == whole
+    assert invoke("evaluate", "--suite", suite, "--resume", tmp_path / "other.json").exit_code == 2
+
+
 def test_tables_are_printed_alone(suite: Path) -> None:
     markdown = invoke("evaluate", "--suite", suite, "--table", "md", "--task", "cart")
     assert markdown.stdout.startswith("| task | trajectories |")

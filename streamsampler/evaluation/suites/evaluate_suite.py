@@ -22,7 +22,13 @@ from streamsampler.evaluation.rules import no_success_rate
 from streamsampler.evaluation.run_file import RunFile
 from streamsampler.evaluation.suites.scores import TaskScores
 from streamsampler.evaluation.suites.suite_arguments import by_task, checked_normalise, checked_suite, with_task
-from streamsampler.evaluation.suites.suite_evaluation import Scale, SuiteEvaluation, scores_of, successes_of
+from streamsampler.evaluation.suites.suite_evaluation import (
+    Scale,
+    SuiteEvaluation,
+    asked_of_tasks,
+    scores_of,
+    successes_of,
+)
 from streamsampler.evaluation.suites.suite_plan import SuitePlan
 from streamsampler.evaluation.suites.suite_precision import SuitePrecision
 from streamsampler.evaluation.suites.task_agents import TaskAgents
@@ -147,10 +153,7 @@ class SuiteArguments:
     @property
     def asked(self) -> dict[str, Any]:
         """What was asked for, as a journal has it: the same for all tasks, or the numbers of trajectories by task."""
-        each = [amount.arguments for amount in self.amounts.values()]
-        if all(it == each[0] for it in each):
-            return dict(each[0])
-        return {"n_trajectories": {name: amount.n for name, amount in self.amounts.items()}}
+        return asked_of_tasks({name: amount.arguments for name, amount in self.amounts.items()})
 
     @property
     def scales(self) -> dict[str, list[float]] | None:
@@ -287,6 +290,7 @@ class SuiteCall:
             failed={name: str(error) for name, error in failed.items()},
             normalise=self._normalise,
             stopped=self._reason(is_interrupted=is_interrupted),
+            asked=self._arguments.asked,
         )
 
     def _stopped(self, name: str, *, is_interrupted: bool) -> str:
@@ -337,6 +341,23 @@ def amounts_of(
         is_own = numbers[name] is not how_many.n or limits[name] is not bounds
         amounts[name] = with_task(name, amount) if is_own else amount()
     return amounts
+
+
+def saved_bounds(run: RunFile, names: Sequence[str]) -> dict[str, Any] | None:
+    """Return the bounds of returns by task that a saved suite has; None if it has none.
+
+    Raises:
+        UsageError: They differ, and the file has no trajectories of a task, so that its bounds are unknown.
+    """
+    known = {names[position]: evaluation.bounds for position, evaluation in run.known.items()}
+    if not any(known.values()):
+        return None
+    lacking = [name for name in names if name not in known]
+    if lacking and len(set(known.values())) > 1:
+        raise UsageError(
+            f"{run.source} has bounds of each task that has trajectories, and none of {lacking[0]!r}: give bounds again"
+        )
+    return {**dict.fromkeys(lacking, next(iter(known.values()))), **known}
 
 
 def checked_tasks(tasks: Any, names: Sequence[str]) -> list[str] | None:

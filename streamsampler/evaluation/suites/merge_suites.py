@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from streamsampler.core.errors import UsageError
 from streamsampler.evaluation.evaluation import Evaluation
@@ -12,7 +13,7 @@ from streamsampler.evaluation.joining import joined, lacking, parts_of_one_run
 from streamsampler.evaluation.journal import INTERRUPTED
 from streamsampler.evaluation.suites.suite_arguments import with_task
 from streamsampler.evaluation.suites.suite_comparison import SuiteComparison
-from streamsampler.evaluation.suites.suite_evaluation import SuiteEvaluation
+from streamsampler.evaluation.suites.suite_evaluation import SuiteEvaluation, asked_of, asked_of_tasks
 
 
 def merged_suite(found: Mapping[Path, SuiteEvaluation]) -> SuiteEvaluation:
@@ -43,8 +44,25 @@ def merged_suite(found: Mapping[Path, SuiteEvaluation]) -> SuiteEvaluation:
         raise UsageError(f"{first} is no part: it holds all tasks of a run")
     reasons = [each.stopped for each in found.values() if each.stopped != INTERRUPTED]
     return SuiteEvaluation(
-        names=suite.names, tasks=tasks, failed=failed, normalise=suite.normalise, stopped=reasons[0] if reasons else ""
-    )
+        names=suite.names, tasks=tasks, failed=failed, normalise=suite.normalise, stopped=reasons[0] if reasons else "",
+        asked=_merged_asked(suite.names, tasks, list(found.values())),
+    )  # fmt: skip
+
+
+def _merged_asked(
+    names: Sequence[str], tasks: Mapping[str, Evaluation], suites: Sequence[SuiteEvaluation]
+) -> dict[str, Any] | None:
+    """Return what one run was asked for: of each task what the file with its trajectories was asked for."""
+    asked: dict[str, Mapping[str, Any]] = {}
+    for name in names:
+        failed_in = next((it for it in suites if name in it.failed), None)
+        own = tasks[name].asked if name in tasks else None
+        if own is None and failed_in is not None:
+            own = asked_of(failed_in, name)
+        if own is None:
+            return None
+        asked[name] = own
+    return asked_of_tasks(asked)
 
 
 def _merged_task(found: Mapping[Path, Evaluation]) -> Evaluation:

@@ -65,6 +65,26 @@ def _keys(evaluation: Evaluation) -> tuple[int, ...]:
     return seeds if len(set(seeds)) == len(seeds) else tuple(evaluation.indices.tolist())
 
 
+def asked_of_tasks(asked: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what was asked for of all tasks: the same for all, or the numbers of trajectories by task.
+
+    Args:
+        asked: The arguments that asked for the trajectories of each task, by name.
+    """
+    first, *others = asked.values()
+    if all(it == first for it in others):
+        return dict(first)
+    return {"n_trajectories": {name: it["n_trajectories"] for name, it in asked.items()}}
+
+
+def asked_of(suite: SuiteEvaluation, name: str) -> Mapping[str, Any] | None:
+    """Return what was asked for of a task; None if it is unknown."""
+    if suite.asked is None:
+        return None
+    n = suite.asked.get("n_trajectories")
+    return {"n_trajectories": n[name]} if isinstance(n, Mapping) else suite.asked
+
+
 def group_of(name: str) -> str:
     """Return the group of a task: its name up to the last slash; empty for a task in no group."""
     return name.rpartition("/")[0]
@@ -90,6 +110,8 @@ class SuiteEvaluation(Found):
         failed: The error of each task that failed, by name. Such a task has no evaluation.
         normalise: The returns that become the scores 0 and 1, by task; None for returns as they are.
         stopped: Why there are no more trajectories.
+        asked: The arguments that asked for the trajectories, as JSON has them: the same for all tasks, or the numbers
+            of trajectories by task. None if they are unknown.
 
     Raises:
         DataError: There is no evaluation, or a name is unknown.
@@ -103,6 +125,7 @@ class SuiteEvaluation(Found):
     failed: Mapping[str, str] = field(default_factory=dict)
     normalise: Mapping[str, Scale] | None = None
     stopped: str
+    asked: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if not self.tasks:
@@ -321,6 +344,11 @@ class SuiteEvaluation(Found):
         """Return the statistics as JSON has them."""
         return {"n_tasks": len(self), **{name: plain(getattr(self, name)) for name in _STATISTICS}}
 
+    @property
+    def amount_asked(self) -> Mapping[str, Any] | None:
+        """The arguments that asked for the trajectories."""
+        return self.asked
+
     def by_position(self) -> dict[int, Evaluation]:
         """Return the evaluation of each task that has one, by the task's position."""
         return {self.names.index(name): evaluation for name, evaluation in self.tasks.items()}
@@ -350,6 +378,7 @@ class SuiteEvaluation(Found):
         return {
             "tasks": list(self.names),
             "stopped": self.stopped,
+            "asked": self.asked,
             "normalise": None if self.normalise is None else {name: list(it) for name, it in self.normalise.items()},
             "failed": dict(self.failed),
             "summary": {**self.summary(), "groups": {name: it.summary() for name, it in self.groups.items()}},
@@ -367,4 +396,5 @@ class SuiteEvaluation(Found):
             failed={str(name): str(each) for name, each in facts["failed"].items()},
             normalise=scales,
             stopped=str(facts["stopped"]),
+            asked=facts.get("asked"),
         )

@@ -199,7 +199,7 @@ def _takes_task(agent: Any, first: str, observation: Callable[[], Any]) -> bool:
 
 
 def _is_declared(agent: Any) -> bool | None:
-    """Return whether a callable takes the name of a task, by its parameter; None for functions that do not declare it."""
+    """Return whether the parameter of a callable declares that it takes names of tasks; None if a function does not."""
     if not callable(agent) or is_module(agent):
         return False
     if any(callable(getattr(agent, name, None)) for name in ("get_action", "get_actions", "predict")):

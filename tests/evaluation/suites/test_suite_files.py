@@ -125,6 +125,52 @@ def test_a_finished_precision_goes_on_to_the_bytes_of_one_run(tmp_path):
     assert path.read_text() == whole.to_json()
 
 
+@pytest.mark.parametrize(
+    "amount",
+    [
+        {"n_trajectories": 7},
+        {"n_trajectories": {"push": 7, "arm/lift": 3, "bad": 4}},
+        {"seeds": range(7)},
+        {"scenarios": [{"seed": n, "name": f"start {n}"} for n in range(7)]},
+        {"n_trajectories": 60, "part": (2, 3)},
+        {"until_halfwidth": 0.7, "max_trajectories": 40},
+    ],
+    ids=["number", "dict", "seeds", "scenarios", "part", "precision"],
+)
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_without_an_amount_the_amount_of_the_file_is_completed(tmp_path, monkeypatch, amount, interrupted):
+    """Its seed, part, bounds and normalised returns, too; also where a task failed, which is run again."""
+    monkeypatch.setattr(Interrupted, "at", 0)
+    path = tmp_path / "suite.json"
+    suite = {"push": Interrupted, "arm/lift": Interrupted, "bad": functools.partial(Known, fails=range(2**31))}
+    bounds = {"push": (-90, 90), "arm/lift": (-80, 80), "bad": (-80, 80)}
+    more: dict[str, Any] = {"bounds": bounds, "normalise": dict.fromkeys(suite, (0, 20))}
+    whole = evaluate(zero, suite, **HOW, **amount, **more)
+    assert whole.failed.keys() == {"bad"}
+    if interrupted:
+        Interrupted.at = min(len(whole["push"]), 30) + 1
+        with pytest.raises(KeyboardInterrupt):
+            evaluate(zero, suite, out=path, **HOW, **amount, **more)
+    else:
+        whole.save(path)
+    Interrupted.at = 0
+    if not interrupted:
+        with pytest.raises(UsageError, match="none of 'bad': give bounds again"):
+            evaluate(zero, suite, resume=path, n_workers=0)
+    # The bounds differ, and the file has no trajectories of "bad".
+    assert evaluate(zero, suite, resume=path, n_workers=0, bounds=bounds).to_json() == whole.to_json()
+    whole = evaluate(zero, suite, **HOW, **amount, bounds=(-90, 90))
+    assert evaluate(zero, suite, resume=whole.save(path), n_workers=0) == whole
+
+
+def test_a_merged_file_has_the_amount_of_one_run(tmp_path):
+    numbers = {"push": 5, "arm/lift": 2, "cart": 3}
+    files = [evaluated(numbers, tasks=[name]).save(tmp_path / f"{i}.json") for i, name in enumerate(SUITE)]
+    merged = merge(files, tmp_path / "whole.json")
+    assert merged.to_json() == evaluated(numbers).to_json()
+    assert merged.asked == {"n_trajectories": numbers}
+
+
 def test_a_file_of_another_run_is_refused(tmp_path):
     path = evaluated().save(tmp_path / "suite.json")
     with pytest.raises(UsageError, match=r"of another suite: the tasks are push, arm/lift, cart in .*, and push here"):
