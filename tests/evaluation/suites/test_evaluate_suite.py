@@ -65,10 +65,13 @@ def test_a_suite_without_seed_draws_one_for_all_tasks():
     assert suite["one"] == suite["other"]
 
 
-def test_a_failed_task_is_named_and_does_not_lose_the_others():
-    seed = evaluate(zero, Known, n_trajectories=3, seed=1, n_workers=0).seeds[2]
+@pytest.mark.parametrize(("are_given", "n_workers"), [(False, 2), (True, 0)])
+def test_a_failed_task_is_named_and_does_not_lose_the_others(are_given, n_workers):
+    seeds = evaluate(zero, Known, n_trajectories=3, seed=1, n_workers=0).seeds
+    seed = seeds[2]
     suite = {"push": Known, "lift": functools.partial(Known, fails=(seed,)), "reach": Known}
-    found = evaluate(zero, suite, n_trajectories=3, seed=1, n_workers=2)
+    amount: dict[str, Any] = {"seeds": seeds} if are_given else {"n_trajectories": 3}
+    found = evaluate(zero, suite, **amount, seed=1, n_workers=n_workers)
     assert (list(found), found.names, found.is_complete) == (["push", "reach"], ("push", "lift", "reach"), False)
     assert "trajectory 2" in found.failed["lift"]
     assert f"ValueError: seed {seed} fails" in found.failed["lift"]
@@ -335,7 +338,7 @@ def test_a_task_in_which_everything_raises_fails_as_it_does_alone():
     assert "too many to leave out" in found.failed["bad"]
 
 
-@pytest.mark.parametrize("inference", ["worker", "parent"])
+@pytest.mark.parametrize("inference", [pytest.param("worker", marks=pytest.mark.slow), "parent"])
 def test_a_failure_has_the_same_facts_wherever_the_agent_is(inference):
     def too_careful(observation):
         raise ValueError("too large")

@@ -93,10 +93,10 @@ UNEVEN: dict[str, Any] = {
 ROUNDS: dict[str, Any] = {**HOW, "until_halfwidth": 0.32, "on_failure": "drop"}
 
 
-EACH = [pytest.param(n, marks=pytest.mark.slow) for n in range(1, 156) if n not in (2, 61, 98, 131)]
+EACH = [pytest.param(n, marks=pytest.mark.slow) for n in range(1, 156) if n not in (61, 131)]
 
 
-@pytest.mark.parametrize("at", [2, 61, 98, 131, *EACH])
+@pytest.mark.parametrize("at", [61, 131, *EACH])
 def test_an_interrupted_round_goes_on_to_the_bytes_of_one_run(tmp_path, monkeypatch, at):
     monkeypatch.setattr(Interrupted, "at", 0)
     whole = evaluate(zero, UNEVEN, **ROUNDS)
@@ -137,7 +137,7 @@ def test_a_finished_precision_goes_on_to_the_bytes_of_one_run(tmp_path):
     ],
     ids=["number", "dict", "seeds", "scenarios", "part", "precision"],
 )
-@pytest.mark.parametrize("interrupted", [False, True])
+@pytest.mark.parametrize("interrupted", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_without_an_amount_the_amount_of_the_file_is_completed(tmp_path, monkeypatch, amount, interrupted):
     """Its seed, part, bounds and normalised returns, too; also where a task failed, which is run again."""
     monkeypatch.setattr(Interrupted, "at", 0)

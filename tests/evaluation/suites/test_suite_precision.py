@@ -29,6 +29,14 @@ def test_more_trajectories_go_to_the_task_that_varies_most():
     assert sum(more.values()) == 23  # a quarter of 90
 
 
+def test_tasks_that_vary_together_get_more_than_a_task_that_varies_alone():
+    rng = np.random.default_rng(0)
+    together, alone = rng.normal(0, 1, 30), rng.normal(0, 1.3, 30)
+    tasks = {name: TaskScores(it, tuple(range(30))) for name, it in {"a": together, "b": together, "c": alone}.items()}
+    more = SuitePrecision(0.01, fewest=30, most=10_000).more(tasks)
+    assert more["a"] + more["b"] > more.get("c", 0)
+
+
 def test_nothing_more_where_the_interval_is_narrow_or_there_are_the_most():
     tasks = scores(1, 4)
     assert SuitePrecision(10, fewest=30, most=10_000).more(tasks) == {}
