@@ -32,6 +32,8 @@ from streamsampler.evaluation.intervals import (
     unseen_share,
 )
 from streamsampler.evaluation.rules import PrecisionOf
+from streamsampler.evaluation.suites.means import task_interval
+from streamsampler.evaluation.suites.scores import TaskScores
 
 FEWEST_PAIRS = 20
 _ENOUGH_SKEWED = 100
@@ -47,14 +49,14 @@ def gate_interval(
 ) -> Interval | Unknown:
     """Return the interval of a mean difference that a gate decides by, or why there is none.
 
-    It is `intervals.mean_interval`, and wider where that one misses on the side of the longer tail too often, although
-    on both sides together it holds. Half of the share that `level` leaves, and from 100 pairs on all of it:
+    From 100 pairs on it is `intervals.mean_interval`. With fewer pairs, that one holds on both sides together, and
+    misses too often on the side of the longer tail: whether so few differences look skewed says little of their
+    distribution. So below 100 pairs it is `suites.means.task_interval`, at either end the wider one of Student's t and
+    the studentised bootstrap, which leaves half of the share that `level` leaves.
 
-    - below 30 pairs, where a sample does not show yet that its distribution is skewed;
-    - below 100 pairs, if the differences are skewed.
-
-    Where fewer than 10 pairs differ from all others, the interval reaches twice as far from these, unless at least
-    three do by the same amount: those that were seen may be small by chance.
+    Where more than half of the differences are equal, it is `intervals.mean_interval` for any number of pairs. If fewer
+    than 10 pairs differ from the others, it reaches twice as far from these, unless at least three do by the same
+    amount: those that were seen may be small by chance.
 
     Args:
         differences: (N,) differences of independent pairs, second agent minus first.
@@ -69,13 +71,12 @@ def gate_interval(
             return Unknown(f"{count(n, 'pair')}, fewer than {FEWEST_PAIRS}")
         return bounded_interval(differences, bounds, level, rounding)
     found = mean_interval(differences, level, bounds=bounds, of="difference", rounding=rounding)
-    if not isinstance(found, Interval):
+    if isinstance(found, Interval) and found.method not in ("t", "studentised bootstrap"):
+        return found if bounds is not None else _farther(found, differences, rounding)
+    if n >= _ENOUGH_SKEWED or not np.isfinite(differences).all():
         return found
-    if found.method in ("t", "studentised bootstrap"):
-        if n < FEWEST_SKEWED or (n < _ENOUGH_SKEWED and found.method != "t"):
-            return mean_interval(differences, (1 + level) / 2, bounds=bounds, of="difference", rounding=rounding)
-        return found
-    return found if bounds is not None else _farther(found, differences, rounding)
+    scores = TaskScores(differences, tuple(range(n)), bounds, rounding)
+    return found if scores.is_constant else task_interval(scores, (1 + level) / 2)
 
 
 def _farther(interval: Interval, differences: Floats, rounding: float) -> Interval:

@@ -26,6 +26,8 @@ from streamsampler.evaluation.sequential import (
     expected_pairs,
     make_test,
 )
+from streamsampler.evaluation.suites.means import task_interval
+from streamsampler.evaluation.suites.scores import TaskScores
 
 ORDER = ("worse", "undecided", "not worse")
 
@@ -166,21 +168,42 @@ def test_few_pairs_have_an_interval_only_within_bounds():
     assert gate_interval(np.full(30, np.inf)) == Unknown("a difference is not finite")
 
 
+BOTH = "t and studentised bootstrap"
+
+
 @pytest.mark.parametrize(
     ("values", "level", "method"),
     [
-        (NORMAL[:20], 0.975, "t"),
-        (NORMAL[:29], 0.975, "t"),
-        (NORMAL[60:90], 0.95, "t"),
-        (SKEWED[:30], 0.975, "studentised bootstrap"),
-        (SKEWED[:99], 0.975, "studentised bootstrap"),
+        (NORMAL[:20], 0.975, BOTH),
+        (NORMAL[:29], 0.975, BOTH),
+        (NORMAL[60:90], 0.975, "t"),
+        (NORMAL[:99], 0.975, "t"),
+        (NORMAL[:100], 0.95, "t"),
+        (SKEWED[:20], 0.975, BOTH),
+        (SKEWED[:30], 0.975, BOTH),
+        (SKEWED[:99], 0.975, BOTH),
         (SKEWED[:100], 0.95, "studentised bootstrap"),
     ],
 )
 def test_the_interval_is_wider_where_the_usual_one_misses_on_one_side(values, level, method):
     found: Any = gate_interval(values)
-    assert found == mean_interval(values, level, of="difference")
+    if len(values) < 100:
+        assert found == task_interval(TaskScores(values, tuple(range(len(values)))), level)
+    else:
+        assert found == mean_interval(values, level, of="difference")
     assert (round(found.level, 6), found.method) == (level, method)
+
+
+def test_few_skewed_pairs_have_an_interval():
+    few = np.exp(NORMAL[20:40])
+    assert mean_interval(few, of="difference") == Unknown("differences are skewed, and there are fewer than 30")
+    assert gate_interval(few) == task_interval(TaskScores(few, tuple(range(20))), 0.975)
+    within: Any = gate_interval(few, bounds=(-90.0, 90.0))
+    assert within == mean_interval(few, bounds=(-90.0, 90.0), of="difference")
+    ends = float(NORMAL[:20].min()), float(NORMAL[:20].max())
+    normal: Any = gate_interval(NORMAL[:20], bounds=ends)
+    assert normal == task_interval(TaskScores(NORMAL[:20], tuple(range(20)), ends), 0.975)
+    assert gate_interval(np.full(30, 2.0)) == Unknown("all differences are equal")
 
 
 def test_where_few_pairs_differ_the_interval_reaches_twice_as_far():
@@ -362,7 +385,7 @@ def test_a_comparison_says_whether_agents_are_worse():
 
 
 def test_levels_are_shared_among_agents():
-    found = compared({"old": zero, "new": one, "newer": two}, gain=-1.0, margin=1.5)
+    found = compared({"old": zero, "new": one, "newer": two}, seeds=range(120), gain=-1.0, margin=1.5)
     middle, last = found.verdict()
     assert (middle.outcome, last.outcome, found.verdict().outcome) == ("not worse", "worse", "worse")
     assert [each.interval for each in (middle, last)] == [each.mean_difference_interval for each in found.pairs]

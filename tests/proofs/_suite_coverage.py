@@ -12,7 +12,9 @@ from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
+from scipy import special
 
+from streamsampler.core.words import count
 from streamsampler.evaluation import intervals
 from streamsampler.evaluation.intervals import Interval, random_weights, resampled_indices
 from streamsampler.evaluation.suites import improvement, means, profiles
@@ -22,7 +24,7 @@ from streamsampler.evaluation.suites.means import suite_mean_interval, suite_suc
 from streamsampler.evaluation.suites.middles import suite_interquartile_mean_interval
 from streamsampler.evaluation.suites.profiles import profile
 from streamsampler.evaluation.suites.scores import TaskScores
-from tests.proofs._suite_scores import Shape, SuiteKind, latent
+from tests.proofs._suite_scores import Shape, SuiteKind, latent, seeds_of
 
 LEAST = 0.93
 _ALL_N = (10, 20, 30, 50, 100)
@@ -39,6 +41,7 @@ _MIXED: tuple[tuple[tuple[str, float], ...], ...] = (
     (("exponential", 1.0), ("normal", 10.0)),
 )
 _RATES = (*(((name, 1.0),) for name in _TWO_VALUES), (("0.5", 1.0), ("0.98", 1.0)))
+_PAIRS_OF_RATES = ((0.5, 0.5), (0.9, 0.9), (0.98, 0.98), (0.9, 0.7))
 _IN_SHORT = 7  # the short form has every seventh kind
 _THRESHOLDS = np.array([-1.0, 0.5, 2.0, 4.0, 6.0, 9.0])
 
@@ -122,6 +125,41 @@ def improved(n_tasks: int, n: int, n_evaluations: int) -> tuple[str, int, int]:
     return f"improvement of {n_tasks} tasks, {n} pairs", n_held, n_evaluations
 
 
+def differences_of_rates(
+    rates: tuple[float, float], n_tasks: int, correlation: float, n: int, shape: Shape, n_evaluations: int
+) -> tuple[str, int, int]:
+    """Return how often intervals of the difference of two agents' success rates hold, and how many there were.
+
+    The seed decides in a part of each trajectory, of both agents and all tasks.
+    """
+    remember_draws()
+    n_held = n_found = 0
+    seeds = seeds_of(shape, n_tasks, n)
+    for number in range(n_evaluations):
+        rng = np.random.default_rng([n_tasks, n, number, *(int(100 * it) for it in (*rates, correlation))])
+        n_seeds = max(map(max, seeds)) + 1
+        shared = rng.normal(size=n_seeds)
+        first, second = (
+            (special.ndtr((shared + latent(rng, n_tasks, n_seeds, correlation)) / np.sqrt(2)) < rate).astype(float)
+            for rate in rates
+        )
+        tasks = [TaskScores((second - first)[task, list(it)], it, (-1.0, 1.0)) for task, it in enumerate(seeds)]
+        interval = suite_mean_interval(tasks, of="difference")
+        if isinstance(interval, Interval):
+            n_found += 1
+            n_held += interval.low - 1e-9 <= rates[1] - rates[0] <= interval.high + 1e-9
+    what = f"difference of success rates {rates[0]:g} and {rates[1]:g} of {count(n_tasks, 'task')}"
+    return f"{what}, {n} pairs, correlation {correlation:g}, seeds {shape}", n_held, n_found
+
+
+def _differences_of_rates() -> Iterator[tuple[tuple[float, float], int, float, int, Shape]]:
+    """Yield rates of two agents, numbers of tasks, their correlation, numbers of pairs, and the seeds of tasks."""
+    for rates, (tasks, r), n in itertools.product(_PAIRS_OF_RATES, ((2, 0.0), (5, 0.5), (20, 0.0)), (5, 10, 20, 50)):
+        yield rates, tasks, r, n, "same"
+        if n == 10:
+            yield rates, tasks, r, n, "nested"
+
+
 def none_called_sure(n_tasks: int, n: int, n_evaluations: int) -> tuple[str, int, int]:
     """Return how often Holm's method calls no task of equal agents sure, and how often it was tried."""
     remember_draws()
@@ -155,6 +193,7 @@ def prove_suites(scale: str) -> None:
     is_long = scale == "long"
     n = 2_000 if is_long else 200
     jobs: list[Callable[[], tuple[str, int, int]]] = [partial(held, kind, n) for kind in kinds()]
+    jobs += [partial(differences_of_rates, *kind, n) for kind in _differences_of_rates()]
     if not is_long:
         jobs = jobs[::_IN_SHORT]
     jobs += [partial(improved, *size, n // 10) for size in itertools.product((2, 20), (10, 50))]

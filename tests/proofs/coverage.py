@@ -3,8 +3,7 @@
 Those of two values hold in 93 of 100 evaluations that print one, for each number of trajectories from 10 on: computed,
 not drawn. So do those of pairs that are nearly all equal, and all that decide when to stop.
 
-So do intervals over tasks that share seeds (`_suite_coverage`), and a gate on them errs as seldom as it says
-(`_suite_gate`).
+So do intervals over tasks that share seeds (`_suite_coverage`).
 
 And tests that are looked at after each trajectory tell equal agents apart as seldom as they say. The short form has a
 tenth of the evaluations, and as much more room for chance.
@@ -35,7 +34,6 @@ from streamsampler.evaluation.intervals import (
 from streamsampler.evaluation.rules import BettingSequence, DiscordantPairs, PrecisionOf, make_rule
 from streamsampler.evaluation.sequential import ReturnTest
 from tests.proofs._suite_coverage import prove_suites
-from tests.proofs._suite_gate import prove_gate
 
 Draw = Callable[[np.random.Generator], float]
 _EVERY = 20  # how many evaluations there are for one through `evaluate`
@@ -279,4 +277,3 @@ def prove(scale: str) -> None:
     for name, share in (_guaranteed(n) | _told_apart(n)).items():
         _check(name, share, 0.0, 0.05, n / _EVERY if "compare" in name else n, scale)
     prove_suites(scale)
-    prove_gate(scale)

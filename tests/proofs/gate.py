@@ -3,7 +3,8 @@
 And an agent that is worse by twice the margin is called not worse in at most 5 of 100: 2,000 seeded comparisons of each
 kind of differences, for each number of pairs, some of them through `compare`. Two agents that are equal in all pairs
 count as not worse by definition, so that the second share is one of the comparisons in which a pair differs. The short
-form has a tenth of the comparisons, fewer numbers of pairs, and as much more room for chance.
+form has a tenth of the comparisons, fewer numbers of pairs, and as much more room for chance. `_suite_gate` has suites
+of tasks that share seeds.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from streamsampler.evaluation.gate import GateDecision, Outcome, gate_interval
 from streamsampler.evaluation.intervals import Floats, Interval, Unknown, bounded_interval
 from streamsampler.evaluation.rules import PrecisionOf
 from streamsampler.evaluation.sequential import make_test
+from tests.proofs._suite_gate import prove_gate
 
 Draw = Callable[[np.random.Generator, int], Floats]
 _MOST_WRONG = 0.05
 _LOOKS = 400  # pairs that a test looks at, one after the other
-_N_PAIRS = {"short": (20, 30, 50, 100), "long": (20, 22, 25, 29, 30, 50, 99, 100, 200)}
+_N_PAIRS = {"short": (20, 30, 50, 100), "long": (20, 22, 25, 29, 30, 35, 50, 70, 99, 100, 200)}
 
 
 class Kind(NamedTuple):
@@ -71,6 +73,14 @@ _CENTRED: dict[str, Draw] = {
     "long tail of losses": lambda rng, n: 1 - rng.exponential(1, n),
     "long tail of gains": lambda rng, n: rng.exponential(1, n) - 1,
     "lognormal losses": lambda rng, n: math.exp(0.125) - rng.lognormal(0, 0.5, n),
+    "lognormal gains": lambda rng, n: rng.lognormal(0, 1, n) - math.exp(0.5),
+    "exponential for normal returns": lambda rng, n: rng.exponential(1, n) - rng.normal(1, 0.5, n),
+    "lognormal for exponential returns": lambda rng, n: (
+        (rng.lognormal(0, 1, n) - math.exp(0.5)) / 2.161 - (rng.exponential(1, n) - 1) / 2
+    ),
+    "exponential for lognormal returns": lambda rng, n: (
+        (math.exp(0.5) - rng.lognormal(0, 1, n)) / 2.161 - (1 - rng.exponential(1, n)) / 2
+    ),
     "heavy tails": lambda rng, n: rng.standard_t(3, n),
     "1 of 10 fails": lambda rng, n: rng.normal(0, 1, n) - 3 * (rng.random(n) < 0.1) + 0.3,
 }
@@ -227,3 +237,4 @@ def prove(scale: str) -> None:
     for name, share in _sequential(n_comparisons).items():
         print(f"{name}: {share:.1%}")
         assert share <= _MOST_WRONG + (0.0 if is_long else _room(n_comparisons)), name
+    prove_gate(scale)

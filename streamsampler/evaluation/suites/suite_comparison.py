@@ -24,15 +24,16 @@ from streamsampler.evaluation.evaluation import (
     shown_seeds,
 )
 from streamsampler.evaluation.found import Found
-from streamsampler.evaluation.gate import GateDecision, GateVerdict, checked_margin, gate_interval, name_of_difference
+from streamsampler.evaluation.gate import GateDecision, GateVerdict, checked_margin, name_of_difference
 from streamsampler.evaluation.intervals import LEVEL, Interval, Unknown
 from streamsampler.evaluation.journal import INTERRUPTED, JournalContents
 from streamsampler.evaluation.rules import PrecisionOf
 from streamsampler.evaluation.suites.holm import TaskDifference, holm
 from streamsampler.evaluation.suites.improvement import TaskPairs, suite_improvement, suite_improvement_interval
-from streamsampler.evaluation.suites.means import suite_mean, suite_mean_interval
+from streamsampler.evaluation.suites.means import suite_mean, suite_mean_interval, task_interval
 from streamsampler.evaluation.suites.scores import SuiteScores, TaskScores
 from streamsampler.evaluation.suites.suite_evaluation import Scale, SuiteEvaluation
+from streamsampler.evaluation.suites.suite_gate import suite_gate_interval
 from streamsampler.evaluation.suites.tables import with_ends
 
 _NUMBERS = (
@@ -125,12 +126,16 @@ class SuitePairs:
     @cached_property
     def success_difference_interval(self) -> Interval | Unknown | None:
         """The interval of the difference of success rates; None where there is none."""
-        return None if self._successes is None else suite_mean_interval(self._successes, self.level, of="difference")
+        if self._successes is None:
+            return None
+        if len(self.tasks) == 1:
+            return next(iter(self.tasks.values())).success_difference_interval
+        return suite_mean_interval(self._successes, self.level, of="difference")
 
     @cached_property
     def judged(self) -> dict[str, TaskDifference]:
         """The difference of each task, with the interval by which it is sure, or not, as one of many (Holm, 1979)."""
-        each = [partial(suite_mean_interval, [task], of="difference") for task in self.differences]
+        each = [partial(task_interval, task) for task in self.differences]
         return dict(zip(self.tasks, holm(each, self.level), strict=True))
 
     @property
@@ -148,12 +153,6 @@ class SuitePairs:
             raise UsageError("there is no success rate of each task: no info says whether trajectories succeeded")
         suite = SuiteScores(differences)
         is_zero = all(float(np.abs(task.values).max()) <= suite.rounding for task in differences)
-        # By the level that a gate has for few pairs, for any number of them: tasks may be skewed where their mean is
-        # not.
-        interval = suite_mean_interval(differences, (1 + self.level) / 2, of="difference")
-        if suite.is_complete:
-            column = suite.values.mean(axis=0)
-            interval = _hull(interval, gate_interval(column, self.level, bounds=suite.bounds, rounding=suite.rounding))
         return GateDecision(
             first=self.first,
             second=self.second,
@@ -161,7 +160,7 @@ class SuitePairs:
             of=f"{name_of_difference(of)} over tasks" if self.normalise is None or of == "success" else "mean scores",
             n_pairs=suite.fewest,
             difference=0.0 if is_zero else suite.mean,
-            interval=interval,
+            interval=suite_gate_interval(differences, self.level),
             all_equal=is_zero,
         )
 
@@ -215,13 +214,6 @@ class SuitePairs:
             "sure": self.sure,
             "tasks": {name: pairs.summary() for name, pairs in self.tasks.items()},
         }
-
-
-def _hull(one: Interval | Unknown, other: Interval | Unknown) -> Interval | Unknown:
-    """Return the interval that holds where one of two does; where one is unknown, why it is."""
-    if not isinstance(one, Interval) or not isinstance(other, Interval):
-        return one if isinstance(one, Unknown) else other
-    return replace(one, low=min(one.low, other.low), high=max(one.high, other.high))
 
 
 def _named(names: list[str]) -> str:

@@ -25,7 +25,7 @@ from streamsampler.evaluation.evaluation import (
 from streamsampler.evaluation.found import Found
 from streamsampler.evaluation.intervals import Floats, Interval, Unknown
 from streamsampler.evaluation.journal import INTERRUPTED, JournalContents
-from streamsampler.evaluation.suites.means import suite_mean, suite_mean_interval
+from streamsampler.evaluation.suites.means import suite_mean, suite_mean_interval, suite_success_interval
 from streamsampler.evaluation.suites.middles import suite_interquartile_mean, suite_interquartile_mean_interval
 from streamsampler.evaluation.suites.profiles import PerformanceProfile, profile
 from streamsampler.evaluation.suites.scores import TaskScores
@@ -245,7 +245,7 @@ class SuiteEvaluation(Found):
     @cached_property
     def success_interval(self) -> Interval | Unknown | None:
         """The interval of the success rate; None where there is no rate."""
-        return None if self._successes is None else suite_mean_interval(self._successes, of="success")
+        return None if self._successes is None else suite_success_interval(self._successes)
 
     def profile(self, thresholds: Sequence[float] | Floats) -> PerformanceProfile:
         """Return the performance profile: the share of trajectories with a score above each threshold.
