@@ -28,9 +28,11 @@ class SamplerError(Exception):
     Attributes:
         task: Of a call in which workers ran several tasks, the number of the task that the error is about; None
             otherwise.
+        found: Of a comparison in which an agent failed, the results of the agents before it, by name; None otherwise.
     """
 
     task: int | None = None
+    found: Any = None
 
 
 class UsageError(SamplerError, ValueError):

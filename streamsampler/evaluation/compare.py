@@ -6,26 +6,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import wraps
-from os import PathLike, fspath
-from pathlib import Path
+from os import PathLike
 from typing import Any, Self, TypeVar, cast, overload
 
-from streamsampler.agents.base import is_agent
 from streamsampler.core.arguments import with_arguments_in_groups
 from streamsampler.core.errors import UsageError, positive
 from streamsampler.core.keywords import suggesting
 from streamsampler.core.progress import ProgressArgument, display
 from streamsampler.core.seeding import check_seed
 from streamsampler.core.words import count
-from streamsampler.evaluation.agents import (
-    ReturnOf,
-    Row,
-    SuccessMeaning,
-    agent_facts,
-    check_return_of,
-    has_predict,
-    refuse_several_agents,
-)
+from streamsampler.evaluation.agent_errors import naming_agent
+from streamsampler.evaluation.agents import ReturnOf, Row, SuccessMeaning, check_return_of
 from streamsampler.evaluation.amounts import Amount, HowMany, amount_of, at_most, refuse_amounts, refuse_useless
 from streamsampler.evaluation.compare_saved import are_saved, compare_saved
 from streamsampler.evaluation.comparison import Comparison
@@ -34,6 +25,7 @@ from streamsampler.evaluation.evaluation_call import EvaluationCall, EvaluationI
 from streamsampler.evaluation.gate import checked_margin
 from streamsampler.evaluation.intervals import Bounds
 from streamsampler.evaluation.journal import INTERRUPTED
+from streamsampler.evaluation.named_agents import named_agents
 from streamsampler.evaluation.opening import in_part, opened_sampler
 from streamsampler.evaluation.rules import FLOORS, PrecisionOf, check_successes, checked_bounds
 from streamsampler.evaluation.run_file import RunFile
@@ -124,7 +116,8 @@ def compare(
 
     Args:
         agents: Two agents or more, by name or in a list; what `streamsampler.evaluate` takes. Each is compared with the
-            first one. Or evaluations that `streamsampler.evaluate` returned, or `Evaluation.load`: nothing is run then,
+            first one. Those of a list have the names of their files, functions or classes, or else "agent 1",
+            "agent 2". Or evaluations that `streamsampler.evaluate` returned, or `Evaluation.load`: nothing is run then,
             pairs are those of the same seeds, and of the other arguments there are `bounds` and `out` alone.
         env: See `streamsampler.evaluate`, as for all arguments that are not named here. Of a suite, pairs are taken
             by task and seed.
@@ -166,9 +159,10 @@ def compare(
         UnknownArgumentError: There is no argument of that name (also a TypeError).
         EvaluationInterruptedError: Ctrl-C; has the comparison so far, or the first agent's evaluation while the
             second agent has no trajectories. (A KeyboardInterrupt.)
-        RolloutError: User code raised in a worker. For other errors see `streamsampler.evaluate`.
+        RolloutError: User code raised in a worker. For other errors see `streamsampler.evaluate`. Of an error of one
+            agent, `found` has the results of the agents before it, by name.
     """
-    named, how_many = _named(agents), HowMany.asked(n_trajectories, num_trajectories)
+    named, how_many = named_agents(agents, _TOGETHER), HowMany.asked(n_trajectories, num_trajectories)
     if are_saved(named):
         of_run = {"env": env, how_many.name: how_many.n, "seeds": seeds, "scenarios": scenarios, "part": part}
         of_run |= {"until_decided": until_decided, "max_trajectories": max_trajectories, "return_of": return_of}
@@ -303,28 +297,6 @@ def _check_words(success: Any, decide_on: Any, options: Mapping[str, Any]) -> No
         raise UsageError("compare makes samplers of its own, one for each agent: leave out sampler")
 
 
-def _named(agents: Any) -> dict[str, Any]:
-    """Return agents by name.
-
-    Raises:
-        UsageError: They are something else, fewer than two, or two of one name.
-    """
-    if isinstance(agents, Mapping):
-        named = {str(name): agent for name, agent in agents.items()}
-    elif isinstance(agents, Sequence) and not isinstance(agents, str | bytes):
-        named = {}
-        for agent in agents:
-            name = _name_of(agent)
-            named[name if name not in named else f"{name} #{len(named) + 1}"] = agent
-    else:
-        raise UsageError(f"agents must be a dict by name, or a list, got {agents!r:.60}: {_TOGETHER}")
-    if len(named) < 2:
-        raise UsageError(f"a comparison needs at least two agents, got {len(named)}")
-    for name, agent in named.items():
-        refuse_several_agents(agent, f"agents[{name!r}]")
-    return named
-
-
 def _check_says_success(evaluation: Evaluation, decision: Mapping[str, Any]) -> None:
     if "margin" in decision and decision["decide_on"] == "success" and evaluation.successes is None:
         check_successes(len(evaluation))
@@ -366,16 +338,6 @@ def _explaining_keys(named: Mapping[str, Any], return_of: Any) -> Iterator[None]
         ) from None
 
 
-def _name_of(agent: Any) -> str:
-    if isinstance(agent, str | PathLike):
-        return Path(fspath(agent)).name
-    if isinstance(agent, Evaluation):
-        return str(agent.agent.get("name"))
-    if has_predict(agent):
-        return type(agent).__name__
-    return str(agent_facts(agent)["name"]) if callable(agent) or is_agent(agent) else type(agent).__name__
-
-
 def _shared(options: Mapping[str, Any], n_agents: int) -> dict[str, Any]:
     """Return the options of one of several samplers that run at the same time."""
     n_workers = options.get("n_workers")
@@ -395,7 +357,8 @@ def _one_after_the_other(
 
     try:
         for name, opened in named.items():
-            with opened as gathering:
+            before = dict(zip(named, evaluations, strict=False))
+            with naming_agent(name, before, are_kept=run.path is not None), opened as gathering:
                 try:
                     stopped = gather(gathering, progress, name)
                 except KeyboardInterrupt:

@@ -7,6 +7,7 @@ from typing import Any
 
 from streamsampler.core.errors import DataError
 from streamsampler.core.progress import ProgressArgument
+from streamsampler.evaluation.agent_errors import naming_agent
 from streamsampler.evaluation.evaluation_call import EvaluationInterruptedError
 from streamsampler.evaluation.journal import INTERRUPTED
 from streamsampler.evaluation.run_file import RunFile
@@ -32,13 +33,17 @@ def compare_suite(
     tasks = list(arguments.envs)
     run.check_names(position_names(list(agents), tasks))
     arguments = arguments.with_seed_of(run)
-    calls = {name: SuiteCall(agent, arguments) for name, agent in agents.items()}  # wrong arguments are found first
+    calls: dict[str, SuiteCall] = {}
+    for name, agent in agents.items():  # wrong arguments are found before anything runs
+        with naming_agent(name, {}, are_kept=False):
+            calls[name] = SuiteCall(agent, arguments)
     run.begin(arguments.asked, agents=list(agents), tasks=tasks, normalise=arguments.scales, **verdict)
     suites: dict[str, SuiteEvaluation] = {}
     with run:
         for position, (name, call) in enumerate(calls.items()):
             try:
-                suites[name] = call.run(run, progress, agent=name, first=position * len(tasks))
+                with naming_agent(name, suites, are_kept=run.path is not None):
+                    suites[name] = call.run(run, progress, agent=name, first=position * len(tasks))
             except EvaluationInterruptedError as interrupt:
                 suites[name] = interrupt.found
                 found = _interrupted(suites)
@@ -48,10 +53,12 @@ def compare_suite(
                     raise
                 found = _interrupted(suites)
                 raise EvaluationInterruptedError(found, sum(map(len, found.evaluations))) from interrupt
-        first = next(iter(suites.values()))
-        comparison = SuiteComparison(
-            names=tuple(suites), suites=tuple(suites.values()), stopped=first.stopped, **verdict
-        )
+        stopped = next(iter(suites.values())).stopped
+        try:
+            comparison = SuiteComparison(names=tuple(suites), suites=(*suites.values(),), stopped=stopped, **verdict)
+        except DataError as error:  # agents failed in different tasks
+            error.found = suites
+            raise
         run.finish(comparison)
     return comparison
 

@@ -264,7 +264,8 @@ class SuiteComparison(Found):
                     f"normalise {first.normalise} and {other.normalise}"
                 )
         if not self.tasks:
-            raise DataError(f"{' and '.join(self.names)} have no task in common that did not fail")
+            reasons = "; ".join(f"{name}: {error}" for name, error in self.failed.items())
+            raise DataError(f"{' and '.join(self.names)} have no task in common that did not fail: {reasons}")
 
     def __getitem__(self, name: str) -> SuiteEvaluation:
         """Return an agent's suite, by the agent's name."""

@@ -1,13 +1,14 @@
 """Compare agents on a suite: pairs by task and seed."""
 
 import functools
+import re
 from typing import Any
 
 import numpy as np
 import pytest
 
 from streamsampler import compare, evaluate
-from streamsampler.errors import RolloutError, UsageError
+from streamsampler.errors import DataError, RolloutError, UsageError
 from streamsampler.evaluation.comparison import Comparison
 from streamsampler.evaluation.suites.suite_comparison import SuiteComparison
 from tests.evaluation.envs import Known, zero
@@ -85,3 +86,64 @@ def test_wrong_arguments_are_refused():
         compare([zero, one], Known, n_trajectories=3, normalise={"push": (0, 1)}, **HOW)
     with pytest.raises(UsageError, match="the suite is empty"):
         compare([zero, one], {}, n_trajectories=3, **HOW)
+
+
+class Fails:
+    """Raises in some tasks, by the number of numbers in an observation."""
+
+    def __init__(self, *sizes):
+        self.sizes = sizes
+
+    def get_action(self, observation):
+        if len(observation) in self.sizes:
+            raise ValueError(f"{len(observation)} in an observation")
+        return 0, {}
+
+
+TWO_SIZES: dict[str, Any] = {"push": Known, "cart": "CartPole-v1"}  # 1 and 4 numbers
+
+
+def test_the_error_of_an_agent_names_it_and_keeps_the_suites_before():
+    with pytest.raises(RolloutError, match="in an observation") as caught:
+        compare({"zero": zero, "broken": Fails(1, 4)}, TWO_SIZES, n_trajectories=3, **HOW)
+    assert caught.value.found == {"zero": evaluate(zero, TWO_SIZES, n_trajectories=3, **HOW)}
+    assert caught.value.__notes__[-2:] == [
+        "this is the error of the agent 'broken'",
+        "the trajectories of zero were complete: with out=FILE they are kept, and resume=FILE goes on with them",
+    ]
+    with pytest.raises(RolloutError) as caught:
+        compare({"zero": zero, "broken": Fails(1)}, Known, n_trajectories=3, **HOW)
+    assert caught.value.found == {"zero": evaluate(zero, Known, n_trajectories=3, **HOW)}
+    assert "this is the error of the agent 'broken'" in caught.value.__notes__
+
+
+def test_the_trajectories_before_an_error_are_in_the_journal(tmp_path):
+    out = tmp_path / "both.json"
+    with pytest.raises(RolloutError) as caught:
+        compare({"zero": zero, "one": Fails(1, 4)}, TWO_SIZES, n_trajectories=3, out=out, **HOW)
+    assert f'resume="{out}" goes on with them' in caught.value.__notes__[-1]
+    assert not any("with out=FILE" in note for note in caught.value.__notes__)
+    found = compare({"zero": zero, "one": one}, TWO_SIZES, n_trajectories=3, resume=out, **HOW)
+    assert found == compare({"zero": zero, "one": one}, TWO_SIZES, n_trajectories=3, **HOW)
+
+
+def test_agents_that_fail_in_different_tasks_have_all_reasons_in_the_error():
+    with pytest.raises(DataError, match="first and second have no task in common that did not fail: ") as caught:
+        compare({"first": Fails(1), "second": Fails(4)}, TWO_SIZES, n_trajectories=3, **HOW)
+    assert re.search("first: push: .*ValueError: 1 in an observation.*; second: cart: .*4 in an obs", str(caught.value))
+    assert list(caught.value.found) == ["first", "second"]
+
+
+def test_wrong_arguments_of_an_agent_name_it():
+    with pytest.raises(UsageError, match="agent 'other': agent is a dict that lacks lift"):
+        compare({"zero": zero, "other": {"push": zero}}, SUITE, n_trajectories=3, **HOW)
+
+
+def test_agents_of_a_list_without_names_have_numbers():
+    of_tasks = {"push": zero, "lift": one}
+    found = compare([of_tasks, zero, lambda observation: 0, of_tasks], SUITE, n_trajectories=3, **HOW)
+    assert found.names == ("agent 1", "zero", "agent 3", "agent 4")
+    alone = compare([lambda observation: 0, zero, zero], Known, n_trajectories=3, **HOW)
+    assert alone.names == ("agent 1", "zero", "zero #3")
+    suites = [evaluate(agent, SUITE, n_trajectories=3, **HOW) for agent in (zero, of_tasks)]
+    assert compare(suites).names == ("zero", "agent 2")
