@@ -60,7 +60,7 @@ def test_few_pairs_have_no_gate_without_bounds_whichever_seeds_tasks_have():
 def test_tasks_are_judged_by_intervals_that_hold_for_skewed_differences():
     tasks = {f"task_{k}": pairs(SKEWED[k, :40] + k) for k in range(3)}
     found = suite_pairs(**tasks)
-    levels = {name: it.interval.level for name, it in found.judged.items()}  # type: ignore[union-attr]
+    levels = {name: it.interval.level for name, it in found.judged.items()}
     assert list(found.sure) == ["task_1", "task_2"]
     for (name, judged), task in zip(found.judged.items(), found.differences, strict=True):
         assert judged.interval == task_interval(task, levels[name])
