@@ -36,7 +36,7 @@ from streamsampler.evaluation.suites.means import task_interval
 from streamsampler.evaluation.suites.scores import TaskScores
 
 FEWEST_PAIRS = 20
-_ENOUGH_SKEWED = 100
+_ENOUGH_SKEWED = 200
 _FEWEST_OTHERS, _FARTHER = 10, 2.0
 _FAR = 1_000.0  # times as many pairs as there are: nothing is known of when they decide
 _NAMES: dict[PrecisionOf, str] = {"return": "mean returns", "success": "success rates"}
@@ -49,9 +49,9 @@ def gate_interval(
 ) -> Interval | Unknown:
     """Return the interval of a mean difference that a gate decides by, or why there is none.
 
-    From 100 pairs on it is `intervals.mean_interval`. With fewer pairs, that one holds on both sides together, and
+    From 200 pairs on it is `intervals.mean_interval`. With fewer pairs, that one holds on both sides together, and
     misses too often on the side of the longer tail: whether so few differences look skewed says little of their
-    distribution. So below 100 pairs it is `suites.means.task_interval`, at either end the wider one of Student's t and
+    distribution. So below 200 pairs it is `suites.means.task_interval`, at either end the wider one of Student's t and
     the studentised bootstrap, which leaves half of the share that `level` leaves.
 
     Where more than half of the differences are equal, it is `intervals.mean_interval` for any number of pairs. If fewer

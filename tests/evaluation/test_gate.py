@@ -177,17 +177,17 @@ BOTH = "t and studentised bootstrap"
         (NORMAL[:20], 0.975, BOTH),
         (NORMAL[:29], 0.975, BOTH),
         (NORMAL[60:90], 0.975, "t"),
-        (NORMAL[:99], 0.975, "t"),
-        (NORMAL[:100], 0.95, "t"),
+        (NORMAL[:199], 0.975, "t"),
+        (NORMAL[:200], 0.95, "t"),
         (SKEWED[:20], 0.975, BOTH),
         (SKEWED[:30], 0.975, BOTH),
-        (SKEWED[:99], 0.975, BOTH),
-        (SKEWED[:100], 0.95, "studentised bootstrap"),
+        (SKEWED[:199], 0.975, BOTH),
+        (SKEWED[:200], 0.95, "studentised bootstrap"),
     ],
 )
 def test_the_interval_is_wider_where_the_usual_one_misses_on_one_side(values, level, method):
     found: Any = gate_interval(values)
-    if len(values) < 100:
+    if len(values) < 200:
         assert found == task_interval(TaskScores(values, tuple(range(len(values)))), level)
     else:
         assert found == mean_interval(values, level, of="difference")
@@ -385,7 +385,7 @@ def test_a_comparison_says_whether_agents_are_worse():
 
 
 def test_levels_are_shared_among_agents():
-    found = compared({"old": zero, "new": one, "newer": two}, seeds=range(120), gain=-1.0, margin=1.5)
+    found = compared({"old": zero, "new": one, "newer": two}, seeds=range(200), gain=-1.0, margin=1.5)
     middle, last = found.verdict()
     assert (middle.outcome, last.outcome, found.verdict().outcome) == ("not worse", "worse", "worse")
     assert [each.interval for each in (middle, last)] == [each.mean_difference_interval for each in found.pairs]

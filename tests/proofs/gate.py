@@ -28,7 +28,7 @@ from tests.proofs._suite_gate import prove_gate
 Draw = Callable[[np.random.Generator, int], Floats]
 _MOST_WRONG = 0.05
 _LOOKS = 400  # pairs that a test looks at, one after the other
-_N_PAIRS = {"short": (20, 30, 50, 100), "long": (20, 22, 25, 29, 30, 35, 50, 70, 99, 100, 200)}
+_N_PAIRS = {"short": (20, 30, 50, 200), "long": (20, 22, 25, 29, 30, 35, 50, 70, 100, 150, 199, 200, 400)}
 
 
 class Kind(NamedTuple):
