@@ -104,7 +104,7 @@ def most(heading: str) -> Callable[[Any], Any]:
     return option(
         heading, "--max-trajectories", type=shared.POSITIVE, metavar="N",
         show_default="10,000, or as many as there are seeds",
-        help="The most trajectories.",
+        help="The most trajectories; with --suite, of each task.",
     )  # fmt: skip
 
 
@@ -183,6 +183,7 @@ def evaluate(
 
     env_id = naming.take_policies(options, env_id or "")
     told = {name: options[name] for name in ("precision_of", "bounds", "video", "video_of")}
+    told |= {} if suite is None else {"bounds": suite.bounds(options["bounds"])}
     told |= {"return_of": options["return_of"]} if options["return_of"] else {}
 
     def find(run: CliRun) -> Evaluation | SuiteEvaluation:
@@ -368,7 +369,8 @@ _HOW_MANY_PAIRS = options_of(
     option("How much (exactly one of these)", "--until-decided", metavar="ALPHA",
         type=click.FloatRange(0, 0.5, min_open=True, max_open=True),
         help="Go on until a test is sure which agent is better. ALPHA is how often equal agents may be told apart, "
-        "such as 0.05, although the test looks after each pair. May go through --seeds."),
+        "such as 0.05, although the test looks after each pair. May go through --seeds. With --suite it is about the "
+        "mean over tasks, and looks after rounds of trajectories of all tasks."),
 )  # fmt: skip
 
 _DECISION = options_of(
@@ -406,6 +408,8 @@ def compare(
       streamsampler compare my/Maze-v0 --import my_envs --agent random --agent my_agents:greedy \
           --until-decided 0.05 --decide-on success
       streamsampler compare --suite suite.toml --agent old.zip --agent new.zip --num-trajectories 50
+      streamsampler compare --suite suite.toml --agent old.zip --agent new.zip --until-decided 0.05 --bounds 0 500 \
+          --fail-if-worse 10
       streamsampler compare CartPole-v1 --agent old.zip --agent new.zip --num-trajectories 100 --fail-if-worse 5
 
     Exit codes:
@@ -435,10 +439,10 @@ def compare(
             agents = agents_to_compare(suite, options, of_tasks)
             return compared(
                 dict(zip(short_names(names), agents, strict=True)), envs, **amount,
-                **{name: options[name] for name in ("margin", "decide_on", "bounds")},
+                **{name: options[name] for name in ("margin", "decide_on")}, bounds=suite.bounds(options["bounds"]),
                 normalise=suite.normalise(), tasks=options["tasks"] or None, open_envs=options["open_envs"],
                 **suite_arguments(options, amount),
-                progress=Follower(run, len(agents)),
+                progress=Follower(run, 1 if "until_decided" in amount else len(agents)),
             )  # fmt: skip
         spaces = naming.environment_of(env_id[0], options["env_kwargs"])[1]
         if isinstance(spaces[0], SpacesOfAgents):

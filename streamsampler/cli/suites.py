@@ -17,7 +17,7 @@ from streamsampler.cli.options import is_from_file, option, options_of
 if TYPE_CHECKING:
     from streamsampler.cli.naming import Spaces
 
-_KEYS = ("env", "env-kwargs", "num-trajectories", "normalise", "agent")
+_KEYS = ("env", "env-kwargs", "num-trajectories", "normalise", "bounds", "agent")
 _EXAMPLE = '[tasks.push] with env = "Push-v1"'
 
 
@@ -30,6 +30,7 @@ class TaskEntry:
         env_kwargs: Arguments for making it.
         n_trajectories: How many trajectories; None for as many as all tasks have.
         normalise: The returns that become the scores 0 and 1; None where they stay as they are.
+        bounds: The least and the largest return; None for the bounds of all tasks.
         agent: The name of its agent; None for the agent of all tasks.
     """
 
@@ -37,6 +38,7 @@ class TaskEntry:
     env_kwargs: Mapping[str, Any]
     n_trajectories: int | None
     normalise: list[Any] | None
+    bounds: list[Any] | None
     agent: str | None
 
 
@@ -74,6 +76,11 @@ class SuiteFile:
         """Return the returns that become the scores 0 and 1, by task; None if no task has any."""
         own = {name: it.normalise for name, it in self.tasks.items() if it.normalise is not None}
         return own or None
+
+    def bounds(self, of_all: Any) -> Any:
+        """Return the bounds of returns: those of all tasks, or by task where a task has its own; None for none."""
+        own = {name: it.bounds for name, it in self.tasks.items() if it.bounds is not None}
+        return {name: own.get(name, of_all) for name in self.tasks} if own else of_all
 
 
 def _from_suite(ctx: click.Context, _param: click.Parameter, name: str | None) -> SuiteFile | None:
@@ -117,6 +124,7 @@ def _entries(where: str, name: str, said: Any) -> dict[str, TaskEntry]:
         _value(where, known, "env-kwargs", Mapping, "a table") or {},
         _value(where, known, "num-trajectories", int, "a whole number"),
         _value(where, known, "normalise", list, "a list of two numbers"),
+        _value(where, known, "bounds", list, "a list of two numbers"),
         _value(where, known, "agent", str, "a text"),
     )
     return {name: entry}
@@ -133,8 +141,8 @@ SUITE = options_of(
     option(
         shared.RUNS, "--suite", callback=_from_suite, is_eager=True, metavar="FILE",
         help="Tasks in the place of ENV_ID: a TOML file with a table for each, [tasks.push], which has 'env' and "
-        "perhaps 'env-kwargs', 'num-trajectories', 'normalise' (the returns that become the scores 0 and 1) and "
-        "'agent'. Its other keys are options of this command."),
+        "perhaps 'env-kwargs', 'num-trajectories', 'normalise' (the returns that become the scores 0 and 1), 'bounds' "
+        "and 'agent'. Its other keys are options of this command."),
     option(shared.RUNS, "--task", "tasks", multiple=True, metavar="NAME",
         help="With --suite: only this task, as in a job array; may be repeated. 'streamsampler merge' makes of the "
         "files of all tasks the file of one run, byte for byte."),

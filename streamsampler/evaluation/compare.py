@@ -32,6 +32,7 @@ from streamsampler.evaluation.run_file import RunFile
 from streamsampler.evaluation.sequential import PairTest, check_alpha, make_test
 from streamsampler.evaluation.suites.compare_saved_suites import compare_saved_suites
 from streamsampler.evaluation.suites.compare_suite import compare_suite
+from streamsampler.evaluation.suites.decide_suite import SuiteAmount, SuiteDecision, decide_suite
 from streamsampler.evaluation.suites.evaluate_suite import SuiteArguments, refuse_without_suite
 from streamsampler.evaluation.suites.suite_comparison import SuiteComparison
 from streamsampler.evaluation.suites.suite_evaluation import SuiteEvaluation
@@ -114,6 +115,9 @@ def compare(
     Give one of `n_trajectories`, `seeds`, `scenarios` and `until_decided`; the last one may go through `seeds`. The
     result is the same for any number of workers.
 
+    On a suite, `until_decided` is about the mean over tasks. It goes on in rounds, in which all tasks have the same
+    number of trajectories: 20, and a quarter more each time.
+
     Args:
         agents: Two agents or more, by name or in a list; what `streamsampler.evaluate` takes. Each is compared with the
             first one. Those of a list have the names of their files, functions or classes, or else "agent 1",
@@ -132,9 +136,10 @@ def compare(
             goes on until that is sure; the number is then how often the verdict may be wrong.
         decide_on: What the test and the verdict are about: the mean "return", for which a test needs `bounds`, or the
             rate of "success".
-        bounds: The least and the largest return that there can be; see `streamsampler.evaluate`.
-        max_trajectories: The most of each agent; 10,000 by default, or as many as there are `seeds`. The comparison
-            then says that nothing was decided.
+        bounds: The least and the largest return that there can be; see `streamsampler.evaluate`. Of a suite the same
+            for all tasks, or a dict by their names.
+        max_trajectories: The most of each agent, of a suite in each task; 10,000 by default, or as many as there are
+            `seeds`. The comparison then says that nothing was decided.
         part: See `streamsampler.evaluate`; the same part for all agents.
         success: See `streamsampler.evaluate`.
         return_of: See `streamsampler.evaluate`. Each of `agents` is a dict of agents by policy name then: with policies
@@ -174,15 +179,21 @@ def compare(
         )
     _check_words(success, decide_on, options)
     if isinstance(env, Mapping):
-        if until_decided is not None:
-            raise UsageError("until_decided is not for a suite: give n_trajectories, or compare in each task by itself")
-        arguments = SuiteArguments.checked(
-            env, how_many=how_many, bounds=bounds, part=part, amount={"seeds": seeds, "scenarios": scenarios},
-            normalise=normalise, tasks=tasks, success=success, return_of=return_of, deterministic=deterministic,
-            vec_normalize=vec_normalize, open_envs=open_envs, options=options,
+        run = RunFile(SuiteComparison, out, resume)
+        of_amount = SuiteAmount.asked(
+            run, how_many, seeds=seeds, scenarios=scenarios, until_decided=until_decided, decide_on=decide_on,
+            max_trajectories=max_trajectories, part=part, tasks=tasks,
         )  # fmt: skip
-        decision = decision_of(margin, decide_on, None, part)
-        return compare_suite(named, arguments, RunFile(SuiteComparison, out, resume), decision, progress)
+        arguments = SuiteArguments.checked(
+            env, how_many=of_amount.how_many, bounds=of_amount.bounds(bounds, list(env)), part=part,
+            amount={"seeds": of_amount.seeds, "scenarios": scenarios}, normalise=normalise, tasks=tasks,
+            success=success, return_of=return_of, deterministic=deterministic, vec_normalize=vec_normalize,
+            open_envs=open_envs, options=options,
+        )  # fmt: skip
+        if of_amount.until_decided is None:
+            return compare_suite(named, arguments, run, decision_of(margin, decide_on, None, part), progress)
+        decision = SuiteDecision.checked(arguments, of_amount.until_decided, of_amount.decide_on, margin)
+        return decide_suite(named, decision.with_amounts(arguments), decision, run, progress)
     bounds = cast("Bounds | None", bounds)
     refuse_without_suite({"normalise": normalise, "tasks": tasks, "open_envs": open_envs})
     run = RunFile(Comparison, out, resume)

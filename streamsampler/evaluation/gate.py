@@ -154,7 +154,7 @@ class GateDecision:
         None where pairs decided already, or where nothing can be said: the difference is at -margin, or more pairs
         alone give no interval.
         """
-        if self.outcome != "undecided" or not math.isfinite(self.difference):
+        if self.advice or self.outcome != "undecided" or not math.isfinite(self.difference):
             return None
         if self.expected is not None:
             return self.expected

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from streamsampler import evaluate
+from streamsampler.evaluation.suites.suite_comparison import SuiteComparison
 from streamsampler.evaluation.suites.suite_evaluation import SuiteEvaluation
 from tests.cli.harness import invoke
 
@@ -156,3 +157,23 @@ def test_wrong_options_are_refused(suite: Path) -> None:
         result = invoke("evaluate", *options)
         assert result.exit_code == 2, result.stderr
         assert message in " ".join(result.stderr.split())
+
+
+def test_a_gate_on_a_suite_goes_on_until_it_is_decided(tmp_path: Path) -> None:
+    path, out = tmp_path / "suite.toml", tmp_path / "both.json"
+    path.write_text(
+        'num-trajectories = 6\nseed = 3\nworkers = 0\n[tasks.cart]\nenv = "CartPole-v1"\nbounds = [0, 500]\n'
+        '[tasks.car]\nenv = "MountainCar-v0"\nbounds = [-200, 0]\n'
+    )
+    command = ("compare", "--suite", path, "--agent", "random", "--agent", "random", "--fail-if-worse", 5, "--quiet")
+    result = invoke(*command, "--until-decided", 0.05, "--max-trajectories", 23, "--out", out)
+    assert result.exit_code == 0, result.stderr  # the agents are equal in all pairs
+    assert "stopped: not decided after 23 trajectories of each task, the most" in result.stdout
+    found = SuiteComparison.load(out)
+    assert (found.until_decided, found.margin) == (0.05, 5)
+    assert [it.bounds for it in found.suites[0].evaluations] == [(0, 500), (-200, 0)]
+    result = invoke(*command, "--until-decided", 0.05, "--part", "1/2")
+    assert (result.exit_code, "a part is for" in result.stderr) == (2, True)
+    path.write_text(path.read_text().replace("bounds = [-200, 0]\n", ""))
+    result = invoke(*command, "--until-decided", 0.05)
+    assert (result.exit_code, "'car' has none" in result.stderr) == (2, True)

@@ -3,8 +3,8 @@
 And an agent that is worse by twice the margin is called not worse in at most 5 of 100: 2,000 seeded comparisons of each
 kind of differences, for each number of pairs, some of them through `compare`. Two agents that are equal in all pairs
 count as not worse by definition, so that the second share is one of the comparisons in which a pair differs. The short
-form has a tenth of the comparisons, fewer numbers of pairs, and as much more room for chance. `_suite_gate` has suites
-of tasks that share seeds.
+form has a tenth of the comparisons, fewer numbers of pairs, and as much more room for chance. `_suite_gate` and
+`_suite_stops` have suites of tasks that share seeds.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from streamsampler.evaluation.intervals import Floats, Interval, Unknown, bounde
 from streamsampler.evaluation.rules import PrecisionOf
 from streamsampler.evaluation.sequential import make_test
 from tests.proofs._suite_gate import prove_gate
+from tests.proofs._suite_stops import prove_stops
 
 Draw = Callable[[np.random.Generator, int], Floats]
 _MOST_WRONG = 0.05
@@ -238,3 +239,4 @@ def prove(scale: str) -> None:
         print(f"{name}: {share:.1%}")
         assert share <= _MOST_WRONG + (0.0 if is_long else _room(n_comparisons)), name
     prove_gate(scale)
+    prove_stops(scale)

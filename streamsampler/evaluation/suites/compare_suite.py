@@ -10,8 +10,10 @@ from streamsampler.core.progress import ProgressArgument
 from streamsampler.evaluation.agent_errors import naming_agent
 from streamsampler.evaluation.evaluation_call import EvaluationInterruptedError
 from streamsampler.evaluation.journal import INTERRUPTED
+from streamsampler.evaluation.rules import check_successes
 from streamsampler.evaluation.run_file import RunFile
 from streamsampler.evaluation.suites.evaluate_suite import SuiteArguments, SuiteCall
+from streamsampler.evaluation.suites.suite_arguments import with_task
 from streamsampler.evaluation.suites.suite_comparison import SuiteComparison, position_names
 from streamsampler.evaluation.suites.suite_evaluation import SuiteEvaluation
 
@@ -44,28 +46,39 @@ def compare_suite(
             try:
                 with naming_agent(name, suites, are_kept=run.path is not None):
                     suites[name] = call.run(run, progress, agent=name, first=position * len(tasks))
+                    if "margin" in verdict and verdict["decide_on"] == "success":
+                        check_says_success(suites[name])
             except EvaluationInterruptedError as interrupt:
                 suites[name] = interrupt.found
-                found = _interrupted(suites)
+                found = _interrupted(suites, verdict)
                 raise EvaluationInterruptedError(found, sum(map(len, found.evaluations))) from interrupt
             except KeyboardInterrupt as interrupt:  # also while the next agent's workers start
                 if not suites:
                     raise
-                found = _interrupted(suites)
+                found = _interrupted(suites, verdict)
                 raise EvaluationInterruptedError(found, sum(map(len, found.evaluations))) from interrupt
         stopped = next(iter(suites.values())).stopped
-        try:
-            comparison = SuiteComparison(names=tuple(suites), suites=(*suites.values(),), stopped=stopped, **verdict)
-        except DataError as error:  # agents failed in different tasks
-            error.found = suites
-            raise
+        comparison = SuiteComparison.of_suites(suites, stopped=stopped, **verdict)
         run.finish(comparison)
     return comparison
 
 
-def _interrupted(suites: Mapping[str, SuiteEvaluation]) -> SuiteComparison | SuiteEvaluation:
+def check_says_success(suite: SuiteEvaluation) -> None:
+    """Check that infos of each task say whether trajectories succeeded.
+
+    Raises:
+        UsageError: No info of a task does, in enough trajectories to know; names the task.
+    """
+    for name, evaluation in suite.tasks.items():
+        if evaluation.successes is None:
+            with_task(name, check_successes, len(evaluation))
+
+
+def _interrupted(
+    suites: Mapping[str, SuiteEvaluation], verdict: Mapping[str, Any]
+) -> SuiteComparison | SuiteEvaluation:
     """Return the comparison of the suites so far; of fewer than two, or without common tasks, the first suite."""
     try:
-        return SuiteComparison(names=tuple(suites), suites=tuple(suites.values()), stopped=INTERRUPTED)
+        return SuiteComparison.of_suites(suites, stopped=INTERRUPTED, **verdict)
     except DataError:
         return next(iter(suites.values()))

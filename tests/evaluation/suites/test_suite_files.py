@@ -234,8 +234,11 @@ def test_a_verdict_is_about_the_mean_over_tasks(tmp_path):
         same.verdict()
     with pytest.raises(UsageError, match="margin must be a number from 0 on"):
         same.verdict(-1)
-    with pytest.raises(UsageError, match="no success rate of each task"):
-        same.verdict(0.1, decide_on="success")
+    without = same.verdict(0.1, decide_on="success")
+    assert (without.outcome, without.more) == ("undecided", None)
+    assert str(without).endswith("no interval: no info says whether trajectories succeeded")
+    with pytest.raises(UsageError, match="agent 'zero': task 'push': there is no success rate"):
+        compare({"zero": zero, "same": zero}, suite, n_trajectories=20, margin=0.1, decide_on="success", **HOW)
 
 
 def test_an_agent_that_fails_in_a_task_does_not_pass_the_gate():

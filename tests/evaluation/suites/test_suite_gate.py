@@ -10,8 +10,8 @@ from streamsampler.evaluation.gate import gate_interval
 from streamsampler.evaluation.intervals import Unknown
 from streamsampler.evaluation.suites.means import suite_mean_interval, task_interval
 from streamsampler.evaluation.suites.scores import TaskScores
-from streamsampler.evaluation.suites.suite_comparison import SuitePairs
 from streamsampler.evaluation.suites.suite_gate import suite_gate_interval
+from streamsampler.evaluation.suites.suite_pairs import SuitePairs
 
 RNG = np.random.default_rng(5)
 NORMAL, SKEWED = RNG.normal(0, 1, (3, 120)), RNG.exponential(1, (3, 120)) - 1
