@@ -174,6 +174,7 @@ class Pairs:
         test: The test that was to decide, with all pairs; None where none was.
         decide_on: What the test, and a gate that is not told otherwise, is about: "return" or "success".
         bounds: The least and the largest return there can be; None where they are not known.
+        indices: N Python ints: the indices of the first agent's trajectories.
     """
 
     first: str
@@ -185,6 +186,7 @@ class Pairs:
     decide_on: PrecisionOf = "return"
     bounds: Bounds | None = None
     seeds: tuple[int, ...] = ()
+    indices: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.returns[0])
@@ -426,6 +428,7 @@ class Comparison(Found):
             second=self.names[position],
             returns=returns,
             seeds=tuple(first.seeds[position] for position in mine),
+            indices=tuple(first.indices[mine].tolist()),
             successes=successes,
             level=1 - (1 - LEVEL) / n_tests,
             test=test,

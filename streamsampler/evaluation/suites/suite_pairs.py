@@ -81,7 +81,7 @@ class SuitePairs:
             low, high = scale or (0.0, 1.0)
             first, second = ((returns - low) / (high - low) for returns in pairs.returns)
             bounds = None if pairs.bounds is None else bounds_of_scores(pairs.bounds, scale)
-            found[name] = TaskPairs(first, second, pairs.seeds, bounds)
+            found[name] = TaskPairs(first, second, _keys(pairs), bounds)
         return found
 
     @cached_property
@@ -102,7 +102,7 @@ class SuitePairs:
             if pairs.successes is None:
                 return None
             first, second = (np.asarray(each, np.float64) for each in pairs.successes)
-            found.append(TaskPairs(first, second, pairs.seeds, RATES))
+            found.append(TaskPairs(first, second, _keys(pairs), RATES))
         return found
 
     def _bounds_of(self, of: PrecisionOf) -> Bounds | None:
@@ -273,6 +273,14 @@ class SuitePairs:
             "sure": self.sure,
             "tasks": {name: pairs.summary() for name, pairs in self.tasks.items()},
         }
+
+
+def _keys(pairs: Pairs) -> tuple[int, ...]:
+    """Return what pairs of different tasks have in common that depend on one another: the seed.
+
+    Scenarios may repeat a seed, with other options: there it is the index.
+    """
+    return pairs.seeds if len(set(pairs.seeds)) == len(pairs.seeds) else pairs.indices
 
 
 def _stopped_interval(task: TaskScores, level: float) -> Interval | Unknown:

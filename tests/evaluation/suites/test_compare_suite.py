@@ -147,3 +147,11 @@ def test_agents_of_a_list_without_names_have_numbers():
     assert alone.names == ("agent 1", "zero", "zero #3")
     suites = [evaluate(agent, SUITE, n_trajectories=3, **HOW) for agent in (zero, of_tasks)]
     assert compare(suites).names == ("zero", "agent 2")
+
+
+def test_scenarios_may_repeat_a_seed_with_other_options():
+    scenarios = [{"seed": seed, "options": {"level": float(level)}} for seed in range(6) for level in (0, 5)]
+    found = compare({"zero": zero, "one": one}, {"push": Known, "lift": Known}, scenarios=scenarios, n_workers=0)
+    assert "one minus zero: 24 pairs in 2 tasks" in str(found)
+    assert found.pairs[0].mean_difference == pytest.approx(1)
+    assert found.pairs[0]["push"].indices == tuple(range(12))
