@@ -75,6 +75,17 @@ class WorkerEnds:
             end.close()
 
 
+class _Pickled:
+    """Sets an event when a queue's thread pickles it: what was put before has been written then."""
+
+    def __init__(self) -> None:
+        self.event = threading.Event()
+
+    def __reduce__(self) -> tuple[type[int], tuple[()]]:
+        self.event.set()
+        return int, ()
+
+
 class QueueChannel(WorkerChannel):
     """A worker's connection to a sampler in another process.
 
@@ -109,6 +120,12 @@ class QueueChannel(WorkerChannel):
         # Never full: the sampler leaves room for the answers to all tickets that it sent. And all of it is pickled:
         # what cannot be is dropped there, in a thread, without an exception.
         self._answers.put_nowait((records, pickle.dumps(answer, protocol=5), contents, parts))
+
+    def flush(self) -> None:
+        """Wait until all answers are in the pipe, which the sampler reads all the time."""
+        last = _Pickled()
+        self._answers.put((b"", pickle.dumps(None), None, [last]))
+        last.event.wait()
 
 
 def main(number: int, ends: WorkerEnds, setup: Any, board: Any, *, forked: bool) -> None:

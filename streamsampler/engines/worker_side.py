@@ -102,6 +102,9 @@ class WorkerChannel(ABC):
             parts = [self._part(buffer) for buffer in buffers]
         self._send(self._keeper.take(), answer, pickled, parts)
 
+    def flush(self) -> None:  # noqa: B027 - where `_send` has written all when it returns
+        """Wait until all answers have left this process."""
+
     def send_records(self) -> None:
         """Send the log records that were made since the last answer."""
         if records := self._keeper.take():

@@ -7,7 +7,9 @@ turn comes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from streamsampler.core.errors import Phase
 from streamsampler.protocol.events import WorkerDied
@@ -23,6 +25,9 @@ UPDATE_PHASES = AGENT_PHASES | {Phase.ENV_CONSTRUCTION, Phase.HOOK_CREATED, Phas
 
 BEFORE_TRAJECTORIES = UPDATE_PHASES | {Phase.CHECK}
 """What a worker does before a ticket's first trajectory."""
+
+
+NO_TASKS: Mapping[int, TaskName] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,17 @@ class WorkerFault:
         """Whether the worker was applying updates, so that one of them may be the cause."""
         return self.phase in UPDATE_PHASES
 
+    def costs_nothing_in(self, section: Section | None) -> bool:
+        """Whether the worker closed the environment of a task, and has answered all tickets of that task before.
+
+        Then nothing of the task is lacking, as with a sampler of it alone, whose workers may die when they close at the
+        end. If an answer was lost on its way, the first ticket without an answer, which is of `section`, is of the
+        task: its trajectories are run again, and may cost a worker again.
+        """
+        if self.incident is None or not self.incident.in_closing:
+            return False
+        return section is None or section.task != self.task
+
     def __str__(self) -> str:
         if self.incident is not None:
             return str(self.incident)
@@ -73,16 +89,15 @@ class Hang:
 
 def loss_by_death(
     event: WorkerDied, hang: Hang | None, version: int | None, seconds: float, *, is_ready: bool,
-    section: Section | None = None,
+    section: Section | None = None, tasks: Mapping[int, TaskName] = NO_TASKS,
 ) -> Incident:  # fmt: skip
     """Return the loss that a death is, `seconds` after the sampler was made.
 
-    `version` is None if the worker had not begun the current one. The section is that of the ticket in hand, where
-    workers run several tasks.
+    `version` is None if the worker had not begun the current one. Where workers run several tasks, the section is that
+    of the ticket in hand, and tasks are all of them by their numbers.
     """
     seen = event.progress if hang is None else hang.progress
-    if section is not None and seen.phase is Phase.CLOSE:
-        section = None  # it closed the environment of another task
+    closed = None if seen.closed_task is None else tasks[seen.closed_task]
     trajectory = None if version is None else seen.trajectory
     if section is not None and trajectory is not None:
         trajectory = section.own_index(trajectory)
@@ -90,7 +105,7 @@ def loss_by_death(
     incident = Incident(
         event.worker,
         event.why or cause_of_death(event.exitcode) if hang is None else f"made no progress for {hang.seconds:.3g} s",
-        Phase.STARTING if is_starting else seen.phase,
+        Phase.CLOSE if closed else Phase.STARTING if is_starting else seen.phase,
         trajectory,
         version,
         seconds,
@@ -98,7 +113,8 @@ def loss_by_death(
         stack="" if hang is None else event.stack,
         hung=hang is not None,
         hopeless=event.hopeless and version is not None,  # in this call's work, and not in that of an earlier one
-        task=None if section is None else section.task,
+        task=closed or (None if section is None else section.task),
+        in_closing=closed is not None and not event.hopeless,
     )
     return replace(incident, likeness=_likeness_of(incident, is_ready=is_ready))
 
@@ -114,6 +130,8 @@ def _likeness_of(incident: Incident, *, is_ready: bool) -> Likeness | None:
     if incident.hung:
         killed = 'File "' not in incident.stack  # nothing tells where it stood still: it may have been stopped
     cause = incident.phase, incident.stack if incident.hung else incident.what
+    if incident.in_closing:
+        return Likeness(f"the environment of {incident.task}", cause, by_chance=killed, of_call=True)
     if is_before_ready(incident, is_ready=is_ready):
         return Likeness(unready(incident.worker), cause, by_chance=killed)
     if incident.trajectory is None:

@@ -13,8 +13,8 @@ from streamsampler.core.errors import SpentQuota
 from streamsampler.protocol.faults import WorkerFault
 from streamsampler.protocol.messages import Message
 from streamsampler.protocol.restarts import Incident
-from streamsampler.protocol.result import LeftOut
-from streamsampler.protocol.sections import TaskName
+from streamsampler.protocol.result import LeftOut, Result
+from streamsampler.protocol.sections import Section, TaskName
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +117,13 @@ class LossReplaced:
 
 
 @dataclass(frozen=True, slots=True)
+class LostInClosing:
+    """A worker was lost while it closed the environment of one of several tasks, and a new one takes its place."""
+
+    fault: WorkerFault
+
+
+@dataclass(frozen=True, slots=True)
 class NotNeeded:
     """Something went wrong that the call did not need."""
 
@@ -208,8 +215,19 @@ class TooManyDropped:
     n_kept: int
     task: TaskName | None = None
 
+    @classmethod
+    def of(cls, last: LeftOut, version: int, result: Result, section: Section | None) -> TooManyDropped:
+        """Return the fact of a call, of whose result `last` is one too many: in a section, where there are several."""
+        if section is None:
+            return cls(last, version, result.n_dropped, result.n_trajectories)
+        own = last._replace(trajectory=section.own_index(last.trajectory))
+        return cls(own, version, *result.counts_of_section(last.trajectory), section.task)
 
-WarningFact = LossReplaced | NotNeeded | NotClosed | AlwaysTooLarge | LongTrajectory | FilesOverwritten | OtherKernels
+
+WarningFact = (
+    LossReplaced | LostInClosing | NotNeeded | NotClosed | AlwaysTooLarge | LongTrajectory | FilesOverwritten
+    | OtherKernels
+)  # fmt: skip
 ErrorFact = FaultEndsCall | NotReproducible | RunsBlocks | NoMiddle | TooManyDropped | OtherKernels
 
 

@@ -27,7 +27,9 @@ class Limits:
             limit where there is no `step_timeout`. Needs worker processes.
         close_timeout: Seconds that all workers together may take to close their environments and to run the exit
             handlers (`atexit`) that were registered in them, at the end and when a worker is replaced. Then they are
-            killed. A worker that does not begin within a second is killed, too. Needs worker processes.
+            killed. A worker that does not begin within a second is killed, too. Where the tasks of a suite share
+            workers, also the seconds that a worker may take to close the environment of a task before it makes that of
+            another one. Needs worker processes.
         restart_window: Seconds within which `max_restarts` counts; None for the whole life of the sampler or manager.
         max_lifetime_restarts: How many workers are replaced in the whole life; None for any number of losses that are
             not equal (three times the same exception in one trajectory is an error), and "auto" for 100 with up to

@@ -16,3 +16,4 @@ class Progress:
     trajectory: int | None  # index of the trajectory in hand; None outside trajectories
     phase: Phase  # what the worker was doing
     waits: int = 0  # how often it has waited for environments or agents: an event loop that goes on is not stuck
+    closed_task: int | None = None  # the number of the task whose environment it closes; None otherwise

@@ -25,6 +25,9 @@ from streamsampler.protocol.messages import Phase
 from streamsampler.protocol.sections import TaskName
 
 OnFailure = Literal["raise", "drop"]
+Doing = Literal["steps", "constructs", "closes"]
+"""What a worker does, by the limit that holds for it: anything within trajectories, what may take as long as its
+construction, or closing the environment of a task."""
 
 _RESTARTS, _LIFETIME_RESTARTS, _WORKERS = 10, 100, 8
 """The quotas by default, for up to so many workers: with more of them, each as likely to die, more die."""
@@ -71,14 +74,19 @@ class Policy(Limits):
         """
         return any(f"{kind.__module__}.{kind.__qualname__}" in kinds for kind in self.restart_on)
 
-    def watch(self) -> Watch | None:
-        """Return the watch for hangs, whose limits are for whether a worker is under construction; None without any."""
-        if self.step_timeout is None and self.construction_timeout is None:
-            return None
-        construction = self.construction_timeout
+    def watch(self, *, closes: bool = False) -> Watch | None:
+        """Return the watch for hangs, with a limit for each `Doing`; None without any.
+
+        Args:
+            closes: Whether workers close environments within calls.
+        """
+        construction, has_limits = self.construction_timeout, self.step_timeout is not None
         if construction is None:
-            construction = max(LEAST_CONSTRUCTION_SECONDS, self.step_timeout or 0.0)
-        return Watch({False: self.step_timeout or math.inf, True: construction})
+            construction = max(LEAST_CONSTRUCTION_SECONDS, self.step_timeout or 0.0) if has_limits else math.inf
+        limits: dict[Hashable, float] = {"steps": self.step_timeout or math.inf, "constructs": construction}
+        if closes:
+            limits["closes"] = self.close_timeout
+        return None if min(limits.values()) == math.inf else Watch(limits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +120,9 @@ class Incident:
     hopeless: bool = False  # whether a new worker would do the same, so that none is started
     likeness: Likeness | None = None  # None where another one like it would be chance
     task: TaskName | None = None  # where workers run several
+    in_closing: bool = (
+        False  # of that task's environment, when others were to be made; see `WorkerFault.costs_nothing_in`
+    )
 
     def __str__(self) -> str:
         where = "" if self.trajectory is None else f" in trajectory {self.trajectory}"
@@ -202,6 +213,36 @@ class Losses:
         history = tuple(self.incidents)
         self.incidents.clear()
         return history
+
+
+class LossesByTask(dict[TaskName | None, Losses]):
+    """Counts losses for each of several tasks by itself, as a sampler of that task alone would.
+
+    Deaths of workers that have no ticket, or that had not begun with it, are of no task: the sampler's own. So are all
+    losses where there is one task.
+
+    Args:
+        policy: The quotas, which hold for each task.
+        n_workers: How many workers there are.
+    """
+
+    def __init__(self, policy: Policy, n_workers: int) -> None:
+        super().__init__()
+        self._policy, self._n_workers = policy, n_workers
+
+    def __missing__(self, task: TaskName | None) -> Losses:
+        losses = self[task] = Losses(self._policy, self._n_workers)
+        return losses
+
+    def begin_call(self) -> None:
+        """Forget the equal losses of what existed in the last call only."""
+        for losses in self.values():
+            losses.begin_call()
+
+    def forget(self, subject: str) -> None:
+        """Forget the equal losses of what has succeeded since, of all tasks."""
+        for losses in self.values():
+            losses.forget(subject)
 
 
 def cause_of_exception(kind: str, traceback: str) -> tuple[str, str]:

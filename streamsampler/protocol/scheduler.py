@@ -57,6 +57,7 @@ from streamsampler.protocol.instructions import (
     Keep,
     Look,
     LossReplaced,
+    LostInClosing,
     NoMiddle,
     NotClosed,
     NotNeeded,
@@ -76,9 +77,9 @@ from streamsampler.protocol.messages import Phase, Report
 from streamsampler.protocol.plans import Fragments, GatherPlan, Layout, Streamed
 from streamsampler.protocol.prefetch import Prefetch
 from streamsampler.protocol.progress import Progress
-from streamsampler.protocol.restarts import Losses, Policy, unready
-from streamsampler.protocol.result import LeftOut, Order, Span
-from streamsampler.protocol.sections import Section
+from streamsampler.protocol.restarts import LossesByTask, Policy, unready
+from streamsampler.protocol.result import Order, Span
+from streamsampler.protocol.sections import Section, Sections, TaskName
 from streamsampler.protocol.states import CAPACITY, Happened, SamplerSide
 from streamsampler.protocol.supervision import LEAVING, Question, Supervision
 from streamsampler.protocol.task_gathering import TaskGathering
@@ -110,7 +111,8 @@ class Scheduler:
         self.layout = self._layout = layout
         self.throughput = Throughput()
         self._throughputs: dict[int, Throughput] = {}  # of several tasks, by their numbers
-        self.losses = Losses(self.policy, n_workers)
+        self.losses = LossesByTask(self.policy, n_workers)
+        self._tasks: dict[int, TaskName] = {}  # of all calls so far, by their numbers
         self.checks = checks or PurityChecks(None)
         self.fingerprints = fingerprints or Fingerprints(None)
         self.gathering: Gathering | None = None  # None before the first call
@@ -188,9 +190,8 @@ class Scheduler:
         if not goes_on:
             self._begin_tickets()
         self.losses.begin_call()
-        if isinstance(self.checks, TaskChecks):
-            self.checks.begin_call()
-        self._supervision.closes_within_calls = bool(plan.sections)
+        if plan.sections:
+            self._begin_tasks(plan.sections)
         self._supervision.lengths.begin(plan.timesteps, self._layout.rows, now)
         if self.checks.is_exclusive:
             # Only worker 0 has work at first: it is not left out for having been slow.
@@ -199,6 +200,12 @@ class Scheduler:
         for event in [] if prefetch is None else prefetch.put_off:
             self._receive(event)
         return self.pop_instructions()
+
+    def _begin_tasks(self, sections: Sections) -> None:
+        self._tasks |= {section.task.number: section.task for section in sections}
+        self._supervision.watch_closing()
+        if isinstance(self.checks, TaskChecks):
+            self.checks.begin_call()
 
     def _begin_tickets(self) -> None:
         """Let workers abandon all that runs; what they are given from now on does not mix with it."""
@@ -458,7 +465,7 @@ class Scheduler:
         incident = None
         if self.policy.restarts_on(failure.kinds):
             if failure.phase not in UPDATE_PHASES:
-                self.losses.forget(unready(event.worker))
+                self.losses[task].forget(unready(event.worker))
             incident = loss_by_exception(event.worker, failure, self._now - self._made, task)
             self._supervision.mark(self.workers[event.worker])
         return WorkerFault(event.worker, failure, event.number, event.is_of_engine, incident, task)
@@ -475,7 +482,10 @@ class Scheduler:
         section = gathering.plan.section_of(tickets[0]) if tickets and has_begun else None
         fault = self._fault_of_death(event, self._version_of(seen.trajectory) if has_begun else None, section)
         self._forget_worker(event)
-        if section is not None and fault is not None and fault.task is not None:
+        if fault is not None and fault.costs_nothing_in(section):
+            self._instructions.append(Warn(LostInClosing(fault)))
+            fault = None
+        if section is not None and fault is not None:
             if isinstance(self.checks, TaskChecks) and section.checks_with(tickets[0]):
                 self.checks.record_death_in(section.task.number, worker)
             index = tickets[0][0] if index is None else index  # as of an exception before the first trajectory
@@ -498,10 +508,16 @@ class Scheduler:
                 self.losses.forget(unready(event.worker))
             return None
         incident = loss_by_death(
-            event, known.hang, version, self._now - self._made, is_ready=known.is_ready, section=section
+            event,
+            known.hang,
+            version,
+            self._now - self._made,
+            is_ready=known.is_ready,
+            section=section,
+            tasks=self._tasks,
         )
         if not is_before_ready(incident, is_ready=known.is_ready):
-            self.losses.forget(unready(event.worker))
+            self.losses[incident.task].forget(unready(event.worker))
         return WorkerFault(event.worker, incident=incident, task=incident.task)
 
     def _forget_worker(self, event: WorkerDied) -> None:
@@ -543,17 +559,10 @@ class Scheduler:
                 return False
             gathering.retry(held)
         if (last := result.one_too_many) is not None:
-            self._instructions.append(Raise(self._too_many_dropped(last)))
+            section = gathering.plan.section_of(range(last.trajectory, last.trajectory + 1))
+            self._instructions.append(Raise(TooManyDropped.of(last, self.sampled_version, result, section)))
             return False
         return True
-
-    def _too_many_dropped(self, last: LeftOut) -> TooManyDropped:
-        result, index = self._gathering.result, last.trajectory
-        section = self._gathering.plan.section_of(range(index, index + 1))
-        if section is None:
-            return TooManyDropped(last, self.sampled_version, result.n_dropped, result.n_trajectories)
-        last, counts = last._replace(trajectory=section.own_index(index)), result.counts_of_section(index)
-        return TooManyDropped(last, self.sampled_version, *counts, section.task)
 
     def _decide_outside(self, fault: WorkerFault) -> bool:
         if self._gathering.result.complete:
@@ -570,11 +579,12 @@ class Scheduler:
         if fault.incident is None:
             self._instructions.append(Raise(FaultEndsCall(fault), refused))
             return False
-        quota = self.losses.count(fault.incident)
+        losses = self.losses[fault.incident.task]
+        quota = losses.count(fault.incident)
         if quota is None and not fault.incident.hopeless:
             self._instructions.append(Warn(LossReplaced(fault)))
             return True
-        self._instructions.append(Raise(FaultEndsCall(fault, quota, self.losses.history()), refused))
+        self._instructions.append(Raise(FaultEndsCall(fault, quota, losses.history()), refused))
         return False
 
     def _shown_timesteps(self, worker: int) -> int:

@@ -21,7 +21,7 @@ from streamsampler.protocol.known_worker import KnownWorker
 from streamsampler.protocol.long_trajectories import LengthWatch
 from streamsampler.protocol.messages import Exit, Phase
 from streamsampler.protocol.progress import Progress
-from streamsampler.protocol.restarts import Policy
+from streamsampler.protocol.restarts import Doing, Policy
 from streamsampler.protocol.states import Happened, SamplerState
 
 Question: TypeAlias = Literal["copies", "hangs", "lengths"]
@@ -46,10 +46,16 @@ class Supervision:
         self._can_retire = can_retire  # whether a worker can be replaced while it lives
         self._watch = policy.watch()
         self.interval = math.inf if self._watch is None else self._watch.interval  # seconds to wait at most
+        self._closes_within_calls = False  # whether workers close environments of tasks, to make those of others
         self.lengths = LengthWatch()
-        self.closes_within_calls = False  # whether workers close environments of tasks, to make those of others
         self._has_warned_of_memory = False
         self._deadlines: dict[int, float] = {}  # when workers that retire are killed
+
+    def watch_closing(self) -> None:
+        """Watch workers that close environments of tasks within calls, to make those of others."""
+        if not self._closes_within_calls:
+            self._closes_within_calls, self._watch = True, self._policy.watch(closes=True)
+            self.interval = math.inf if self._watch is None else self._watch.interval
 
     def mark(self, known: KnownWorker) -> None:
         """Let a worker be replaced when it has answered all its tickets, if it can be."""
@@ -123,15 +129,19 @@ class Supervision:
             if progress is not None and progress.phase is Phase.IN_FLIGHT:
                 known.stillness.reset()  # its event loop waits, and ends what waits for too long
             elif progress is not None and known.side.unanswered and known.side.state is not SamplerState.CONDEMNED:
-                has_begun = progress.version >= known.side.unanswered[0].version
-                constructs = progress.phase in _CONSTRUCTING
-                constructs |= self.closes_within_calls and progress.phase is Phase.CLOSE
-                rows[known.worker] = known.stillness, progress, not has_begun or constructs
+                rows[known.worker] = known.stillness, progress, self._doing(known, progress)
         suspects, hung = self._watch.look(rows)
         self._instructions += map(RequestProgress, suspects)
         for worker, seconds in hung.items():
             self._workers[worker].hang = Hang(seen[worker], seconds)
             self._kill(self._workers[worker], hangs=True)
+
+    def _doing(self, known: KnownWorker, progress: Progress) -> Doing:
+        """Return what a worker with tickets does, by which it has a time limit."""
+        if self._closes_within_calls and progress.closed_task is not None:
+            return "closes"
+        has_begun = progress.version >= known.side.unanswered[0].version
+        return "steps" if has_begun and progress.phase not in _CONSTRUCTING else "constructs"
 
     def _warn_of_length(self, seen: Mapping[int, Progress], version: int, now: float) -> None:
         shown = {

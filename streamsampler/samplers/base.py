@@ -98,7 +98,8 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
             for any number of losses that are not equal: three times the same exception in one trajectory is an error
             then; "auto" for 10 with up to eight workers, in proportion with more. Such a loss does not change the
             batch: the trajectories are run again. The next loss ends the call with an error that lists them all. A loss
-            in a trajectory that the batch does not need does not count.
+            in a trajectory that the batch does not need does not count. The quota holds for each task of a suite by
+            itself; deaths of workers without work are of no task, and have a quota of their own.
         restart_on: Types of exceptions of user code that count as losses, too: an exception type, or a tuple of them.
         trajectory_timeout: Seconds that a trajectory may take, in environments that wait (`AsyncWorker`). One that
             takes longer is cancelled and run again; the third time is an error. With `on_failure="drop"` it is left

@@ -28,6 +28,7 @@ from streamsampler.protocol.instructions import (
     FilesOverwritten,
     LongTrajectory,
     LossReplaced,
+    LostInClosing,
     NoMiddle,
     NotClosed,
     NotNeeded,
@@ -53,7 +54,7 @@ _NO_MIDDLE = (
 def warning_of(fact: WarningFact) -> str:
     """Return the text of a warning."""
     match fact:
-        case LossReplaced(fault=fault):
+        case LossReplaced(fault=fault) | LostInClosing(fault=fault):
             assert fault.incident is not None
             details = fault.incident.stack if fault.failure is None else fault.failure.traceback
             return f"{fault.incident}; a new one takes its place" + (f"\n{details}" if details else "")

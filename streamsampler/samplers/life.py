@@ -27,7 +27,7 @@ from streamsampler.protocol.restarts import Policy
 from streamsampler.protocol.result import Order
 from streamsampler.samplers.begin import begun
 from streamsampler.samplers.call import Call
-from streamsampler.samplers.failures import failure_error, kernels_error
+from streamsampler.samplers.failures import failure_error, kernels_error, logger
 from streamsampler.samplers.fragments import FragmentLedger
 from streamsampler.samplers.infos_of_files import InfosOfFiles
 from streamsampler.samplers.lagging import Lag
@@ -319,8 +319,16 @@ class SamplerLife:
         failures = self._count_last_answers([*self.session.arrivals.pop_uncounted(), *last_answers])
         self._count_the_rest()
         self._finalizer.detach()
+        for known in self.session.scheduler.workers if self.setup.tasks else ():
+            self._warn_of_unclosed(known.worker)
         if failures:
             raise failures[0]
+
+    def _warn_of_unclosed(self, worker: int) -> None:
+        """Warn of a task whose environment a worker closed when it died, or was killed because that took too long."""
+        if (task := self.session.engine.progress(worker).closed_task) is not None:
+            name = self.setup.tasks[task].name
+            logger.warning("worker %d ended before the environment of %s was closed", worker, name)
 
     def _count_the_rest(self) -> None:
         """Count as abandoned the timesteps that workers had shown when they ended, and reported in no answer."""

@@ -14,6 +14,8 @@ class Channel(Protocol):
         interruptible: Whether the worker's thread is the user's, so that what interrupts it passes; see `is_interrupt`.
 
     One may also have a `descriptor`, of a file that can be read when a message may have come: see `Worker.descriptor`.
+    And a method `flush`, which waits until all answers have left the process: it is called before the environment of
+    one of several tasks is closed, which may end the process.
     """
 
     interruptible: bool

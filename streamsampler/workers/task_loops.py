@@ -141,6 +141,7 @@ class TaskLoops:
         failure_of: Callable[[Ticket, Phase, None, BaseException], Failure],
     ) -> None:  # fmt: skip
         self._channel, self._row, self._make_loop, self._failure_of = channel, row, make_loop, failure_of
+        self._flush: Callable[[], None] = getattr(channel, "flush", lambda: None)
         self._side = WorkerSide()
         self._unread: deque[Message] = deque()  # what came while a loop was at work
         self._open: dict[int, tuple[LoopOfTask, TaskChannel]] = {}  # by task, the one used last is the last one
@@ -298,12 +299,16 @@ class TaskLoops:
 
     def _close(self, task: int) -> None:
         """Close a task's environments."""
+        if not self._is_ending:
+            self._flush()  # closing may end the process, and no trajectory of the task is to be lacking then
         loop, channel = self._open.pop(task)
         if channel is self._started:
             self._started = None
         channel.messages.clear()
         channel.messages.append(Exit())
+        self._row.set_closed_task(task)
         loop.turn(wait=False)
+        self._row.set_closed_task(None)
 
     def fail_to_close(self, task: TaskName, failure: Answer, error: Any) -> None:
         """Take in that a task's environments could not be closed: an error at the end, and a warning before."""

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from streamsampler.core.errors import SpentQuota
 from streamsampler.core.times import Times
 from streamsampler.protocol.checks import TaskChecks
 from streamsampler.protocol.gathering import Assignment
 from streamsampler.protocol.index_queue import IndexQueue
-from streamsampler.protocol.instructions import FaultEndsCall, Keep, Raise, Send, TooManyDropped
+from streamsampler.protocol.instructions import (
+    FaultEndsCall,
+    Keep,
+    Kill,
+    Launch,
+    LossReplaced,
+    LostInClosing,
+    Raise,
+    Retire,
+    Send,
+    TooManyDropped,
+    Warn,
+)
 from streamsampler.protocol.messages import Dropped, Phase, Start, Ticket
 from streamsampler.protocol.plans import Layout, Streamed
 from streamsampler.protocol.progress import Progress
@@ -188,11 +202,103 @@ def test_a_death_names_the_task_in_hand():
     assert str(incident).endswith("while stepping the environment in trajectory 0 of task 't1'")
 
 
-def test_a_death_while_another_tasks_environment_is_closed_is_no_tasks():
+CLOSES = Progress(1, 3, None, Phase.CLOSE, closed_task=0)
+"""Of a worker that closes the first task's environment."""
+
+
+def test_a_death_while_an_environment_is_closed_names_its_task_and_costs_nothing():
     driven = driven_by(1, 2, n_workers=2, max_restarts=0)
-    (error,) = of(Raise, driven.handle(driven.death(1, progress=Progress(1, 3, None, Phase.CLOSE))))
+    for _ in range(3):
+        (ticket,) = driven.tickets(1)
+        said = driven.handle(driven.death(1, progress=CLOSES))
+        (warning,) = of(Warn, said)
+        assert isinstance(warning.fact, LostInClosing)
+        text = str(warning.fact.fault)
+        assert text.startswith("worker 1 was killed by SIGKILL")
+        assert text.endswith("while closing the environment of task 't0'")
+        assert of(Launch, said)
+        driven.handle()
+        assert [(again.indices) for again in driven.tickets(1)] == [ticket.indices]
+    driven.handle(driven.report(0), driven.report(1))
+    assert driven.scheduler.pop_spans()
+    assert not of(Raise, driven.said)
+
+
+def test_a_death_in_closing_whose_trajectories_are_lacking_counts_for_their_task():
+    """Their answer was lost on its way: the worker in this one's place runs them again, and may die again."""
+    driven = driven_by(1, 2, n_workers=1, max_restarts=1)
+    assert not of(Raise, driven.handle(driven.death(0, progress=CLOSES)))
+    assert [ticket.indices for ticket in driven.tickets()][:1] == [range(1)]
+    (error,) = of(Raise, driven.handle(driven.death(0, progress=CLOSES)))
+    assert isinstance(error.fact, FaultEndsCall)
+    assert (error.fact.fault.task, error.fact.quota) == (
+        TaskName(0, "t0"),
+        SpentQuota(2, " within 60 s", "max_restarts", 1),
+    )
+
+
+def test_equal_deaths_in_closing_have_an_end_where_any_number_may_be():
+    driven = driven_by(1, 2, n_workers=1, max_restarts=None, max_lifetime_restarts=None)
+    for _ in range(20):
+        if errors := of(Raise, driven.handle(driven.death(0, exitcode=-11, progress=CLOSES))):
+            break
+    (error,) = errors
+    assert isinstance(error.fact, FaultEndsCall)
+    assert error.fact.quota == SpentQuota(3, " of the environment of task 't0'", "max_restarts", None)
+
+
+def test_a_death_while_a_worker_retires_is_none_of_a_task():
+    driven = driven_by(1, 2, n_workers=2, max_worker_memory=10)
+    driven.handle(driven.report(0, memory=20))
+    assert of(Retire, driven.said)
+    assert not any(
+        isinstance(it.fact, LostInClosing) for it in of(Warn, driven.handle(driven.death(0, progress=CLOSES)))
+    )
+
+
+@pytest.mark.parametrize("limits", [{}, {"step_timeout": 100.0}, {"construction_timeout": 100.0}])
+def test_an_environment_that_is_not_closed_in_time_costs_its_worker(limits):
+    driven = driven_by(1, 2, n_workers=2, close_timeout=4.0, max_restarts=0, **limits)
+    driven.progress = replace(CLOSES, closed_task=None, phase=Phase.STEP)
+    began = driven.now
+    assert not driven.until_killed(10)
+    driven.progress = CLOSES
+    began = driven.now
+    assert driven.until_killed() == [Kill(0, hangs=True), Kill(1, hangs=True)]
+    assert 4.0 <= driven.now - began <= 6.0
+    said = driven.handle(driven.death(1, stack="in close"))
+    (warning,) = of(Warn, said)
+    assert "worker 1 made no progress for" in str(warning.fact.fault)
+    assert str(warning.fact.fault).endswith("while closing the environment of task 't0'")
+    assert not of(Raise, said)
+
+
+def test_a_sampler_that_closes_nothing_within_calls_sleeps_until_something_happens():
+    driven = Driven(2, Streamed(limit=3, fixed=True))
+    assert driven.scheduler.seconds_to_wait(driven.now) is None
+
+
+def test_each_task_has_its_own_quota_of_losses():
+    driven = driven_by(2, 2, 2, max_restarts=1)
+    for task in range(3):
+        for index in (2 * task, 2 * task + 1):
+            if index % 2:
+                assert not of(Raise, driven.handle(driven.death(progress=Progress(1, 3, index, Phase.STEP))))
+            (ticket, *_) = driven.tickets()
+            driven.handle(driven.report(ticket=ticket))
+            driven.scheduler.pop_spans()
+    assert sum(isinstance(it.fact, LossReplaced) for it in of(Warn, driven.said)) == 3
+
+
+def test_deaths_without_work_are_the_samplers_own():
+    driven = driven_by(1, 3, n_workers=2, max_restarts=1)
+    driven.handle(driven.death(0, progress=Progress(1, 3, 0, Phase.STEP)))
+    idle = Progress(0, 0, None, Phase.WAITING)
+    assert not of(Raise, driven.handle(driven.death(1, progress=idle)))
+    (error,) = of(Raise, driven.handle(driven.death(1, progress=idle)))
     assert isinstance(error.fact, FaultEndsCall)
     assert error.fact.fault.task is None
+    assert [incident.task for incident in error.fact.history] == [None, None]
 
 
 def test_too_many_that_are_left_out_are_counted_by_task():

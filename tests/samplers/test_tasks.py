@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from streamsampler import LocalSampler, MultiprocessingSampler, PerWorker, VecWorker
+from streamsampler import Limits, LocalSampler, MultiprocessingSampler, PerWorker, VecWorker
 from streamsampler.environments import PerEnv
 from streamsampler.errors import NotReproducibleError, RolloutError, SamplerError, UsageError, WorkerError
 from streamsampler.samplers.of_tasks import OfTasks, TaskRun
@@ -169,6 +169,50 @@ def test_an_environment_that_cannot_be_closed_is_told(caplog):
     assert "task 'reach': closing the environment raised OSError: it is stuck" in caplog.text
     with pytest.raises(RolloutError, match=r"closing the environment: OSError: it is stuck \(task 'pick'\)"):
         sampler.close()
+
+
+class Deadly(AnyLength):
+    """Ends its process, or hangs, when it is closed.
+
+    Args:
+        how: "kill", "exit" or "hang".
+    """
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    def close(self) -> None:
+        if self.how == "kill":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if self.how == "exit":
+            os._exit(3)
+        time.sleep(1_000)
+
+
+ENDS = {
+    "kill": "was killed by SIGSEGV (a fault in native code)",
+    "exit": "ended with exit code 3",
+    "hang": "made no pro",
+}
+
+
+@pytest.mark.parametrize("engine", mostly_slow(["processes", "queues"], quick=1))
+@pytest.mark.parametrize("n_workers", mostly_slow([2, 1, 5], quick=1))
+@pytest.mark.parametrize("how", mostly_slow(ENDS, quick=1))
+def test_a_worker_that_is_lost_in_closing_names_the_task_and_costs_it_nothing(how, n_workers, engine, caplog):
+    envs, calls = tasks_of(partial(Deadly, how), AnyLength, partial(Deadly, how), open_envs=1), [whole(), whole()]
+    with LocalSampler(always_zero, OfTasks([AnyLength] * 3, NAMES), seed=3) as sampler:
+        expected = [digests(sampler.task_stream(runs)) for runs in calls]
+    options: dict[str, Any] = {"engine": engine, "n_workers": n_workers, "limits": Limits(close_timeout=0.5)}
+    with MultiprocessingSampler(always_zero, envs, seed=3, max_restarts=0, **options) as sampler:
+        assert [digests(sampler.task_stream(runs)) for runs in calls] == expected
+        assert f"{ENDS[how]}" in caplog.text
+        assert "while closing the environment of task 'reach'; a new one takes its place" in caplog.text
+        assert sampler.stats.restarts
+        assert sampler.stats.failed_trajectories == 0
+    if n_workers == 1:
+        assert caplog.messages[-1] == "worker 0 ended before the environment of task 'pick' was closed"
 
 
 # ---------------------------------------------------------------------- failures

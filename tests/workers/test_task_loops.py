@@ -93,6 +93,26 @@ def test_the_board_shows_the_index_of_the_call():
     assert sorted(set(shown)) == [1, 6]
 
 
+def test_the_board_shows_whose_environment_is_closed():
+    """With the task's number, for it may have no trajectories in this call."""
+    shown = []
+
+    class Shows(Steps):
+        def close(self) -> None:
+            shown.append(told.board.progress(0))
+
+        def reset(self, **arguments: Any) -> Any:
+            shown.append(told.board.progress(0))
+            return super().reset(**arguments)
+
+    told = Told(envs=(Shows, Shows, Shows), open_envs=1)
+    told.live(told.start(range(1, 2), range(6, 7)))
+    told.live(Exit())
+    assert [(seen.closed_task, seen.trajectory, seen.phase) for seen in shown] == [
+        (None, 1, Phase.RESET), (0, None, Phase.CLOSE), (None, 6, Phase.RESET), (1, None, Phase.CLOSE),
+    ]  # fmt: skip
+
+
 def test_a_stop_calls_off_the_tickets_of_all_tasks():
     told = Told(Looking)
 
