@@ -35,7 +35,9 @@ _LATE = (
     "worker %d was killed: to close its environments and to run their exit handlers took longer than close_timeout=%g s"
 )
 _TERM_SECONDS = 0.25  # from SIGTERM to SIGKILL
-_OURS = ("/streamsampler/workers/loop.py", "/streamsampler/engines/", '"<string>"')  # frames that a user has no use for
+_OURS = (  # frames that a user has no use for
+    "/streamsampler/workers/loop.py", "/streamsampler/workers/task_loops.py", "/streamsampler/engines/", '"<string>"',
+)  # fmt: skip
 
 
 class Link(ABC):

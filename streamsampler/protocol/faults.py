@@ -69,6 +69,16 @@ class WorkerFault:
             return False
         return section is None or section.task != self.task
 
+    def is_over(self, section: Section | None, tasks: Mapping[int, TaskName]) -> bool:
+        """Whether the worker did something for a task that no ticket of the call waits for, so that nothing is lacking.
+
+        It was of an earlier call, or the worker that seemed to hang has answered before it was killed.
+        """
+        lost = self.incident
+        if section is not None or lost is None or not tasks:
+            return False
+        return lost.task is not None or (lost.hung and lost.version is not None)
+
     def __str__(self) -> str:
         if self.incident is not None:
             return str(self.incident)
@@ -97,7 +107,9 @@ def loss_by_death(
     of the ticket in hand, and tasks are all of them by their numbers.
     """
     seen = event.progress if hang is None else hang.progress
-    closed = None if seen.closed_task is None else tasks[seen.closed_task]
+    task = None if section is None else section.task
+    if seen.task is not None and (seen.is_closing or section is None):
+        task = tasks.get(seen.task)
     trajectory = None if version is None else seen.trajectory
     if section is not None and trajectory is not None:
         trajectory = section.own_index(trajectory)
@@ -105,7 +117,7 @@ def loss_by_death(
     incident = Incident(
         event.worker,
         event.why or cause_of_death(event.exitcode) if hang is None else f"made no progress for {hang.seconds:.3g} s",
-        Phase.CLOSE if closed else Phase.STARTING if is_starting else seen.phase,
+        Phase.STARTING if is_starting and task is None else seen.phase,
         trajectory,
         version,
         seconds,
@@ -113,8 +125,8 @@ def loss_by_death(
         stack="" if hang is None else event.stack,
         hung=hang is not None,
         hopeless=event.hopeless and version is not None,  # in this call's work, and not in that of an earlier one
-        task=closed or (None if section is None else section.task),
-        in_closing=closed is not None and not event.hopeless,
+        task=task,
+        in_closing=seen.is_closing and not event.hopeless,
     )
     return replace(incident, likeness=_likeness_of(incident, is_ready=is_ready))
 

@@ -16,4 +16,9 @@ class Progress:
     trajectory: int | None  # index of the trajectory in hand; None outside trajectories
     phase: Phase  # what the worker was doing
     waits: int = 0  # how often it has waited for environments or agents: an event loop that goes on is not stuck
-    closed_task: int | None = None  # the number of the task whose environment it closes; None otherwise
+    task: int | None = None  # outside trajectories the number of the task that it works for, where there are several
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether the worker closes the environment of one of several tasks."""
+        return self.task is not None and self.phase is Phase.CLOSE

@@ -495,7 +495,7 @@ class Scheduler:
                 fault = None
             else:
                 gathering.put_back(worker, indices, self._now)
-        if fault is not None and (has_begun or seen.trajectory is None):
+        if fault is not None and (has_begun or seen.trajectory is None) and not fault.is_over(section, self._tasks):
             self._outside.append(fault)
         elif fault is not None:
             self._instructions.append(Warn(NotNeeded(fault)))

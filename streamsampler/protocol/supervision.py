@@ -138,7 +138,7 @@ class Supervision:
 
     def _doing(self, known: KnownWorker, progress: Progress) -> Doing:
         """Return what a worker with tickets does, by which it has a time limit."""
-        if self._closes_within_calls and progress.closed_task is not None:
+        if self._closes_within_calls and progress.is_closing:
             return "closes"
         has_begun = progress.version >= known.side.unanswered[0].version
         return "steps" if has_begun and progress.phase not in _CONSTRUCTING else "constructs"

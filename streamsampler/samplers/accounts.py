@@ -22,6 +22,7 @@ from streamsampler.protocol.gathering import Gathering
 from streamsampler.protocol.instructions import Reason
 from streamsampler.protocol.messages import Report
 from streamsampler.protocol.result import LeftOut
+from streamsampler.protocol.sections import TaskName
 from streamsampler.samplers.session import Session
 from streamsampler.workers.logs import handle_records
 
@@ -39,7 +40,8 @@ class CallAccounts:
     """The accounts of one call.
 
     Anomalies are counted in trajectories that are returned, and in no others: so does one process alone. Those of
-    trajectories that were not returned yet are in `anomalies`, by trajectory index.
+    trajectories that were not returned yet are in `anomalies`, by trajectory index. `task` is their task, where there
+    are several.
     """
 
     def __init__(self, session: Session, gathering: Gathering, stats: Stats, version: int) -> None:
@@ -47,6 +49,7 @@ class CallAccounts:
         self._session = session
         self._gathering = gathering
         self.anomalies: dict[int, Anomaly] = {}
+        self.task: TaskName | None = None
         self._yielded = [0, 0]  # trajectories and timesteps that the consumer of a stream has seen
         self._metrics: MetricsSoFar | None = None  # of what that consumer has seen
         self._is_closed = False
@@ -77,7 +80,8 @@ class CallAccounts:
             self.stats.take_report(event.worker, answer)
             if answer.n_timed_out:
                 late = (it.error for it in answer.dropped if it.error.startswith("TimeoutError"))
-                self._session.warn_of(("late", _LATE.format(error)) for error in late)
+                remarks = [("late", _LATE.format(error)) for error in late]
+                self._session.warn_of(remarks, self._session.task_of(answer.ticket))
             return
         if answer.checked is not None:
             self.stats.take_checked(answer.checked)
@@ -126,7 +130,7 @@ class CallAccounts:
             first = FoundAnomaly(self.version, index, anomaly.timestep, anomaly.what)
             if self.stats.first_anomaly is None:
                 self.stats.first_anomaly = first
-            self._session.warn_of([("anomaly", _ANOMALY.format(first))])
+            self._session.warn_of([("anomaly", _ANOMALY.format(first))], self.task)
 
     def add_yielded(self, batch: TrajectoryBatch[Any, Any]) -> None:
         """Count the trajectories that a stream hands to its consumer."""

@@ -57,7 +57,9 @@ class BatchMaker:
         if self._ledger is not None:  # it needs the actions that the agent chose
             self._stats.failed_trajectories += self._ledger.record(delivery)
         if delivery.rollouts.remarks:
-            session.warn_of(delivery.rollouts.remarks)
+            kept = session.arrivals.report(number)
+            assert kept is not None
+            session.warn_of(delivery.rollouts.remarks, session.task_of(kept.ticket))
         session.taken_actions.put(delivery.rollouts)
         if session.infos_of_files.kept is not None:
             session.infos_of_files.leave_out(delivery.rollouts)

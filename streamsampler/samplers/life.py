@@ -326,8 +326,9 @@ class SamplerLife:
 
     def _warn_of_unclosed(self, worker: int) -> None:
         """Warn of a task whose environment a worker closed when it died, or was killed because that took too long."""
-        if (task := self.session.engine.progress(worker).closed_task) is not None:
-            name = self.setup.tasks[task].name
+        seen = self.session.engine.progress(worker)
+        if seen.task is not None and seen.is_closing:
+            name = self.setup.tasks[seen.task].name
             logger.warning("worker %d ended before the environment of %s was closed", worker, name)
 
     def _count_the_rest(self) -> None:

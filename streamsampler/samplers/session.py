@@ -20,6 +20,7 @@ from streamsampler.protocol.plans import Fragments, GatherPlan, Layout
 from streamsampler.protocol.restarts import Policy
 from streamsampler.protocol.result import Order
 from streamsampler.protocol.scheduler import Scheduler
+from streamsampler.protocol.sections import TaskName
 from streamsampler.protocol.states import CAPACITY, SamplerState
 from streamsampler.samplers.arrivals import Arrivals, LaunchedWorker
 from streamsampler.samplers.failures import logger
@@ -64,7 +65,7 @@ class Session:
         self._resets_handle: Any = None
         self._ran_by_dead = 0  # timesteps
         self._has_counted = False
-        self._warned_of: set[str] = set()
+        self._warned_of: set[tuple[str, TaskName | None]] = set()
 
     @property
     def is_new(self) -> bool:
@@ -141,12 +142,19 @@ class Session:
         if not isinstance(answer, Report) or answer.ended_fragments:
             self.episodes.forget(worker)
 
-    def warn_of(self, remarks: Iterable[tuple[str, str]]) -> None:
-        """Log warnings, the first of each kind."""
+    def task_of(self, ticket: Ticket) -> TaskName | None:
+        """Return the task of a ticket; None where there is one task, and of tickets of earlier calls."""
+        if self.plan is None or ticket.version != self.scheduler.ticket_version:
+            return None
+        section = self.plan.section_of(ticket.indices)
+        return None if section is None else section.task
+
+    def warn_of(self, remarks: Iterable[tuple[str, str]], task: TaskName | None = None) -> None:
+        """Log warnings, the first of each kind; where there are several tasks, of each task, whose name they have."""
         for kind, text in remarks:
-            if kind not in self._warned_of:
-                self._warned_of.add(kind)
-                logger.warning("%s", text)
+            if (kind, task) not in self._warned_of:
+                self._warned_of.add((kind, task))
+                logger.warning("%s%s", "" if task is None else f"{task}: ", text)
 
     def restore_updates(self, snapshot: Snapshot, accepted: Snapshot | None = None) -> None:
         """Put updates back in force, because a worker refused the updates since; see `UpdateStore.restore`."""

@@ -64,6 +64,7 @@ class TaskStream(Stream[Any, Any]):
                     raise
                 self._ahead = call.batches.pop_segments()
             segments = self._pop_section()
+            call.accounts.task = self._section.task
             trajectories: Iterable[TrajectoryBatch[Any, Any]] = ()
             if segments:
                 trajectories = self._assembled_of(call, segments)

@@ -76,8 +76,8 @@ class StatusBoard:
         version, timesteps, trajectory, phase = self._words[row : row + 4].tolist()
         waits = self._words[row + _WAITS]
         index = trajectory - 1 if trajectory > 0 else None
-        closed_task = -1 - trajectory if trajectory < 0 else None
-        return Progress(version, timesteps, index, _PHASES[phase], waits, closed_task)
+        task = -1 - trajectory if trajectory < 0 else None
+        return Progress(version, timesteps, index, _PHASES[phase], waits, task)
 
     def ran_timesteps(self, worker: int) -> int:
         """Return how many timesteps a worker has shown since its start."""
@@ -164,9 +164,9 @@ class WorkerRow:
         """Write the private memory of the worker."""
         self.words[self._row + _MEMORY] = n_bytes
 
-    def set_closed_task(self, task: int | None) -> None:
-        """Write the number of the task whose environment is being closed; None when that has ended."""
-        self.words[self.trajectory_word] = 0 if task is None else -1 - task
+    def set_task(self, task: int) -> None:
+        """Write the number of the task that the worker works for, until a trajectory begins or a ticket ends."""
+        self.words[self.trajectory_word] = -1 - task
 
     def set_phase(self, phase: Phase) -> None:
         """Write what the worker is doing."""

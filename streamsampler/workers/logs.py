@@ -208,3 +208,19 @@ def quiet() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(before)
+
+
+@contextlib.contextmanager
+def naming(task: object) -> Iterator[None]:
+    """Let what this package logs inside the block begin with the name of a task."""
+
+    def put_in_front(record: logging.LogRecord) -> bool:
+        record.msg, record.args = f"{task}: {record.getMessage()}", ()
+        return True
+
+    logger = logging.getLogger("streamsampler")
+    logger.addFilter(put_in_front)
+    try:
+        yield
+    finally:
+        logger.removeFilter(put_in_front)

@@ -69,13 +69,11 @@ class WorkerLoop:
         channel: The connection to the sampler.
         make_worker: Makes the worker, at the first `Start`.
         context: What to make the worker with; the loop adds `rebuild`.
-        of_task: Names the task, for what is logged, where the loop is that of one of several tasks; otherwise empty.
     """
 
     def __init__(
-        self, channel: Channel, make_worker: Callable[[WorkerContext], Worker], context: WorkerContext,
-        of_task: str = "",
-    ) -> None:  # fmt: skip
+        self, channel: Channel, make_worker: Callable[[WorkerContext], Worker], context: WorkerContext
+    ) -> None:
         self._channel = channel
         self._collector = Collector(context.row.words, context.row.phase_word, _TIMED_AS)
         self._make_worker = make_worker
@@ -100,7 +98,6 @@ class WorkerLoop:
         self._to_tell: Fingerprint | None = None  # the same, until a report tells it
         self._in_force: dict[str, Any] = {}  # payloads of the last updates by kind, loadable while the version may run
         self._spoiled = False  # whether a rollout raised: agent and environment may be in any state
-        self._of_task = of_task
         self._loops: TaskLoops | None = None  # a loop for each task whose environment is open, where there are several
 
     def turn(self, *, wait: bool) -> bool:
@@ -131,8 +128,8 @@ class WorkerLoop:
             self._run(ticket)
         return True
 
-    def _loop_of_task(self, channel: Channel, name: str) -> WorkerLoop:
-        return WorkerLoop(channel, self._make_worker, self._context, name)
+    def _loop_of_task(self, channel: Channel) -> WorkerLoop:
+        return WorkerLoop(channel, self._make_worker, self._context)
 
     @property
     def has_work(self) -> bool:
@@ -332,7 +329,7 @@ class WorkerLoop:
         for text in filter(None, (found.unstable, found.finding)):
             if text not in self._warned_of:
                 self._warned_of.add(text)
-                _LOG.warning("%s%s", f"{self._of_task}: " if self._of_task else "", text)
+                _LOG.warning("%s", text)
 
     def _let_interrupts_through(self, error: BaseException) -> None:
         if is_interrupt(error) and self._channel.interruptible:

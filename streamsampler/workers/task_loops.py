@@ -20,6 +20,7 @@ from streamsampler.protocol.sections import Section, TaskName
 from streamsampler.protocol.states import WorkerSide
 from streamsampler.workers.board import WorkerRow
 from streamsampler.workers.channel import Channel
+from streamsampler.workers.logs import naming
 
 _LOG = logging.getLogger("streamsampler")
 
@@ -132,12 +133,12 @@ class TaskLoops:
     Args:
         channel: The worker's connection to the sampler.
         row: The worker's row of the board.
-        make_loop: Makes the loop of a task: takes its channel, and its name.
+        make_loop: Makes the loop of a task: takes its channel.
         failure_of: Makes the answer to a ticket before which something raised; see `loop.failure_of`.
     """
 
     def __init__(
-        self, channel: Channel, row: WorkerRow, make_loop: Callable[[TaskChannel, str], LoopOfTask],
+        self, channel: Channel, row: WorkerRow, make_loop: Callable[[TaskChannel], LoopOfTask],
         failure_of: Callable[[Ticket, Phase, None, BaseException], Failure],
     ) -> None:  # fmt: skip
         self._channel, self._row, self._make_loop, self._failure_of = channel, row, make_loop, failure_of
@@ -169,7 +170,7 @@ class TaskLoops:
         if self._unread:
             self.receive(self._unread.popleft())
         elif loop is not None:
-            loop.turn(wait=False)
+            self._go_on()
         elif (ticket := self._side.next_ticket()) is not None:
             self._run(ticket)
         return True
@@ -194,10 +195,9 @@ class TaskLoops:
     def _stop(self) -> None:
         """Let the loop at work give up its tickets, unless it has done so when the message was seen."""
         if self._current is not None and self._current[0].has_work:
-            loop, channel = self._current
             if not self._is_stopped:
-                channel.messages.append(Stop())
-            loop.turn(wait=False)
+                self._current[1].messages.append(Stop())
+            self._go_on()
         self._is_stopped = False
 
     def _begin(self, start: Start) -> None:
@@ -231,6 +231,7 @@ class TaskLoops:
         section: Section = self._resets.sections.of(ticket.indices)
         self._row.index_base = 1 + section.start - section.first
         loop, channel = self._current = self._loop_of(section.task)
+        self._row.set_task(section.task.number)
         own = ticket._replace(indices=section.own_indices(ticket.indices))
         check = self._start.check and section.checks_with(ticket.indices)
         if channel is self._started and not channel.lacks and channel.place == (ticket.version, section) and not check:
@@ -239,8 +240,15 @@ class TaskLoops:
             # Another loop may have sent other spaces since: a loop sends its spaces with the first report of a `Start`.
             self._started = channel
             channel.start(StartedFor(ticket.version, section), self._start_of(channel, own, check=check))
-        loop.turn(wait=False)
+        self._go_on()
         if loop.has_work:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Let the loop of the current task receive a message or run a ticket."""
+        assert self._current is not None
+        loop, channel = self._current
+        with naming(channel.task):
             loop.turn(wait=False)
 
     def _start_of(self, channel: TaskChannel, ticket: Ticket, *, check: bool) -> Start:
@@ -262,7 +270,7 @@ class TaskLoops:
             while len(self._open) >= self._table.open_envs:
                 self._close(next(iter(self._open)))
             channel = TaskChannel(self._channel, self, task)
-            found = self._make_loop(channel, str(task)), channel
+            found = self._make_loop(channel), channel
         self._open[task.number] = found
         return found
 
@@ -292,6 +300,7 @@ class TaskLoops:
     def answer_failure(self, failure: Failure, error: Any) -> None:
         """Send a failure: after it, no ticket is run until the next `Start`."""
         given_up = self._side.fail()
+        self._row.end_ticket(0)  # the worker works for no task
         self._channel.answer(failure, error)
         self._give_up(given_up)
 
@@ -306,9 +315,10 @@ class TaskLoops:
             self._started = None
         channel.messages.clear()
         channel.messages.append(Exit())
-        self._row.set_closed_task(task)
-        loop.turn(wait=False)
-        self._row.set_closed_task(None)
+        self._row.set_task(task)
+        with naming(channel.task):
+            loop.turn(wait=False)
+        self._row.end_ticket(0)
 
     def fail_to_close(self, task: TaskName, failure: Answer, error: Any) -> None:
         """Take in that a task's environments could not be closed: an error at the end, and a warning before."""
@@ -317,7 +327,7 @@ class TaskLoops:
             self._not_closed = replace(failure, summary=f"{failure.summary} ({task})")
             self._channel.answer(self._not_closed, error)
             return
-        _LOG.warning("%s: closing the environment raised %s", task, failure.summary)
+        _LOG.warning("closing the environment raised %s", failure.summary)
 
     def _shut_down(self) -> None:
         self._is_ending = True

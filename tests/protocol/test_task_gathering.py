@@ -20,6 +20,7 @@ from streamsampler.protocol.instructions import (
     Launch,
     LossReplaced,
     LostInClosing,
+    NotNeeded,
     Raise,
     Retire,
     Send,
@@ -202,7 +203,7 @@ def test_a_death_names_the_task_in_hand():
     assert str(incident).endswith("while stepping the environment in trajectory 0 of task 't1'")
 
 
-CLOSES = Progress(1, 3, None, Phase.CLOSE, closed_task=0)
+CLOSES = Progress(1, 3, None, Phase.CLOSE, task=0)
 """Of a worker that closes the first task's environment."""
 
 
@@ -259,7 +260,7 @@ def test_a_death_while_a_worker_retires_is_none_of_a_task():
 @pytest.mark.parametrize("limits", [{}, {"step_timeout": 100.0}, {"construction_timeout": 100.0}])
 def test_an_environment_that_is_not_closed_in_time_costs_its_worker(limits):
     driven = driven_by(1, 2, n_workers=2, close_timeout=4.0, max_restarts=0, **limits)
-    driven.progress = replace(CLOSES, closed_task=None, phase=Phase.STEP)
+    driven.progress = replace(CLOSES, task=None, phase=Phase.STEP)
     began = driven.now
     assert not driven.until_killed(10)
     driven.progress = CLOSES
@@ -288,6 +289,40 @@ def test_each_task_has_its_own_quota_of_losses():
             driven.handle(driven.report(ticket=ticket))
             driven.scheduler.pop_spans()
     assert sum(isinstance(it.fact, LossReplaced) for it in of(Warn, driven.said)) == 3
+
+
+def test_a_death_in_a_task_of_an_earlier_call_counts_for_nothing():
+    """The environment of a task that ended the call before is being made still, in other workers."""
+    driven = driven_by(1, 2, n_workers=2, max_restarts=0)
+    plan = Streamed(limit=3, fixed=True, sections=sections_of(3))
+    driven.scheduler.end(driven.now)
+    driven.scheduler.begin(plan, driven.now)
+    said = driven.handle(driven.death(1, progress=Progress(1, 0, None, Phase.ENV_CONSTRUCTION, task=1)))
+    (warning,) = of(Warn, said)
+    assert isinstance(warning.fact, NotNeeded)
+    assert str(warning.fact.fault).endswith("while making the environment of task 't1'")
+    assert not of(Raise, said)
+
+
+@pytest.mark.parametrize(
+    "progress", [Progress(1, 0, None, Phase.ENV_CONSTRUCTION, task=0), Progress(1, 7, 0, Phase.STEP)]
+)
+def test_a_worker_that_answers_after_it_seemed_to_hang_is_none_of_a_task(progress):
+    driven = driven_by(1, n_workers=1, max_restarts=0, step_timeout=1.0, construction_timeout=1.0)
+    driven.progress = progress
+    assert driven.until_killed() == [Kill(0, hangs=True)]
+    driven.handle(driven.report(lengths=[10]), driven.death(progress=Progress(1, 0, None, Phase.WAITING)))
+    assert not of(Raise, driven.said)
+    assert [type(it.fact) for it in of(Warn, driven.said)] == [NotNeeded]
+
+
+def test_a_worker_that_hangs_before_it_has_begun_is_a_loss_of_the_sampler():
+    driven = driven_by(1, n_workers=1, max_restarts=0, step_timeout=1.0)
+    driven.progress = Progress(0, 0, None, Phase.WAITING)
+    assert driven.until_killed(1_000) == [Kill(0, hangs=True)]
+    (error,) = of(Raise, driven.handle(driven.death()))
+    assert isinstance(error.fact, FaultEndsCall)
+    assert error.fact.fault.task is None
 
 
 def test_deaths_without_work_are_the_samplers_own():

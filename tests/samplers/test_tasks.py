@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import random
@@ -358,7 +359,7 @@ class Odd(Counting):
         self.observation_space = spaces.Box(0, 1, (1,), np.float32)
 
 
-def test_anomalies_are_told_by_task():
+def test_anomalies_are_told_by_task(caplog):
     with local(Steps, Odd, Counting) as sampler:
         stream = sampler.task_stream(whole(2))
         list(stream)
@@ -366,6 +367,28 @@ def test_anomalies_are_told_by_task():
         assert first is not None
         assert (stream.anomalies_of_tasks[0], stream.anomalies_of_tasks[2]) == ((0, None), (0, None))
         assert (n, first.index, first.timestep) == (sampler.stats.anomalies, 0, 0)
+    (text,) = caplog.messages
+    assert text.startswith("task 'push': Odd: observation is outside its space")
+
+
+def test_what_workers_warn_of_names_the_task(caplog):
+    """Each warns once, and so it does for another task; what is logged outside of tasks has no name."""
+    vec: dict[str, Any] = {"worker_class": VecWorker, "worker_args": {"n_envs": 2}}
+    agents = OfTasks([OneByOne(), always_zero, OneByOne()], NAMES)
+    with LocalSampler(agents, tasks_of(AnyLength, Counting, Steps), seed=3, **vec) as sampler:
+        streamed(sampler, whole())
+    hint = "VecWorker: the agent (OneByOne) has no get_actions"
+    named = [text.partition(": ") for text in caplog.messages]
+    assert [task for task, _, text in named if text.startswith(hint)] == ["task 'reach'", "task 'pick'"]
+    logging.getLogger("streamsampler").warning("afterwards")
+    assert caplog.messages[-1] == "afterwards"
+
+
+class OneByOne:
+    """An agent that is asked for one action at a time."""
+
+    def get_action(self, observation: Any) -> Any:
+        return 0, {}
 
 
 # ---------------------------------------------------------------------- the check that trajectories depend on seeds

@@ -108,7 +108,7 @@ def test_the_board_shows_whose_environment_is_closed():
     told = Told(envs=(Shows, Shows, Shows), open_envs=1)
     told.live(told.start(range(1, 2), range(6, 7)))
     told.live(Exit())
-    assert [(seen.closed_task, seen.trajectory, seen.phase) for seen in shown] == [
+    assert [(seen.task, seen.trajectory, seen.phase) for seen in shown] == [
         (None, 1, Phase.RESET), (0, None, Phase.CLOSE), (None, 6, Phase.RESET), (1, None, Phase.CLOSE),
     ]  # fmt: skip
 
