@@ -33,7 +33,7 @@ from streamsampler.evaluation.sequential import PairTest, check_alpha, make_test
 from streamsampler.evaluation.suites.compare_saved_suites import compare_saved_suites
 from streamsampler.evaluation.suites.compare_suite import compare_suite
 from streamsampler.evaluation.suites.decide_suite import SuiteAmount, SuiteDecision, decide_suite
-from streamsampler.evaluation.suites.evaluate_suite import SuiteArguments, refuse_without_suite
+from streamsampler.evaluation.suites.evaluate_suite import SuiteArguments, refuse_without_suite, saved_bounds
 from streamsampler.evaluation.suites.suite_comparison import SuiteComparison
 from streamsampler.evaluation.suites.suite_evaluation import SuiteEvaluation
 from streamsampler.protocol.parts import PartArgument
@@ -185,10 +185,11 @@ def compare(
             max_trajectories=max_trajectories, part=part, tasks=tasks,
         )  # fmt: skip
         arguments = SuiteArguments.checked(
-            env, how_many=of_amount.how_many, bounds=of_amount.bounds(bounds, list(env)), part=part,
-            amount={"seeds": of_amount.seeds, "scenarios": scenarios}, normalise=normalise, tasks=tasks,
-            success=success, return_of=return_of, deterministic=deterministic, vec_normalize=vec_normalize,
-            open_envs=open_envs, options=options,
+            env, how_many=of_amount.how_many, bounds=saved_bounds(run, list(env)) if bounds is None else bounds,
+            part=run.part(part), amount={"seeds": of_amount.seeds, "scenarios": of_amount.scenarios},
+            normalise=run.facts.normalise if normalise is None else normalise, tasks=tasks, success=success,
+            return_of=return_of, deterministic=deterministic, vec_normalize=vec_normalize, open_envs=open_envs,
+            options=run.with_seed(options),
         )  # fmt: skip
         if of_amount.until_decided is None:
             return compare_suite(named, arguments, run, decision_of(margin, decide_on, None, part), progress)

@@ -247,7 +247,7 @@ def _evaluated_suite(
     agent: Any, arguments: SuiteArguments, run: RunFile, progress: ProgressArgument
 ) -> SuiteEvaluation:
     call = SuiteCall(agent, arguments.with_seed_of(run))
-    run.begin(arguments.asked, tasks=list(arguments.envs), normalise=arguments.scales)
+    run.begin(arguments.asked, **arguments.journal_facts)
     with run:
         suite = call.run(run, progress)
         run.finish(suite)

@@ -224,10 +224,13 @@ class RunFacts(NamedTuple):
     Attributes:
         asked: The arguments that asked for the trajectories, as JSON has them; None if they are unknown.
         normalise: Of a suite, the returns that become the scores 0 and 1, by task; None for none.
+        bounds: Of a suite's journal, the bounds of returns, by task; None for none. A whole file has them in each
+            evaluation.
     """
 
     asked: Mapping[str, Any] | None = None
     normalise: Mapping[str, Any] | None = None
+    bounds: Mapping[str, Any] | None = None
 
 
 def _saved(path: Path, kind: type[Found]) -> tuple[dict[int, Evaluation], Sequence[str] | None, RunFacts]:
@@ -258,7 +261,7 @@ def _saved(path: Path, kind: type[Found]) -> tuple[dict[int, Evaluation], Sequen
         journal = read_journal(lines)
         names = kind.names_in_journal(journal.head)
         known = {position: Evaluation.of_facts(it) for position, it in journal.evaluations.items()}
-        return known, names, RunFacts(journal.head["asked"], journal.head.get("normalise"))
+        return known, names, RunFacts(journal.head["asked"], *map(journal.head.get, ("normalise", "bounds")))
 
 
 def _kind_of(data: bytes) -> str | None:

@@ -39,7 +39,7 @@ def compare_suite(
     for name, agent in agents.items():  # wrong arguments are found before anything runs
         with naming_agent(name, {}, are_kept=False):
             calls[name] = SuiteCall(agent, arguments)
-    run.begin(arguments.asked, agents=list(agents), tasks=tasks, normalise=arguments.scales, **verdict)
+    run.begin(arguments.asked, agents=list(agents), **arguments.journal_facts, **verdict)
     suites: dict[str, SuiteEvaluation] = {}
     with run:
         for position, (name, call) in enumerate(calls.items()):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -40,16 +40,16 @@ class SuiteAmount:
     Attributes:
         how_many: How many of each task; with `until_decided` the most.
         seeds: The seeds, if there are any.
+        scenarios: The scenarios, if there are any.
         until_decided: See `streamsampler.compare`; None where it was not asked for.
         decide_on: See `streamsampler.compare`.
-        run: The file that the result goes into, and the trajectories that are there.
     """
 
     how_many: HowMany
     seeds: Any
+    scenarios: Any
     until_decided: Any
     decide_on: PrecisionOf
-    run: RunFile
 
     @classmethod
     def asked(
@@ -63,12 +63,11 @@ class SuiteAmount:
         """
         given = {"n_trajectories": how_many.n, "seeds": seeds, "scenarios": scenarios, "until_decided": until_decided}
         given |= {"decide_on": decide_on, "max_trajectories": max_trajectories}
-        has_amount = any(given[name] is not None for name in _AMOUNTS)
-        if not has_amount and run.first is not None and "until_decided" in (run.first.asked or {}):
-            given = run.completed(given, _AMOUNTS, {"decide_on": "return", "max_trajectories": None})
+        given = run.completed(given, _AMOUNTS, {"decide_on": "return", "max_trajectories": None})
         if given["until_decided"] is None:
             refuse_useless({"max_trajectories": max_trajectories}, "until_decided")
-            return cls(how_many, seeds, None, decide_on, run)
+            how_many = HowMany(given["n_trajectories"], how_many.name)
+            return cls(how_many, given["seeds"], given["scenarios"], None, decide_on)
         refuse_amounts("until_decided", how_many, scenarios)
         if part is not None or tasks is not None:
             raise UsageError(
@@ -77,14 +76,7 @@ class SuiteAmount:
             )
         most = at_most(given["seeds"], given["max_trajectories"])
         n = HowMany(most.n, "max_trajectories") if most.seeds is None else HowMany()
-        return cls(n, most.seeds, check_alpha(given["until_decided"]), given["decide_on"], run)
-
-    def bounds(self, given: Any, tasks: Sequence[str]) -> Any:
-        """Return the given bounds; if a test is to decide and none are given, those of the file."""
-        if given is not None or self.until_decided is None or not self.run.known:
-            return given
-        known = {tasks[position % len(tasks)]: it.bounds for position, it in self.run.known.items()}
-        return known if len(known) == len(tasks) and None not in known.values() else None
+        return cls(n, most.seeds, None, check_alpha(given["until_decided"]), given["decide_on"])
 
 
 @dataclass(frozen=True)
@@ -149,7 +141,7 @@ def decide_suite(
     run.check_names(position_names(list(agents), tasks))
     call = SuiteRace(agents, arguments.with_seed_of(run), decision, run)
     head = {name: value for name, value in decision.facts.items() if value is not None}
-    run.begin(arguments.asked, agents=list(agents), tasks=tasks, normalise=arguments.scales, **head)
+    run.begin(arguments.asked, agents=list(agents), **arguments.journal_facts, **head)
     with run:
         comparison = call.run(progress)
         run.finish(comparison)
@@ -292,6 +284,7 @@ class SuiteRace:
                     failed={task: str(error) for task, error in failed.items()},
                     normalise=self._arguments.normalise,
                     stopped=stopped,
+                    asked=self._arguments.asked,
                 )
         return found
 

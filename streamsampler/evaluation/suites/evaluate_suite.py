@@ -156,6 +156,13 @@ class SuiteArguments:
         return asked_of_tasks({name: amount.arguments for name, amount in self.amounts.items()})
 
     @property
+    def journal_facts(self) -> dict[str, Any]:
+        """The arguments that a journal has besides the amount, by name."""
+        bounds = {name: amount.bounds for name, amount in self.amounts.items()}
+        known = {"bounds": bounds} if any(bounds.values()) else {}
+        return {"tasks": list(self.envs), "normalise": self.scales, **known}
+
+    @property
     def scales(self) -> dict[str, list[float]] | None:
         """The returns that become the scores 0 and 1, as JSON has them."""
         return None if self.normalise is None else {name: list(scale) for name, scale in self.normalise.items()}
@@ -344,20 +351,21 @@ def amounts_of(
 
 
 def saved_bounds(run: RunFile, names: Sequence[str]) -> dict[str, Any] | None:
-    """Return the bounds of returns by task that a saved suite has; None if it has none.
+    """Return the bounds of returns by task that a saved suite has, or that of each agent; None if it has none.
 
     Raises:
-        UsageError: They differ, and the file has no trajectories of a task, so that its bounds are unknown.
+        UsageError: The file is whole and has no trajectories of a task, so that its bounds are unknown.
     """
-    known = {names[position]: evaluation.bounds for position, evaluation in run.known.items()}
+    if run.facts.bounds is not None:
+        return dict(run.facts.bounds)
+    known = {names[position % len(names)]: evaluation.bounds for position, evaluation in run.known.items()}
     if not any(known.values()):
         return None
-    lacking = [name for name in names if name not in known]
-    if lacking and len(set(known.values())) > 1:
+    if lacking := [name for name in names if name not in known]:
         raise UsageError(
             f"{run.source} has bounds of each task that has trajectories, and none of {lacking[0]!r}: give bounds again"
         )
-    return {**dict.fromkeys(lacking, next(iter(known.values()))), **known}
+    return known
 
 
 def checked_tasks(tasks: Any, names: Sequence[str]) -> list[str] | None:

@@ -22,7 +22,7 @@ from streamsampler.evaluation.gate import GateVerdict, checked_margin
 from streamsampler.evaluation.intervals import LEVEL, Unknown
 from streamsampler.evaluation.journal import INTERRUPTED, JournalContents
 from streamsampler.evaluation.rules import PrecisionOf
-from streamsampler.evaluation.suites.suite_evaluation import SuiteEvaluation
+from streamsampler.evaluation.suites.suite_evaluation import Scale, SuiteEvaluation
 from streamsampler.evaluation.suites.suite_pairs import SuitePairs
 
 
@@ -132,7 +132,7 @@ class SuiteComparison(Found):
                 first=self.names[0],
                 second=name,
                 tasks={task: comparison.pairs[position] for task, comparison in self.tasks.items()},
-                normalise=self.suites[0].normalise,
+                normalise=self.normalise,
                 level=1 - (1 - LEVEL) / n_tests,
                 alpha=None if self.until_decided is None else self.until_decided / n_tests,
                 decide_on=self.decide_on,
@@ -189,6 +189,16 @@ class SuiteComparison(Found):
             advice = "each task needs pairs of all agents"
             decisions = tuple(replace(it, interval=why, all_equal=False, advice=advice) for it in decisions)
         return GateVerdict(decisions)
+
+    @property
+    def normalise(self) -> Mapping[str, Scale] | None:
+        """The returns that become the scores 0 and 1, by task; None for returns as they are."""
+        return self.suites[0].normalise
+
+    @property
+    def amount_asked(self) -> Mapping[str, Any] | None:
+        """The arguments that asked for the trajectories."""
+        return self.suites[0].asked
 
     def by_position(self) -> dict[int, Evaluation]:
         """Return the evaluations of all agents in all tasks, by their positions."""

@@ -52,12 +52,6 @@ class RoundState(TaskState):
         """Whether the round lacks trajectories of it."""
         return not self.is_over and super().lacks_trajectories
 
-    @property
-    def n_there(self) -> int:
-        """The number of trajectories, with those that were left out where none takes their place."""
-        left_out = self.evaluation.left_out if self.evaluation is not None and self.amount.is_fixed else 0
-        return self.n + left_out
-
     def n_rows(self, n: int) -> int:
         """Return how many trajectories of the evaluation a round of n has."""
         assert self.evaluation is not None
@@ -111,7 +105,7 @@ class SuiteRounds:
         state = self.plan.states[name]
         assert isinstance(state, RoundState)
         state.evaluation = evaluation
-        state.wanted = min(max(state.wanted, state.n_there), state.amount.n)
+        state.wanted = min(max(state.wanted, state.n_run), state.amount.n)
 
     def lacking(self) -> list[str]:
         """Return the names in the plan that lack trajectories; none if each agent is decided, or there are no more."""
@@ -172,9 +166,9 @@ class SuiteRounds:
     def excess(self) -> dict[str, tuple[int, int]]:
         """Where earlier runs have finished more trajectories than are needed: how many, and how many are needed."""
         return {
-            name: (state.n_there, state.wanted)
+            name: (state.n_run, state.wanted)
             for name, state in zip(self.plan.states, self._states.values(), strict=True)
-            if state.evaluation is not None and state.n_there > state.wanted
+            if state.evaluation is not None and state.n_run > state.wanted
         }
 
     @property

@@ -263,8 +263,7 @@ def test_an_interrupted_comparison_goes_on_to_the_file_of_one_run(tmp_path, afte
     assert isinstance(found, SuiteEvaluation if after < 60 else SuiteComparison)
     if after >= 60:
         assert (found.margin, found.until_decided, found.stopped) == (4, 0.05, "interrupted")
-    bounds = BOUNDS if after == 1 else None  # the bounds of all tasks are in the file, or given again
-    again: Any = compare(AGENTS, SUITE, resume=out, margin=4, bounds=bounds, n_workers=0)
+    again: Any = compare(AGENTS, SUITE, resume=out, margin=4, n_workers=0)
     assert again == whole
     assert out.read_bytes() == (tmp_path / "whole.json").read_bytes()
 

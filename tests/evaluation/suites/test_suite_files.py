@@ -11,6 +11,7 @@ from streamsampler.evaluation.evaluation_call import EvaluationInterruptedError
 from streamsampler.evaluation.suites.suite_comparison import SuiteComparison
 from streamsampler.evaluation.suites.suite_evaluation import SuiteEvaluation
 from tests.evaluation.envs import Known, zero
+from tests.evaluation.suites.test_decide_suite import interrupting
 
 SUITE: dict[str, Any] = {"push": Known, "arm/lift": functools.partial(Known, success="success"), "cart": "CartPole-v1"}
 HOW: dict[str, Any] = {"seed": 1, "n_workers": 0}
@@ -157,10 +158,32 @@ def test_without_an_amount_the_amount_of_the_file_is_completed(tmp_path, monkeyp
     if not interrupted:
         with pytest.raises(UsageError, match="none of 'bad': give bounds again"):
             evaluate(zero, suite, resume=path, n_workers=0)
-    # The bounds differ, and the file has no trajectories of "bad".
-    assert evaluate(zero, suite, resume=path, n_workers=0, bounds=bounds).to_json() == whole.to_json()
-    whole = evaluate(zero, suite, **HOW, **amount, bounds=(-90, 90))
-    assert evaluate(zero, suite, resume=whole.save(path), n_workers=0) == whole
+    # A whole file without trajectories of "bad" has no bounds of it, and a journal has those of all tasks.
+    of_whole = {} if interrupted else {"bounds": bounds}
+    assert evaluate(zero, suite, resume=path, n_workers=0, **of_whole).to_json() == whole.to_json()
+
+
+def test_a_whole_file_has_the_bounds_of_its_tasks(tmp_path):
+    bounds = {"push": (-90, 90), "lift": (-80, 80)}
+    whole = evaluate(zero, dict.fromkeys(bounds, Known), n_trajectories=7, bounds=bounds, **HOW)
+    again = evaluate(zero, dict.fromkeys(bounds, Known), resume=whole.save(tmp_path / "suite.json"), n_workers=0)
+    assert again == whole
+
+
+@pytest.mark.parametrize("amount", [{"n_trajectories": {"push": 7, "lift": 5}}, {"seeds": range(6)}])
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_comparison_without_an_amount_completes_that_of_the_file(tmp_path, amount, interrupted):
+    path, suite = tmp_path / "both.json", {"push": Known, "lift": Known}
+    bounds = {"push": (-90, 90), "lift": (-80, 80)}
+    more: dict[str, Any] = {"bounds": bounds, "normalise": dict.fromkeys(suite, (0, 20)), **HOW, **amount}
+    whole = compare({"zero": zero, "one": one}, suite, **more)
+    if interrupted:
+        with pytest.raises(KeyboardInterrupt):
+            compare({"zero": zero, "one": one}, suite, out=path, progress=interrupting(9), **more)
+    else:
+        whole.save(path)
+    again: Any = compare({"zero": zero, "one": one}, suite, resume=path, n_workers=0)
+    assert again.to_json() == path.read_text() == whole.to_json()
 
 
 def test_a_merged_file_has_the_amount_of_one_run(tmp_path):
