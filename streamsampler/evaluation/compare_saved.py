@@ -39,11 +39,16 @@ def are_saved(named: Mapping[str, Any]) -> bool:
             f"{evaluation} is a saved evaluation, and not an agent: give the agent that was evaluated; or evaluate "
             f"{agent} on the same seeds first, and compare the two evaluations"
         )
-    kinds = {type(each) for each in named.values()}
-    if any(saved.values()) and len(kinds) > 1:
-        shown = " and ".join(sorted(f"a {kind.__name__}" for kind in kinds))
-        raise UsageError(f"the agents to compare are of different kinds, {shown}: give those of one kind")
-    return any(saved.values())
+    if not any(saved.values()):
+        return False
+    kinds = {name: each.KIND for name, each in named.items()}
+    (first, kind), *_ = kinds.items()
+    if other := next((name for name, it in kinds.items() if it != kind), None):
+        raise UsageError(
+            f"{first} holds the kind {kind!r}, and {other} {kinds[other]!r}: compare evaluations with each other, and "
+            "suites with each other"
+        )
+    return True
 
 
 def compare_saved(named: Mapping[str, Evaluation], bounds: Bounds | None = None) -> Comparison:

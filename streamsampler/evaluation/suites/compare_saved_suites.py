@@ -9,7 +9,7 @@ from streamsampler.evaluation.compare_saved import compare_saved
 from streamsampler.evaluation.intervals import Bounds
 from streamsampler.evaluation.suites.suite_arguments import with_task
 from streamsampler.evaluation.suites.suite_comparison import SuiteComparison
-from streamsampler.evaluation.suites.suite_evaluation import SuiteEvaluation
+from streamsampler.evaluation.suites.suite_evaluation import SuiteEvaluation, difference_between
 
 
 def compare_saved_suites(named: Mapping[str, SuiteEvaluation], bounds: Bounds | None = None) -> SuiteComparison:
@@ -37,12 +37,8 @@ def compare_saved_suites(named: Mapping[str, SuiteEvaluation], bounds: Bounds | 
 
 
 def _check_tasks(named: Mapping[str, SuiteEvaluation]) -> None:
-    (first, one), *others = named.items()
-    for name, other in others:
-        for what, mine, its in (("tasks", one.names, other.names), ("normalise", one.normalise, other.normalise)):
-            if mine != its:
-                differs = f"{what} is {mine} in {first}, and {its} in {name}"
-                raise UsageError(f"{first} and {name} are of different suites: {differs}")
+    if difference := difference_between(named):
+        raise UsageError(f"suites are compared task by task, and these are of different suites: {difference}")
     for name, suite in named.items():
         if missing := [task for task in suite.names if task not in suite.tasks and task not in suite.failed]:
             raise UsageError(

@@ -13,7 +13,12 @@ from streamsampler.evaluation.joining import joined, lacking, parts_of_one_run
 from streamsampler.evaluation.journal import INTERRUPTED
 from streamsampler.evaluation.suites.suite_arguments import with_task
 from streamsampler.evaluation.suites.suite_comparison import SuiteComparison
-from streamsampler.evaluation.suites.suite_evaluation import SuiteEvaluation, asked_of, asked_of_tasks
+from streamsampler.evaluation.suites.suite_evaluation import (
+    SuiteEvaluation,
+    asked_of,
+    asked_of_tasks,
+    difference_between,
+)
 
 
 def merged_suite(found: Mapping[Path, SuiteEvaluation]) -> SuiteEvaluation:
@@ -26,11 +31,9 @@ def merged_suite(found: Mapping[Path, SuiteEvaluation]) -> SuiteEvaluation:
         UsageError: They are of different suites, a task or a part of it is missing or there twice, or a run was
             interrupted: names the task and the file.
     """
-    (first, suite), *others = found.items()
-    for path, other in others:
-        for what, one, its in (("tasks", suite.names, other.names), ("normalise", suite.normalise, other.normalise)):
-            if one != its:
-                raise UsageError(f"the files are of different suites: {what} is {one} in {first}, and {its} in {path}")
+    if difference := difference_between(found):
+        raise UsageError(f"the files are of different suites: {difference}")
+    first, suite = next(iter(found.items()))
     tasks: dict[str, Evaluation] = {}
     failed: dict[str, str] = {}
     for name in suite.names:

@@ -91,7 +91,9 @@ def by_task(argument: str, given: Any, names: Sequence[str]) -> dict[str, Any]:
     if unknown := [name for name in given if name not in names]:
         raise UsageError(f"{argument} has {unknown[0]!r}, which is no task; the tasks are {', '.join(names)}")
     if missing := [name for name in names if name not in given]:
-        raise UsageError(f"{argument} lacks {missing[0]!r}: give a value for each task, or one for all of them")
+        raise UsageError(
+            f"{argument} lacks {missing[0]!r}: its keys must be the names of all tasks, {', '.join(names)}"
+        )
     return {name: given[name] for name in names}
 
 

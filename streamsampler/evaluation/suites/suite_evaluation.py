@@ -65,6 +65,21 @@ def _keys(evaluation: Evaluation) -> tuple[int, ...]:
     return seeds if len(set(seeds)) == len(seeds) else tuple(evaluation.indices.tolist())
 
 
+def difference_between(suites: Mapping[Any, SuiteEvaluation]) -> str | None:
+    """Return the first difference of suites in their tasks or scores, in words; None where they are of one suite.
+
+    Args:
+        suites: The suites by name, or by file.
+    """
+    (first, one), *others = suites.items()
+    for name, other in others:
+        if one.names != other.names:
+            return f"the tasks are {', '.join(one.names)} in {first}, and {', '.join(other.names)} in {name}"
+        if one.normalise != other.normalise:
+            return f"normalise is {one.normalise} in {first}, and {other.normalise} in {name}"
+    return None
+
+
 def asked_of_tasks(asked: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return what was asked for of all tasks: the same for all, or the numbers of trajectories by task.
 

@@ -220,7 +220,7 @@ def test_parts_and_tasks_are_merged_to_the_bytes_of_one_run(tmp_path):
     with pytest.raises(UsageError, match="part 2 of 3 is missing"):
         merge([parts[0], parts[2]], tmp_path / "other.json")
     other = evaluate(zero, {"push": Known}, n_trajectories=7, **HOW).save(tmp_path / "one.json")
-    with pytest.raises(UsageError, match=r"the files are of different suites: tasks is"):
+    with pytest.raises(UsageError, match=r"the files are of different suites: the tasks are "):
         merge([tasks[0], other], tmp_path / "other.json")
 
 
@@ -240,7 +240,7 @@ def test_saved_suites_are_compared():
     ran = compare({"old": zero, "new": one}, SUITE, n_trajectories=20, **HOW)
     assert isinstance(found, SuiteComparison)
     assert found.pairs[0].summary() == ran.pairs[0].summary()
-    with pytest.raises(UsageError, match="old and new are of different suites: tasks is"):
+    with pytest.raises(UsageError, match=r"of different suites: the tasks are .* in old, and .* in new"):
         compare({"old": evaluated(20), "new": evaluate(one, {"push": Known}, n_trajectories=20, **HOW)})
 
 
@@ -277,7 +277,7 @@ def test_an_agent_that_fails_in_a_task_does_not_pass_the_gate():
     assert "there are no pairs in cart" in str(verdict)
     with pytest.raises(UsageError, match=r"new has no trajectories of arm/lift, cart: evaluate these tasks"):
         compare({"old": old, "new": evaluated(20, tasks=["push"])})
-    with pytest.raises(UsageError, match="of different kinds, a Evaluation and a SuiteEvaluation"):
+    with pytest.raises(UsageError, match="old holds the kind 'suite', and new 'evaluation': compare eval"):
         compare({"old": old, "new": evaluate(zero, Known, n_trajectories=20, **HOW)})
 
 
