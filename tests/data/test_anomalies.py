@@ -210,7 +210,7 @@ def test_of_a_delivery_only_what_is_returned_counts():
     found = tuple(Anomaly(position, 10**position, 3, "odd") for position in (0, 1, 2, 4))
     delivery = Delivery(0, stand_in(anomalies=found))
     stats = Stats.of(1)
-    accounts = CallAccounts(stand_in(warn_of=lambda _: None), stand_in(), stats, 7)
+    accounts = CallAccounts(stand_in(warn_of=lambda *_: None), stand_in(), stats, 7)
     accounts.add_dropped([Segment(delivery, 1, 4, range(11, 14))], [])
     rows = {"raw_rewards": np.ones(9), "lengths": np.array([2, 3, 4])}
     for indices, count in ((np.array([12, 13, 14]), 100), (np.array([10, 11]), 110)):

@@ -77,7 +77,7 @@ def test_a_fork_server_that_is_lost_costs_one_worker(servers, n_workers, n_lost,
     with make(n_workers) as sampler:
         assert calls(sampler, 2) == undisturbed(2)
         assert servers.left == 0
-        found = [str(it) for it in sampler._life.session.scheduler.losses.incidents]
+        found = [str(it) for it in sampler._life.session.scheduler.losses[None].incidents]
         assert len(found) == n_lost
         assert all("was lost, because the fork server or its watchdog ended, while starting" in it for it in found)
         assert len(sampler.worker_pids()) >= n_workers - n_lost
