@@ -7,10 +7,12 @@ import os
 import pickle
 import random
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any, ClassVar
 
 import numpy as np
@@ -517,23 +519,31 @@ def test_calls_of_samplers_of_one_task_are_refused():
 
 
 class Slow(Steps):
-    """Takes long to make; says that it has begun."""
+    """Takes long to make; writes to a pipe when it begins."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, pipe: Path) -> None:
         super().__init__()
-        (folder / str(os.getpid())).touch()
+        pipe.write_text("begun")
         time.sleep(1_000)
 
 
 def test_nothing_is_left_of_a_sampler_that_is_closed_while_an_environment_is_made(tmp_path):
-    sampler = MultiprocessingSampler(always_zero, tasks_of(Steps, partial(Slow, tmp_path)), seed=3, n_workers=2)
+    os.mkfifo(pipe := tmp_path / "pipe")
+    making = os.open(pipe, os.O_RDWR)
+    sampler = MultiprocessingSampler(always_zero, tasks_of(Steps, partial(Slow, pipe)), seed=3, n_workers=2)
     stream, pids = sampler.task_stream(whole(3, 0, 1)), sampler.worker_pids()
     assert [next(stream).indices[0] for _ in range(3)] == [0, 1, 2]
-    stream.watch(lambda *_: 1 // (not any(tmp_path.iterdir())), 0.05)  # raises when one is being made
-    with pytest.raises(ZeroDivisionError):
+    me = threading.get_ident()
+
+    def interrupted() -> None:
+        Thread(target=lambda: os.read(making, 1) and signal.pthread_kill(me, signal.SIGINT), daemon=True).start()
         next(stream)
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     sampler.close()
     assert gone(pids)
+    os.close(making)
 
 
 def test_a_stream_ends_with_the_next_call_and_goes_on_with_another():
