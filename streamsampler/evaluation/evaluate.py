@@ -246,7 +246,7 @@ def evaluate(
 def _evaluated_suite(
     agent: Any, arguments: SuiteArguments, run: RunFile, progress: ProgressArgument
 ) -> SuiteEvaluation:
-    call = SuiteCall(agent, arguments.with_seed_of(run))
+    call = SuiteCall(agent, arguments)
     run.begin(arguments.asked, **arguments.journal_facts)
     with run:
         suite = call.run(run, progress)

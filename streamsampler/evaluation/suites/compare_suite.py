@@ -34,7 +34,6 @@ def compare_suite(
     verdict = {name: decision[name] for name in ("margin", "decide_on") if name in decision}
     tasks = list(arguments.envs)
     run.check_names(position_names(list(agents), tasks))
-    arguments = arguments.with_seed_of(run)
     calls: dict[str, SuiteCall] = {}
     for name, agent in agents.items():  # wrong arguments are found before anything runs
         with naming_agent(name, {}, are_kept=False):

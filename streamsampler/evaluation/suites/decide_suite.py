@@ -139,7 +139,7 @@ def decide_suite(
     """
     tasks = list(arguments.envs)
     run.check_names(position_names(list(agents), tasks))
-    call = SuiteRace(agents, arguments.with_seed_of(run), decision, run)
+    call = SuiteRace(agents, arguments, decision, run)
     head = {name: value for name, value in decision.facts.items() if value is not None}
     run.begin(arguments.asked, agents=list(agents), **arguments.journal_facts, **head)
     with run:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -78,7 +78,6 @@ class SuiteArguments:
         vec_normalize: See `streamsampler.evaluate`.
         open_envs: See `streamsampler.evaluate`.
         options: The sampler's other arguments.
-        has_seed: Whether a seed was given.
     """
 
     envs: Mapping[str, Any]
@@ -91,7 +90,6 @@ class SuiteArguments:
     vec_normalize: Any
     open_envs: int
     options: Mapping[str, Any]
-    has_seed: bool
 
     @classmethod
     def checked(
@@ -123,7 +121,7 @@ class SuiteArguments:
         names = list(suite)
         # Where there are parts, each run is to have the same seed: it is given, or an error.
         seed = options.get("seed") if part is not None else check_seed(options.get("seed"))
-        options, has_seed = {**options, "seed": seed}, options.get("seed") is not None
+        options = {**options, "seed": seed}
         of_all = {name: list(it) if isinstance(it, Iterator) else it for name, it in amount.items()}
         amounts = amounts_of(names, how_many, bounds, part, suite, options, **of_all)
         only = checked_tasks(tasks, names) or names
@@ -143,12 +141,7 @@ class SuiteArguments:
             vec_normalize=vec_normalize,
             open_envs=positive("open_envs", 2 if open_envs is None else open_envs),
             options=options,
-            has_seed=has_seed,
         )
-
-    def with_seed_of(self, run: RunFile) -> SuiteArguments:
-        """Return the same arguments, with the seed of the trajectories that are there, if none was given."""
-        return self if self.has_seed else replace(self, options=run.with_seed({**self.options, "seed": None}))
 
     @property
     def asked(self) -> dict[str, Any]:

@@ -103,6 +103,13 @@ class Fails:
 TWO_SIZES: dict[str, Any] = {"push": Known, "cart": "CartPole-v1"}  # 1 and 4 numbers
 
 
+@pytest.mark.parametrize("amount", [{"n_trajectories": 3}, {"until_decided": 0.05, "bounds": (-100, 100)}])
+def test_agents_have_the_same_seeds_without_a_seed(amount):
+    found: Any = compare({"zero": zero, "one": one}, SUITE, n_workers=0, **amount)
+    assert found["zero"].evaluations[0].seeds == found["one"].evaluations[0].seeds
+    assert found["zero"].evaluations[0].seed is not None
+
+
 def test_the_error_of_an_agent_names_it_and_keeps_the_suites_before():
     with pytest.raises(RolloutError, match="in an observation") as caught:
         compare({"zero": zero, "broken": Fails(1, 4)}, TWO_SIZES, n_trajectories=3, **HOW)
