@@ -59,6 +59,9 @@ class SuiteFile:
 
         An option on the command line overrides the numbers of the file.
         """
+        others = ("seeds", "scenarios", "until_halfwidth", "until_decided")
+        if any(ctx.params.get(name) is not None and not is_from_file(ctx, name) for name in others):
+            return None if of_all is None or is_from_file(ctx, "num_trajectories") else of_all
         own = {name: it.n_trajectories for name, it in self.tasks.items() if it.n_trajectories is not None}
         if not own or (of_all is not None and not is_from_file(ctx, "num_trajectories")):
             return of_all

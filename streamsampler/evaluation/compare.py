@@ -34,7 +34,7 @@ from streamsampler.evaluation.suites.compare_saved_suites import compare_saved_s
 from streamsampler.evaluation.suites.compare_suite import compare_suite
 from streamsampler.evaluation.suites.decide_suite import SuiteAmount, SuiteDecision, decide_suite
 from streamsampler.evaluation.suites.evaluate_suite import SuiteArguments, refuse_without_suite, saved_bounds
-from streamsampler.evaluation.suites.suite_comparison import SuiteComparison
+from streamsampler.evaluation.suites.suite_comparison import SuiteComparison, position_names
 from streamsampler.evaluation.suites.suite_evaluation import SuiteEvaluation
 from streamsampler.protocol.parts import PartArgument
 from streamsampler.samplers.options import ANY_SAMPLERS_OPTIONS
@@ -180,6 +180,7 @@ def compare(
     _check_words(success, decide_on, options)
     if isinstance(env, Mapping):
         run = RunFile(SuiteComparison, out, resume)
+        run.check_names(position_names(list(named), list(map(str, env))))
         of_amount = SuiteAmount.asked(
             run, how_many, seeds=seeds, scenarios=scenarios, until_decided=until_decided, decide_on=decide_on,
             max_trajectories=max_trajectories, part=part, tasks=tasks,

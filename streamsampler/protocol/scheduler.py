@@ -465,7 +465,7 @@ class Scheduler:
         incident = None
         if self.policy.restarts_on(failure.kinds):
             if failure.phase not in UPDATE_PHASES:
-                self.losses[task].forget(unready(event.worker))
+                self.losses.forget(unready(event.worker))
             incident = loss_by_exception(event.worker, failure, self._now - self._made, task)
             self._supervision.mark(self.workers[event.worker])
         return WorkerFault(event.worker, failure, event.number, event.is_of_engine, incident, task)
@@ -517,7 +517,7 @@ class Scheduler:
             tasks=self._tasks,
         )
         if not is_before_ready(incident, is_ready=known.is_ready):
-            self.losses[incident.task].forget(unready(event.worker))
+            self.losses.forget(unready(event.worker))
         return WorkerFault(event.worker, incident=incident, task=incident.task)
 
     def _forget_worker(self, event: WorkerDied) -> None:

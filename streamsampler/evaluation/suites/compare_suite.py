@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from streamsampler.core.errors import DataError
 from streamsampler.core.progress import ProgressArgument
 from streamsampler.evaluation.agent_errors import naming_agent
 from streamsampler.evaluation.evaluation_call import EvaluationInterruptedError
-from streamsampler.evaluation.journal import INTERRUPTED
 from streamsampler.evaluation.rules import check_successes
 from streamsampler.evaluation.run_file import RunFile
 from streamsampler.evaluation.suites.evaluate_suite import SuiteArguments, SuiteCall
 from streamsampler.evaluation.suites.suite_arguments import with_task
-from streamsampler.evaluation.suites.suite_comparison import SuiteComparison, position_names
+from streamsampler.evaluation.suites.suite_comparison import SuiteComparison, interrupted_comparison
 from streamsampler.evaluation.suites.suite_evaluation import SuiteEvaluation
 
 
@@ -33,7 +31,6 @@ def compare_suite(
     """
     verdict = {name: decision[name] for name in ("margin", "decide_on") if name in decision}
     tasks = list(arguments.envs)
-    run.check_names(position_names(list(agents), tasks))
     calls: dict[str, SuiteCall] = {}
     for name, agent in agents.items():  # wrong arguments are found before anything runs
         with naming_agent(name, {}, are_kept=False):
@@ -49,12 +46,12 @@ def compare_suite(
                         check_says_success(suites[name])
             except EvaluationInterruptedError as interrupt:
                 suites[name] = interrupt.found
-                found = _interrupted(suites, verdict)
+                found = interrupted_comparison(suites, verdict)
                 raise EvaluationInterruptedError(found, sum(map(len, found.evaluations))) from interrupt
             except KeyboardInterrupt as interrupt:  # also while the next agent's workers start
                 if not suites:
                     raise
-                found = _interrupted(suites, verdict)
+                found = interrupted_comparison(suites, verdict)
                 raise EvaluationInterruptedError(found, sum(map(len, found.evaluations))) from interrupt
         stopped = next(iter(suites.values())).stopped
         comparison = SuiteComparison.of_suites(suites, stopped=stopped, **verdict)
@@ -71,13 +68,3 @@ def check_says_success(suite: SuiteEvaluation) -> None:
     for name, evaluation in suite.tasks.items():
         if evaluation.successes is None:
             with_task(name, check_successes, len(evaluation))
-
-
-def _interrupted(
-    suites: Mapping[str, SuiteEvaluation], verdict: Mapping[str, Any]
-) -> SuiteComparison | SuiteEvaluation:
-    """Return the comparison of the suites so far; of fewer than two, or without common tasks, the first suite."""
-    try:
-        return SuiteComparison.of_suites(suites, stopped=INTERRUPTED, **verdict)
-    except DataError:
-        return next(iter(suites.values()))

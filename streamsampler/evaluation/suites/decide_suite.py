@@ -24,7 +24,7 @@ from streamsampler.evaluation.sequential import check_alpha
 from streamsampler.evaluation.suites.evaluate_suite import SuiteArguments
 from streamsampler.evaluation.suites.sequential_suite import bounds_over_tasks
 from streamsampler.evaluation.suites.suite_arguments import with_task
-from streamsampler.evaluation.suites.suite_comparison import SuiteComparison, position_names
+from streamsampler.evaluation.suites.suite_comparison import SuiteComparison, interrupted_comparison
 from streamsampler.evaluation.suites.suite_evaluation import SuiteEvaluation
 from streamsampler.evaluation.suites.suite_rounds import SuiteRounds
 from streamsampler.evaluation.suites.task_agents import TaskAgents
@@ -137,8 +137,6 @@ def decide_suite(
         run: The file that the result goes into, and the trajectories that are there.
         progress: See `streamsampler.evaluate`.
     """
-    tasks = list(arguments.envs)
-    run.check_names(position_names(list(agents), tasks))
     call = SuiteRace(agents, arguments, decision, run)
     head = {name: value for name, value in decision.facts.items() if value is not None}
     run.begin(arguments.asked, agents=list(agents), **arguments.journal_facts, **head)
@@ -300,8 +298,5 @@ class SuiteRace:
         return SuiteComparison.of_suites(suites, stopped=stopped, **self._decision.facts)
 
     def _interrupted(self) -> SuiteComparison | SuiteEvaluation:
-        """Return the comparison of the trajectories so far; the first agent's suite while others have none."""
-        suites = self._suites(INTERRUPTED)
-        if len(suites) < len(self._rounds.agents):
-            return next(iter(suites.values()))
-        return SuiteComparison.of_suites(suites, stopped=INTERRUPTED, **self._decision.facts)
+        """Return the comparison of the agents so far; of fewer than two, or without common tasks, the first suite."""
+        return interrupted_comparison(self._suites(INTERRUPTED), self._decision.facts)

@@ -146,7 +146,7 @@ class SuiteArguments:
     @property
     def asked(self) -> dict[str, Any]:
         """What was asked for, as a journal has it: the same for all tasks, or the numbers of trajectories by task."""
-        return asked_of_tasks({name: amount.arguments for name, amount in self.amounts.items()})
+        return asked_of_tasks({name: amount.arguments for name, amount in self.amounts.items()}) or {}
 
     @property
     def journal_facts(self) -> dict[str, Any]:
@@ -259,6 +259,8 @@ class SuiteCall:
         names = [name for name, state in self.plan.states.items() if state.n] or self.plan.next_tasks()
         with runs:
             while names := list(dict.fromkeys([*names, *self.plan.next_tasks()])):
+                # A round may find that a task has no scores: it has failed, and is not run.
+                names = [name for name in names if self.plan.states[name].error is None]
                 self._shown.expect(self.plan.n_wanted)
                 for done in runs.run({name: self.plan.states[name] for name in names}):
                     if done.error is not None:
@@ -351,6 +353,8 @@ def saved_bounds(run: RunFile, names: Sequence[str]) -> dict[str, Any] | None:
     """
     if run.facts.bounds is not None:
         return dict(run.facts.bounds)
+    if not names:  # an error later
+        return None
     known = {names[position % len(names)]: evaluation.bounds for position, evaluation in run.known.items()}
     if not any(known.values()):
         return None

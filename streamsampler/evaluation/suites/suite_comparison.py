@@ -27,8 +27,15 @@ from streamsampler.evaluation.suites.suite_pairs import SuitePairs
 
 
 def position_names(agents: Sequence[str], tasks: Sequence[str]) -> list[str]:
-    """Return a name for each agent and task, in the order of their positions in a journal."""
-    return [f"{agent} in {task}" for agent in agents for task in tasks]
+    """Return a name for each agent and task, in the order of their positions in a journal.
+
+    Raises:
+        UsageError: Two of them are equal.
+    """
+    names = [f"{agent} in {task}" for agent in agents for task in tasks]
+    if alike := next((name for name in names if names.count(name) > 1), None):
+        raise UsageError(f"{alike!r} stands for two pairs of an agent and a task: give agents or tasks other names")
+    return names
 
 
 @suggesting()
@@ -252,3 +259,18 @@ class SuiteComparison(Found):
             decide_on=facts["decide_on"],
             until_decided=facts.get("until_decided"),
         )
+
+
+def interrupted_comparison(
+    suites: Mapping[str, SuiteEvaluation], facts: Mapping[str, Any]
+) -> SuiteComparison | SuiteEvaluation:
+    """Return the comparison of the suites so far; of fewer than two, or without common tasks, the first suite.
+
+    Args:
+        suites: The suites by the agents' names.
+        facts: The decision that was asked for, by the names of a `SuiteComparison`.
+    """
+    try:
+        return SuiteComparison.of_suites(suites, stopped=INTERRUPTED, **facts)
+    except DataError:
+        return next(iter(suites.values()))

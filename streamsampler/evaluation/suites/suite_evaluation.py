@@ -80,8 +80,10 @@ def difference_between(suites: Mapping[Any, SuiteEvaluation]) -> str | None:
     return None
 
 
-def asked_of_tasks(asked: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def asked_of_tasks(asked: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None:
     """Return what was asked for of all tasks: the same for all, or the numbers of trajectories by task.
+
+    None where no single call asks for all tasks, as for merged files of which each has other seeds.
 
     Args:
         asked: The arguments that asked for the trajectories of each task, by name.
@@ -89,6 +91,8 @@ def asked_of_tasks(asked: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     first, *others = asked.values()
     if all(it == first for it in others):
         return dict(first)
+    if any(it.keys() != {"n_trajectories"} for it in asked.values()):
+        return None
     return {"n_trajectories": {name: it["n_trajectories"] for name, it in asked.items()}}
 
 

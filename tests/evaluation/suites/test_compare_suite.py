@@ -162,3 +162,19 @@ def test_scenarios_may_repeat_a_seed_with_other_options():
     assert "one minus zero: 24 pairs in 2 tasks" in str(found)
     assert found.pairs[0].mean_difference == pytest.approx(1)
     assert found.pairs[0]["push"].indices == tuple(range(12))
+
+
+def test_a_comparison_of_no_tasks_and_of_another_suite_is_refused(tmp_path):
+    out = tmp_path / "both.json"
+    compare({"zero": zero, "one": one}, SUITE, n_trajectories=3, normalise=dict.fromkeys(SUITE, (0, 9)), out=out, **HOW)
+    with pytest.raises(UsageError, match="the suite is empty"):
+        compare({"zero": zero, "one": one}, {}, resume=tmp_path / "none.json", n_trajectories=3)
+    for other in ({}, {"other": Known}):
+        with pytest.raises(UsageError, match="is of another suite comparison"):
+            compare({"zero": zero, "one": one}, other, resume=out)
+
+
+def test_names_that_stand_for_two_pairs_of_an_agent_and_a_task_are_refused():
+    suite = {"y in z": Known, "z": Known}
+    with pytest.raises(UsageError, match="'x in y in z' stands for two pairs of an agent and a task"):
+        compare({"x": zero, "x in y": one}, suite, n_trajectories=3, **HOW)

@@ -364,3 +364,11 @@ def test_a_return_outside_of_the_bounds_fails_its_task():
     found = compared(bounds={"push": BOUNDS, "hold": BOUNDS, "arm/lift": (30, 100)})
     assert list(found.failed) == ["new: arm/lift"]
     assert "bounds are (30, 100)" in found.failed["new: arm/lift"]
+
+
+def test_after_ctrl_c_the_agents_so_far_are_compared():
+    three = {**AGENTS, "last": AGENTS["old"]}
+    n_tasks = len(SUITE)
+    with pytest.raises(EvaluationInterruptedError) as caught:
+        compare(three, SUITE, until_decided=0.05, bounds=BOUNDS, progress=interrupting(20 * n_tasks + 20 + 1), **HOW)
+    assert caught.value.found.names == tuple(AGENTS)

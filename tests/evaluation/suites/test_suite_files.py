@@ -287,3 +287,43 @@ def test_a_task_that_failed_and_was_run_again_is_merged(tmp_path):
     again = evaluated(tasks=["cart"]).save(tmp_path / "again.json")
     merged = merge([first, again], tmp_path / "whole.json")
     assert merged.to_json() == evaluated().to_json()
+
+
+def test_files_of_tasks_that_were_asked_for_with_other_seeds_are_merged(tmp_path):
+    suite = {"push": Known, "lift": Known}
+    paths = []
+    for name, n in (("push", 2), ("lift", 3)):
+        paths.append(tmp_path / f"{name}.json")
+        evaluate(zero, suite, seeds=range(n), tasks=[name], n_workers=0, out=paths[-1])
+    found = merge(paths, tmp_path / "whole.json")
+    assert isinstance(found, SuiteEvaluation)
+    assert (len(found["push"]), len(found["lift"]), found.asked) == (2, 3, None)
+
+
+class Counted(Known):
+    """Counts the trajectories of all environments."""
+
+    n_begun = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        Counted.n_begun += 1
+        return super().reset(seed=seed, options=options)
+
+
+def test_a_task_that_fails_without_success_rate_is_not_run_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(Counted, "n_begun", 0)
+    path = tmp_path / "suite.json"
+    suite = {"silent": Counted, "push": functools.partial(Counted, success="success")}
+    how: dict[str, Any] = {
+        "until_halfwidth": 0.01,
+        "precision_of": "success",
+        "max_trajectories": 30,
+        "check": None,
+        **HOW,
+    }
+    whole = evaluate(zero, suite, **how)
+    n_of_one_run, Counted.n_begun = Counted.n_begun, 0
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(zero, suite, out=path, progress=interrupting(35), **how)
+    assert evaluate(zero, suite, resume=path, **how) == whole
+    assert Counted.n_begun < n_of_one_run + 10  # 10 of "silent" again would be more; some were begun at the interrupt
