@@ -317,7 +317,7 @@ def _take_files(options: dict[str, Any]) -> Path | None:
     for name in ("out", "resume"):
         if options[name] is not None:
             options[name] = checked_file(
-                options[name], ".json", where="What is found goes into a .json file", option=f"'--{name}'"
+                options[name], ".json", where="The result goes into a .json file", option=f"'--{name}'"
             )
     resumed: Path | None = options["resume"] and whole_of(options["resume"])
     options["out"] = options["out"] or resumed

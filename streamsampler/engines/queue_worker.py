@@ -76,7 +76,7 @@ class WorkerEnds:
 
 
 class _Pickled:
-    """Sets an event when a queue's thread pickles it: what was put before has been written then."""
+    """Sets an event when a queue's thread pickles it: all answers before it have been written then."""
 
     def __init__(self) -> None:
         self.event = threading.Event()

@@ -284,7 +284,7 @@ class Wanted:
 
 
 def decision_of(margin: Any, decide_on: PrecisionOf, bounds: Any, part: Any) -> dict[str, Any]:
-    """Return what a comparison keeps of what it was asked to decide.
+    """Return the margin and the difference that a comparison decides on, as it keeps them.
 
     Raises:
         UsageError: It cannot be decided.
@@ -319,7 +319,7 @@ def _of_saved(
     named: Mapping[str, Any], bounds: Bounds | None, out: str | PathLike[str] | None, decision: Mapping[str, Any],
     of_run: Mapping[str, Any],
 ) -> Comparison | SuiteComparison:  # fmt: skip
-    """Compare saved evaluations; refuse what is for agents that run."""
+    """Compare saved evaluations; refuse arguments for running agents."""
     if given := [name for name, value in of_run.items() if value is not None]:
         raise UsageError(
             f"{next(iter(named))} is a saved evaluation, and not an agent: give the agents, to run them; or leave out "

@@ -448,7 +448,7 @@ class Comparison(Found):
         Args:
             margin: By how much an agent may be worse, at least 0: of returns in their units, of success rates such as
                 0.05. By default the margin that was asked for.
-            decide_on: The mean "return", or the rate of "success"; by default what was asked for.
+            decide_on: The mean "return", or the rate of "success"; by default that of the call.
 
         Returns:
             The verdict: true only if no agent is worse, and that is sure.

@@ -26,7 +26,7 @@ SHOWN_FAILURES = 3
 
 
 class EvaluationInterruptedError(KeyboardInterrupt):
-    """Ctrl-C during an evaluation or a comparison: a `KeyboardInterrupt` that has what is finished.
+    """Ctrl-C during an evaluation or a comparison: a `KeyboardInterrupt` with the finished trajectories.
 
     Attributes:
         found: The `Evaluation`, or the `Comparison`, of the trajectories that were there: the first ones by index. Of
@@ -47,9 +47,9 @@ class EvaluationCall:
         sampler: Where they come from.
         amount: How many there are to be.
         success: When a trajectory succeeds.
-        facts: What is known of the agent; see `agents.agent_facts`.
+        facts: The agent's name, digest and determinism; see `agents.agent_facts`.
         updates: What changes the sampler's agent and environment.
-        return_of: Whose return counts, in environments of several agents.
+        return_of: In environments of several agents, the agents that count; see `streamsampler.evaluate`.
         known: The saved trajectories, the first ones of all; None for none.
         entry: The journal's entry, which gets each new trajectory; None for no journal.
 
