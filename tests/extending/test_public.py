@@ -46,3 +46,32 @@ def test_every_public_name_is_documented():
             thing = getattr(importlib.import_module(module), name)
             if inspect.isclass(thing) or inspect.isfunction(thing):
                 assert thing.__doc__, f"{module}.{name}"
+            if inspect.isclass(thing):
+                assert undocumented_members(thing) == [], f"{module}.{name}"
+
+
+def undocumented_members(cls: type) -> list[str]:
+    """Return the names of the package's own public methods and properties of a class without docstrings."""
+    found = []
+    for owner in cls.__mro__:
+        if owner.__module__.startswith("streamsampler"):
+            for name, member in vars(owner).items():
+                function = inspect.unwrap(getattr(member, "__func__", getattr(member, "fget", member)) or member)
+                written_here = getattr(function, "__qualname__", "") == f"{owner.__qualname__}.{name}"
+                if not name.startswith("_") and inspect.isfunction(function) and written_here:
+                    documented = inspect.getdoc(getattr(cls, name)) or function.__doc__
+                    found += [] if documented else [f"{owner.__qualname__}.{name}"]
+    return found
+
+
+def test_a_member_without_docstring_is_found():
+    class Example:
+        def documented(self):
+            """Do nothing."""
+
+        def silent(self): ...
+
+        def _private(self): ...
+
+    Example.__module__ = "streamsampler.example"
+    assert [name.rpartition(".")[2] for name in undocumented_members(Example)] == ["silent"]
