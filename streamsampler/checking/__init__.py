@@ -1,5 +1,5 @@
-"""Check an environment and an agent, and measure the ways to run them.
+"""Check an environment and an agent, and measure how fast each kind of worker runs them.
 
-`check` finds out whether they keep to the rules that samplers rely on; `bench` measures each way to step them. Both are
-commands as well. The guide is `streamsampler/docs/checking.md`.
+`check` tries the rules on which samplers rely; `bench` measures each way to step environments. Both are commands, too.
+The guide is `streamsampler/docs/checking.md`.
 """

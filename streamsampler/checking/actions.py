@@ -1,4 +1,4 @@
-"""Choose actions in an environment that no sampler runs: at random, or by an agent."""
+"""Choose actions in an environment without a sampler: at random, or with an agent."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Actions:
 
     Args:
         env: The environment, with masks of actions or without.
-        agent: The agent, as samplers take it. A copy of it acts: its connections are those of one event loop.
+        agent: The agent, as samplers take it. A copy acts, because an agent's connections belong to one event loop.
     """
 
     def __init__(self, env: Any, agent: Any = "random") -> None:
@@ -44,7 +44,7 @@ class Actions:
             self._reset(self._seed)
 
     def choose(self, observation: Any, info: Any) -> Any:
-        """Return an action and the agent's info; of an asynchronous agent, an awaitable of these."""
+        """Return an action and the agent's info, or an awaitable of both if the agent is asynchronous."""
         mask = None if self._find_mask is None else self._find_mask(observation, info)
         if not self._alone:
             return self._choose_in_row(observation, mask)
@@ -53,9 +53,9 @@ class Actions:
         return self._agent.get_action(observation, **{ACTION_MASK: mask})
 
     def _choose_in_row(self, observation: Any, mask: Any) -> Any:
-        """Return an action of an agent that has `get_actions` alone, from a batch that repeats one row.
+        """Return an action of an agent with `get_actions` alone, from a batch of equal rows.
 
-        It has as many rows as workers ask for; a service is asked for one.
+        The batch has as many rows as in a worker, or a single row if the agent waits for a service.
         """
         agent: Any = self._agent
         n = 1 if agent_waits(agent) else N_ROWS

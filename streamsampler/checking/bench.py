@@ -1,6 +1,6 @@
 """Measure the ways to step an environment with an agent, and recommend the fastest: `streamsampler bench`.
 
-Each way runs in rounds, interleaved with the others, so that a busy machine slows all of them alike. The guide is
+The ways run in interleaved rounds, so that a busy machine slows all of them alike. The guides are
 `streamsampler/docs/checking.md` and `streamsampler/docs/which-way.md`.
 """
 
@@ -34,11 +34,11 @@ from streamsampler.workers.logs import quiet
 _MOST_ENVS = 8
 _ROUNDS = 5
 _SHORTEST, _LONGEST = 0.1, 0.5
-"""Seconds of a round of one way, at least and at most."""
+"""Shortest and longest round of a way, in seconds."""
 _WARM_UP = 0.05
 _USUAL_STEPS, _ENDLESS = 1_000, 1 << 40
 _PATIENCE, _CONSTRUCTION = 5.0, 10.0
-"""Seconds that a way has for its first timesteps, and for its environments to be made; more where both are slow."""
+"""Seconds for a way's first timesteps, and for making its environments; more if both are slow."""
 
 MakeAgent = Callable[[tuple[Space[Any], Space[Any]]], Any]
 """Makes the agent from the observation space and the action space."""
@@ -49,7 +49,7 @@ class BenchSettings:
     """The arguments of `bench` besides environment and agent; see there.
 
     Raises:
-        UsageError: One cannot work.
+        UsageError: A value is out of range.
     """
 
     seconds: float = 10.0
@@ -67,10 +67,10 @@ class BenchSettings:
 
 
 class BenchInterruptedError(KeyboardInterrupt):
-    """Ctrl-C during `bench`: a `KeyboardInterrupt` that has what was measured.
+    """Ctrl-C during `bench`: a `KeyboardInterrupt` with the measurements so far.
 
     Attributes:
-        found: The `BenchReport` of what was measured before.
+        found: The `BenchReport` of these measurements.
     """
 
     def __init__(self, found: BenchReport) -> None:
@@ -91,30 +91,30 @@ def bench(
     step_timeout: float = BenchSettings.step_timeout,
     progress: ProgressArgument = False,
 ) -> BenchReport:
-    """Measure how many timesteps per second each way to step an environment takes, and recommend one.
+    """Measure the timesteps per second of each way to step an environment, and recommend a way.
 
-    Where environment or agent are asynchronous, workers are measured with several numbers in flight.
+    If environment or agent are asynchronous, workers are measured with several numbers of trajectories in flight.
 
-    An environment is made and stepped in this process first, and where the agent stays in this process the
-    environments of three ways do so, too: one that hangs or ends its process is for `streamsampler.check`.
+    First, an environment is made and stepped in this process, and the three ways with the agent in this process use it
+    as well. Environments that hang or end their process are for `streamsampler.check`.
 
     Args:
-        env: Whatever samplers take: an id, a function that makes an environment, …
-        agent: Whatever samplers take. None for random actions.
+        env: The environment, as samplers take it: an id, a function that makes an environment, …
+        agent: The agent, as samplers take it. None for random actions.
         env_kwargs: Keyword arguments for making the environment.
-        seconds: How long all of it takes, about. A way is given up whose first timesteps would come later.
-        n_workers: How many processes; None for the cores there are to use, or more where environments wait.
-        n_envs: How many environments a process has, where it has several; None for 8, or fewer where making,
-            resetting or stepping them takes long. Where something waits, how many trajectories are in flight; None
-            for several numbers, up to what keeps a process busy.
-        max_episode_length: Timesteps after which trajectories are truncated; fewer where they would take long. Native
-            vector environments truncate theirs themselves.
-        step_timeout: Seconds that a reset or a timestep may take in a worker.
+        seconds: Seconds for the whole measurement, about. A way with later first timesteps is skipped.
+        n_workers: Number of processes; None for the usable cores, or more if environments wait.
+        n_envs: Environments per process, in ways with several; None for 8, or fewer if making, resetting or stepping
+            them takes long. With asynchronous environments or agents, trajectories in flight; None for several
+            numbers, up to as many as keep a process busy.
+        max_episode_length: Timesteps after which trajectories are truncated; fewer for slow environments. Native
+            vector environments truncate their own trajectories.
+        step_timeout: Longest time of a reset or a timestep in a worker, in seconds.
         progress: See `streamsampler.Sampler.obtain_samples`; counts seconds.
 
     Raises:
-        UsageError: An argument cannot work.
-        BenchEnvError: The environment cannot be made, reset and stepped.
+        UsageError: An argument is out of range.
+        BenchEnvError: Making, resetting or stepping the environment fails.
         TypeError: `env` is no environment.
         BenchInterruptedError: Ctrl-C; has the report so far. (A KeyboardInterrupt.)
     """
@@ -135,21 +135,13 @@ def bench_update(
     settings: BenchSettings,
     progress: ProgressArgument = False,
 ) -> BenchReport:
-    """Do what `bench` does, with an agent that is made when the environment's spaces are known.
-
-    Args:
-        env: The environment.
-        code: See `env_code`.
-        make_agent: Makes the agent; None for random actions.
-        settings: The other arguments.
-        progress: See `bench`.
-    """
+    """Measure as `bench` does, with an agent made from the environment's spaces."""
     began = perf_counter()
     probed = probe(env)
     agent = "random" if make_agent is None else make_agent(probed.spaces)
     if probed.waits and make_agent is not None:
-        with contextlib.suppress(BenchEnvError):  # what the agent raises is found by all the ways
-            probed = probe(env, agent)  # with random actions it may hardly wait
+        with contextlib.suppress(BenchEnvError):  # each way reports the agent's exceptions itself
+            probed = probe(env, agent)  # random actions may avoid all waits
     run = Measurement(env, code, agent, settings, with_agent(agent, probed), began)
     target = math.ceil(settings.seconds)
     with display(progress, target, "seconds", note=lambda: run.doing, doing="measuring") as shown:
@@ -165,18 +157,18 @@ def bench_update(
 def bench_workers(
     env: EnvUpdate, code: str, agent: Any, settings: BenchSettings, probed: Probed, watch: Callable[[int], Any]
 ) -> BenchReport:
-    """Measure the ways in which agent and environments run in worker processes, where they may hang, or end them.
+    """Measure the ways with agent and environments in worker processes, which may hang or die.
 
     Args:
         env: The environment.
         code: See `env_code`.
         agent: The agent, or "random".
         settings: See `bench`.
-        probed: What is known of environment and agent.
-        watch: Called now and then with the timesteps so far.
+        probed: Measured costs of environment and agent.
+        watch: Called now and then with the number of timesteps so far.
 
     Raises:
-        BenchInterruptedError: Ctrl-C; has what was measured.
+        BenchInterruptedError: Ctrl-C; has the measurements so far.
     """
     run = Measurement(env, code, agent, settings, probed, perf_counter(), in_workers=True)
     run.measure(lambda: watch(run.timesteps))
@@ -184,20 +176,20 @@ def bench_workers(
 
 
 class Measurement:
-    """Measurements that are under way.
+    """A running measurement.
 
     Args:
         env: The environment.
         code: See `env_code`.
         agent: The agent, or "random".
         settings: The arguments of `bench`.
-        probed: What is known of environment and agent.
-        began: When it began, as `time.perf_counter` says it.
-        in_workers: Whether all runs in workers, whose trajectories can be ended at any time.
+        probed: Measured costs of environment and agent.
+        began: Start of the measurement, by `time.perf_counter`.
+        in_workers: Whether all ways run in workers, whose trajectories can be ended at any time.
 
     Attributes:
-        doing: What is being done.
-        timesteps: How many there were.
+        doing: Current activity, for the progress display.
+        timesteps: Number of timesteps so far.
     """
 
     def __init__(
@@ -216,7 +208,6 @@ class Measurement:
 
     @property
     def seconds(self) -> float:
-        """How long it has taken so far."""
         return perf_counter() - self._began
 
     @property
@@ -227,10 +218,10 @@ class Measurement:
         """Start all ways, and measure them in turn.
 
         Args:
-            watch: Called now and then; what it raises ends all.
+            watch: Called now and then; its exceptions end the measurement.
 
         Raises:
-            BenchInterruptedError: Ctrl-C; has what was measured.
+            BenchInterruptedError: Ctrl-C; has the measurements so far.
         """
         self._watch = watch
         try:
@@ -261,12 +252,12 @@ class Measurement:
     def _close(self, way: Way) -> None:
         made = self._made.pop(way, None)
         if made is not None:
-            with contextlib.suppress(Exception):  # an environment that cannot be closed: how fast it is was found
+            with contextlib.suppress(Exception):  # a failure to close says nothing about speed
                 made.close()
 
     @contextlib.contextmanager
     def _noted(self, way: Way) -> Iterator[None]:
-        """Note why a way cannot run, and end it."""
+        """Record a way's failure as its obstacle, and end the way."""
         try:
             yield
         except Exception as error:
@@ -281,14 +272,14 @@ class Measurement:
         self._tallies.setdefault(way, []).append(tally)
 
     def _measure_in_turn(self, ways: list[Way]) -> None:
-        """Measure the ways in turn, until the time is over; each at least once, unless that takes long."""
+        """Measure the ways in turn until the time is over: each at least once, unless a round takes too long."""
         each = min(_LONGEST, max(_SHORTEST, self._left / (_ROUNDS * max(1, len(ways)))))
         while ways:
             most = max(_LONGEST, self._left / len(ways))
             for way in list(ways):
                 self.doing = way.name
                 if self._next_round(way) > max(_LONGEST, self._left):
-                    ways.remove(way)  # its last round, or its warm-up, has to do
+                    ways.remove(way)  # its last round, or its warm-up, must suffice
                     continue
                 with self._noted(way):
                     self._round(way, each, most)
@@ -296,21 +287,20 @@ class Measurement:
                     ways.remove(way)
             if sum(max(each, self._tallies[way][-1].seconds) for way in ways) > self._left:
                 return
-            ways.reverse()  # none always comes behind the same other one
+            ways.reverse()  # so that no way always follows the same other way
 
     def _next_round(self, way: Way) -> float:
-        """Return how long a round takes at least: nothing ends it before each environment was stepped."""
+        """Return the shortest possible duration of a round: it ends after each environment's first step."""
         tallies = self._tallies[way]
         making = way.n_in_turn * way.in_flight * self._costs.construction if len(tallies) == 1 else 0.0
         return max(self._first_timesteps(way, made=True), tallies[-1].seconds - making)
 
     def _first_timesteps(self, way: Way, *, made: bool) -> float:
-        """Return the seconds until each environment of a process was reset and stepped; see `Costs`."""
+        """Return the seconds until all environments of a process have their first step; see `Costs`."""
         others = 0.0 if made else (way.in_flight - 1) * self._costs.construction  # made in turn, and stepped together
         return others + self._costs.first_timesteps(way.n_in_turn, made=made)
 
     def report(self) -> BenchReport:
-        """Return what was measured."""
         problem = self._problem
         found = BenchReport(
             environment=describe(problem.env), agent=self._agent_name, n_cores=usable_cores(),
@@ -344,7 +334,7 @@ class Measurement:
 def _problem_of(
     env: EnvUpdate, code: str, agent: Any, settings: BenchSettings, probed: Probed, *, in_workers: bool
 ) -> tuple[Problem, str]:
-    """Return what is measured, and why on so many processes; see `Measurement` for the arguments."""
+    """Return the problem, and the reason for its number of processes; see `Measurement` for the arguments."""
     costs = probed.costs
     n_envs = settings.n_envs or probed.n_slots or costs.n_envs(_MOST_ENVS, settings.seconds)
     n_workers, why = processes_for(costs.cpu_share, costs.free_share, usable_cores())
@@ -372,19 +362,19 @@ def _problem_of(
 
 
 def _in_flight(costs: Costs, settings: BenchSettings) -> tuple[int, ...]:
-    """Return the numbers in flight that are measured, the least first."""
+    """Return the numbers in flight to measure, in ascending order."""
     return numbers_in_flight(costs) if settings.n_envs is None else tuple(sorted({1, settings.n_envs}))
 
 
 def _workers_in_flight(costs: Costs, most: int) -> tuple[int, str]:
-    """Return how many workers are measured with the most in flight, and why: several, where one has no time left."""
+    """Return the number of workers for the largest number in flight, and the reason: several if one alone is busy."""
     if most < enough_in_flight(costs):
         return 1, "it has time for more in flight"
     return usable_cores(), f"one is busy with {most:,} in flight, and there are {count(usable_cores(), 'core')} to use"
 
 
 def _in_a_line(error: Exception) -> str:
-    """Return the message of an error, without what a sampler's next call does."""
+    """Return an error's message, without the sentence on the sampler's next call."""
     text = error.worded(None) if isinstance(error, WorkerError) else str(error)
     line = text.strip().partition("\n")[0]
     return line if line and isinstance(error, WorkerError | UsageError) else summary_of(error)

@@ -1,4 +1,4 @@
-"""What was measured of each way, and which one is recommended."""
+"""The report of `bench`: the speed of each way, and the recommended way."""
 
 from __future__ import annotations
 
@@ -13,33 +13,28 @@ from typing import Any
 from streamsampler.core.version import __version__
 from streamsampler.core.words import count
 
-# ----------------------------------------------------------------------
-# Compute timesteps per second from when timesteps arrived. Pure: no clock.
-
-
 _MANY = 10
-"""Timesteps of each environment from which a rate can be told. With fewer, where they begin and end decides it."""
+"""Timesteps per environment for a reliable rate. With fewer, the start and end of the round decide the rate."""
 _LATE = 1.25
-"""An environment without a timestep so many times as long as the first one's took is not waited for."""
+"""A round waits for an environment's first timestep up to this multiple of the first environment's time."""
 
 
 class RoundTally:
-    """Timesteps of a round, which begins before any environment is reset.
+    """The timesteps of a round, which begins before the first reset. Pure: it has no clock.
 
-    The rate counts from the beginning to the arrival of the last timestep: each timestep has what led to it in that
-    time, its reset included, and nothing that leads to a later one. Resets belong to whole trajectories, of which a
-    short round steps only a part. So only that part of the time until the first timesteps is counted, where there are
-    many later ones. How long trajectories are is not known but that they are that long at least: the rate may be too
-    low, and not too high.
+    The rate counts from the start of the round to the arrival of the last timestep, so that each timestep's cost,
+    resets included, is counted, and no cost of a later timestep. A reset's cost belongs to a whole trajectory, and a
+    short round steps only a part of it. If many timesteps follow, only this part of the time before the first timesteps
+    is counted. Trajectories may be longer than `length`, so the rate may be too low, but not too high.
 
     Args:
-        n_envs: How many environments are stepped, in all processes.
-        length: Timesteps that trajectories are known to have; they may have more.
-        resets: Seconds that the first resets take, about.
+        n_envs: Number of environments in all processes.
+        length: Known timesteps of a trajectory, which may have more.
+        resets: Seconds of the first resets, about.
 
     Attributes:
-        timesteps: How many there are.
-        seconds: When the last one arrived.
+        timesteps: Number of timesteps so far.
+        seconds: Arrival of the last timestep.
     """
 
     def __init__(self, n_envs: int, length: float, resets: float = 0.0) -> None:
@@ -48,7 +43,7 @@ class RoundTally:
         self.timesteps, self.seconds = 0, 0.0
 
     def note(self, timesteps: int, seconds: float) -> None:
-        """Note that there are so many timesteps in all, so many seconds after the beginning."""
+        """Record the total of timesteps at a time, in seconds since the start of the round."""
         if timesteps <= self.timesteps:
             return
         self.timesteps, self.seconds = timesteps, seconds
@@ -59,9 +54,9 @@ class RoundTally:
         """Return whether the round ends: its window is over, and each environment had time for a timestep.
 
         Args:
-            seconds: Seconds since the beginning.
-            window: How long the round is to be, besides the first resets.
-            most: How long it may be for the sake of a rate that is certain, besides the first resets.
+            seconds: Seconds since the start.
+            window: Planned seconds of the round, without the first resets.
+            most: Longest duration for the sake of a reliable rate, without the first resets.
         """
         if self._first is None or seconds - self._resets < window:
             return False
@@ -73,12 +68,12 @@ class RoundTally:
 
     @property
     def certain(self) -> bool:
-        """Whether there are timesteps enough for a rate that another round would confirm."""
+        """Whether another round would confirm the rate."""
         return self.timesteps >= _MANY * self._n_envs
 
     @property
     def rate(self) -> float:
-        """Timesteps per second; 0 where there were none."""
+        """Timesteps per second; 0 without timesteps."""
         if self._first is None:
             return 0.0
         plain = self.timesteps / max(self.seconds, 1e-9)
@@ -90,11 +85,8 @@ class RoundTally:
         return max(plain, later / (self.seconds - until_first + stepped * until_first))
 
 
-# ----------------------------------------------------------------------
-
-
 _SAME = 1.1
-"""What is faster by less than this factor is not worth more processes, or another way of using them."""
+"""A speedup below this factor is not worth more processes, or another use of them."""
 _WIDTH = 100
 _UNCERTAIN = (
     "about: from fewer than ten timesteps of each environment, or from its first seconds alone, which may be too low.\n"
@@ -104,21 +96,21 @@ _UNCERTAIN = (
 
 @dataclass(frozen=True, slots=True)
 class WayMeasured:
-    """How fast a way is.
+    """The speed of a way.
 
     Attributes:
-        name: What it is called.
-        call: How to use it, as Python code.
+        name: Name of the way.
+        call: Its use, as Python code.
         in_parent: Whether the agent lives in the caller's process.
-        n_processes: How many processes it has besides that.
-        rates: Timesteps per second in each round; none where it was not measured.
-        obstacle: Why it was not; empty where it was.
-        uncertain: Whether a round had fewer than ten timesteps of each environment, or there was time for none but the
-            first one, in which processes are started.
-        options: The options of the command line for it; empty where there are none.
-        steps_only: Whether it is no way of this library, and neither records nor restores: it is recommended to loops
-            that choose the actions themselves, and to nobody else.
-        in_flight: How many trajectories each process has in flight; None where nothing waits.
+        n_processes: Number of further processes.
+        rates: Timesteps per second of each round; empty if nothing was measured.
+        obstacle: Why nothing was measured; empty otherwise.
+        uncertain: Whether a round had fewer than ten timesteps per environment, or the only round is the first, in
+            which processes are started.
+        options: The way's options on the command line, or empty.
+        steps_only: Whether another library steps the environments, and neither records nor restores them: recommended
+            only to loops that choose actions themselves.
+        in_flight: Trajectories in flight per process; None if nothing waits.
     """
 
     name: str
@@ -134,25 +126,25 @@ class WayMeasured:
 
     @property
     def timesteps_per_second(self) -> float:
-        """The median of the rounds; 0 where it was not measured."""
+        """The median of the rounds; 0 if nothing was measured."""
         return statistics.median(self.rates) if self.rates else 0.0
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class BenchReport:
-    """What `bench` found; `print(report)` shows a table.
+    """The result of `bench`; `print(report)` shows a table.
 
     Attributes:
-        environment: What the environment is called.
-        agent: What the agent is called.
-        ways: How fast each way is.
-        n_cores: How many cores there are to use.
-        n_workers: How many processes were used where there are several.
-        why_workers: Why.
-        seconds: What all of it took.
-        cut_after: Timesteps after which trajectories were cut, in order to measure; None where they need not be.
-        hints: What may be faster still and was not measured, in sentences.
-        why_in_flight: Where something waits, how the numbers in flight were found; empty where nothing does.
+        environment: Name of the environment.
+        agent: Name of the agent.
+        ways: The speed of each way.
+        n_cores: Number of usable cores.
+        n_workers: Number of processes in ways with several.
+        why_workers: The reason for this number.
+        seconds: Duration of the measurement, in seconds.
+        cut_after: Timesteps after which trajectories were cut for the measurement; None if they were not.
+        hints: Ways that may be faster and were not measured, in sentences.
+        why_in_flight: The reason for the numbers in flight; empty if nothing waits.
     """
 
     environment: str
@@ -168,17 +160,17 @@ class BenchReport:
 
     @property
     def recommendation(self) -> WayMeasured | None:
-        """The way that is recommended; None where nothing was measured."""
+        """The recommended way; None if nothing was measured."""
         return recommended([way for way in self.ways if not way.steps_only])
 
     @property
     def recommendation_in_parent(self) -> WayMeasured | None:
-        """The way that is recommended where the caller's program chooses the actions; None where none was measured."""
+        """The recommended way for programs that choose the actions themselves; None if no such way was measured."""
         return recommended([way for way in self.ways if way.in_parent])
 
     @property
     def why(self) -> str:
-        """Why it is recommended, in a sentence; empty where none is."""
+        """The reason for the recommendation, in a sentence; empty without a recommendation."""
         chosen = self.recommendation
         if chosen is None:
             return ""
@@ -199,7 +191,7 @@ class BenchReport:
         """Return this report as lines of text.
 
         Args:
-            for_command: Whether to recommend options of the command line, where there are any.
+            for_command: Whether to recommend command-line options where possible.
         """
         first = f"{self.environment} with {self.agent}, {count(self.n_cores, 'core')}, in {self.seconds:.0f} s"
         return "\n".join([first, "", *self.table(for_command=for_command)])
@@ -238,7 +230,7 @@ class BenchReport:
         return f"BenchReport({self.environment}: {chosen.name if chosen else 'nothing measured'})"
 
     def facts(self) -> dict[str, Any]:
-        """Return all attributes, medians, and the recommendation, as JSON has them."""
+        """Return all attributes, medians and the recommendation, as JSON values."""
         chosen = self.recommendation
         said = None if chosen is None else {"name": chosen.name, "call": chosen.call, "options": chosen.options}
         return {
@@ -248,7 +240,7 @@ class BenchReport:
         }
 
     def to_json(self) -> str:
-        """Return this report as JSON: all attributes, medians, and the recommendation."""
+        """Return all attributes, medians and the recommendation as JSON text."""
         facts = {"format": "streamsampler bench", "format_version": 1, "package_version": __version__, **self.facts()}
         return json.dumps(facts, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
@@ -264,16 +256,16 @@ def _row(way: WayMeasured, width: int) -> list[str]:
 
 
 def _number(value: float) -> str:
-    """Return a number as people write it: whole above 10, with one digit after the point below, and two below 1."""
+    """Format a number: whole above 10, with a digit after the point below 10, and two below 1."""
     text = f"{value:,.0f}" if value >= 10 else f"{value:.1f}" if value >= 1 else f"{value:.2g}"
     return text.removesuffix(".0")
 
 
 def recommended(ways: Sequence[WayMeasured]) -> WayMeasured | None:
-    """Return the first of those that are about as fast as the fastest; None where none was measured.
+    """Return the first way that is about as fast as the fastest; None if nothing was measured.
 
     Args:
-        ways: The ways, those that need least first.
+        ways: The ways, in ascending order of what they need.
     """
     fastest = max((way.timesteps_per_second for way in ways), default=0.0)
     return next((way for way in ways if way.rates and _SAME * way.timesteps_per_second >= fastest), None)

@@ -1,4 +1,7 @@
-"""Check an environment and an agent: is all that samplers promise true of them, and how are they run fastest."""
+"""Check an environment and an agent against the rules of samplers, and find the fastest worker.
+
+`CheckRun` has the state of a check. All user code runs in worker processes, so that it may hang or die.
+"""
 
 from __future__ import annotations
 
@@ -52,14 +55,10 @@ from streamsampler.evaluation.agents import EvaluatedAgent, agent_facts, evaluat
 from streamsampler.samplers.payloads import packages_of, versions_of
 from streamsampler.workers.factory import usable_cores
 
-# ----------------------------------------------------------------------
-# Run the checks, one after the other.
-
-
 STAGES = "environment", "seeds", "another process", "waiting", "Gymnasium's checker", "agent", "workers"
 _ACTS, _COMPARED = 1_000, 1_000
-"""Timesteps of a trajectory in which the agent acts, and which is run twice, at most."""
-_LEAST = 1e-3  # seconds: an argument that is valid where no time is left
+"""Most timesteps of the agent's trajectories, and of trajectories that run twice."""
+_LEAST = 1e-3  # seconds: a valid argument even when no time is left
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class CheckSettings:
     """The arguments of a check; see `check`.
 
     Raises:
-        UsageError: One cannot work.
+        UsageError: A value is out of range.
     """
 
     seed: int = 0
@@ -86,23 +85,23 @@ class CheckSettings:
 
 
 def _probed(agent: Any, env: Any) -> Probed:
-    """Find out what an environment and an agent take, roughly, in the environment's process."""
+    """Return the measured costs of environment and agent, in the environment's process."""
     return with_agent(agent, stepped(env, 0.0, agent))
 
 
 class CheckRun:
-    """A check that is under way.
+    """A running check.
 
     Args:
         env: The environment.
-        code: What stands for it in a call, as Python code.
+        code: Its name in a call, as Python code.
         make_agent: See `check_update`.
         settings: The arguments.
 
     Attributes:
-        shown: Where progress is shown; None for nowhere.
-        doing: What is being checked.
-        findings: What was found.
+        shown: The progress display, or None.
+        doing: The current stage.
+        findings: The findings so far.
     """
 
     def __init__(self, env: EnvUpdate, code: str, make_agent: MakeAgent | None, settings: CheckSettings) -> None:
@@ -114,7 +113,7 @@ class CheckRun:
         self._limits = CheckSetup(
             deadline, settings.step_timeout, settings.seed, settings.max_episode_length, self.show
         )
-        self._compared = self._limits  # of the batch, and of what is compared with it
+        self._compared = self._limits  # of the batch and its repetitions
         self._agent: Any = "random"
         self._agent_name = "random actions"
         self._facts: Facts | None = None
@@ -125,7 +124,6 @@ class CheckRun:
         self._timesteps = self._latest = 0
 
     def all(self) -> None:
-        """Run all checks, one after the other."""
         for stage, checks in zip(STAGES, self._stages(), strict=True):
             self.doing = stage
             self.show(0)
@@ -140,19 +138,13 @@ class CheckRun:
         )  # fmt: skip
 
     def show(self, timesteps: int, *, complete: bool = False) -> None:
-        """Show progress.
-
-        Args:
-            timesteps: Those of the check in hand.
-            complete: Whether all is done.
-        """
+        """Show progress."""
         self._latest = max(self._latest, timesteps)
         if self.shown is not None:
             done = len(STAGES) if complete else STAGES.index(self.doing)
             self.shown.update(lambda: (self._timesteps + self._latest, done), complete=complete)
 
     def report(self) -> CheckReport:
-        """Return what was found so far."""
         return CheckReport(
             environment=describe(self.env) if self._facts is None else self._facts.name,
             agent=self._agent_name,
@@ -165,14 +157,11 @@ class CheckRun:
 
     @property
     def _known(self) -> Facts:
-        """What the environment says of itself, where it runs."""
         assert self._facts is not None
         return self._facts
 
-    # ------------------------------------------------------------------ stages
-
     def _tried(self, name: str, function: Callable[..., Any], *arguments: Any, doing: str = "") -> Any:
-        """Return what something returns; None where it failed, which is a finding of that name."""
+        """Return a function's result, or None if it fails, and record the failure as a finding."""
         try:
             return function(*arguments)
         except TimeIsUpError:
@@ -187,11 +176,7 @@ class CheckRun:
         self.findings.append(not_checked(name, why, advice))
 
     def _obstacle(self, *names: str) -> str:
-        """Return why what samplers do with the environment cannot be checked; empty where it can.
-
-        Args:
-            names: Further findings that are in the way if they are failures.
-        """
+        """Return why samplers' use of the environment cannot be checked; empty if it can."""
         if self._facts is None or self._failed("made", "runs"):
             return "the environment does not run"
         if self._refused:
@@ -204,7 +189,7 @@ class CheckRun:
         return any(finding.name in names and finding.verdict == "failure" for finding in self.findings)
 
     def _share(self, most: float, part: float) -> float:
-        """Return the seconds that something may take: at most so many, and at most a part of the time limit."""
+        """Return the seconds for a stage: at most `most`, and at most a part of the time limit."""
         return min(most, part * self.settings.time_limit, self._limits.seconds_left)
 
     def _environment(self) -> None:
@@ -232,7 +217,7 @@ class CheckRun:
             self.findings.append(Finding("close", "pass", "the environment closes"))
 
     def _make(self) -> bool:
-        """Make the environment, and note what it says of itself; return whether that was possible."""
+        """Make the environment, and record its facts; return whether this succeeded."""
         try:
             made_in, self._facts = call_apart(facts_of, self.env, self._limits)
         except TimeIsUpError:
@@ -253,7 +238,7 @@ class CheckRun:
         return False
 
     def _findings_of(self, ran: Ran) -> Iterator[Finding]:
-        """Yield what was found when the environment ran with random actions."""
+        """Yield the findings of a run with random actions."""
         error, settings = ran.error, self.settings
         if error is not None:
             refusal = finding_of_refusal(error)
@@ -278,7 +263,7 @@ class CheckRun:
         )  # fmt: skip
 
     def _compared_limits(self) -> CheckSetup:
-        """Return limits under which a trajectory is as long as there is time to run it several times."""
+        """Return limits that leave time to run a trajectory several times."""
         if self._known.n_slots is not None:
             return self._limits
         affordable = max(1, int(self._share(4.0, 0.15) / 6 / self._step_seconds))
@@ -306,7 +291,7 @@ class CheckRun:
             self.findings.append(finding)
 
     def _waiting(self) -> None:
-        """Check an asynchronous environment where it waits, and several in flight together."""
+        """Check the waits of an asynchronous environment, and trajectories in flight."""
         if self._facts is None or not waits(self._agent, self._facts):
             return
         runs = self._batch is not None  # with its agent
@@ -338,7 +323,7 @@ class CheckRun:
             self.findings += (self._apart(name, test) or (0.0, []))[1]
 
     def _apart(self, name: str, function: Callable[[Any], Any]) -> Any:
-        """Call a function of many timesteps, for which the time limit alone holds."""
+        """Call a function of many timesteps in a process, without a limit for each step."""
         limits = self._limits
         limits = replace(limits, step_timeout=max(limits.step_timeout, limits.seconds_left))
         return self._tried(name, call_apart, function, self.env, limits)
@@ -371,7 +356,7 @@ class CheckRun:
             yield masks
 
     def _fastest(self) -> None:
-        """Measure workers of several kinds."""
+        """Measure several kinds of workers."""
         obstacle = self._obstacle("agent", "actions")
         if not obstacle and self._known.several:
             obstacle = "with several agents they are not compared: try VecWorker if policies are row_independent"
@@ -400,14 +385,11 @@ class CheckRun:
             self.findings.append(finding_of_obstacles(self._workers))
 
 
-# ----------------------------------------------------------------------
-
-
 class CheckInterruptedError(KeyboardInterrupt):
-    """Ctrl-C during a check: a `KeyboardInterrupt` that has what was found.
+    """Ctrl-C during a check: a `KeyboardInterrupt` with the findings so far.
 
     Attributes:
-        found: The `CheckReport` of what was checked before.
+        found: The `CheckReport` of these findings.
     """
 
     def __init__(self, found: CheckReport) -> None:
@@ -430,30 +412,31 @@ def check(
     vec_normalize: Any = None,
     progress: ProgressArgument = False,
 ) -> CheckReport:
-    """Check an environment, and an agent in it: whether samplers can keep their promises, and how to run them fastest.
+    """Check an environment and an agent against the rules of samplers, and find the fastest way to run them.
 
-    Everything runs in worker processes, so that environments and agents that hang, or end their process, are found
-    out. A finding is a pass, a warning or a failure, with what was found and what to do.
+    Everything runs in worker processes, so that hangs and deaths become findings. A finding is a pass, a warning or a
+    failure, with its reason and advice.
 
     Args:
-        env: Whatever samplers take: an id, a function that makes an environment, …; a vector environment, too.
-        agent: Whatever samplers take; a model of Stable-Baselines3 or its `.zip` file; another object with `predict`;
-            or a torch module. None for random actions.
+        env: The environment, as samplers take it: an id, a function that makes an environment, …; also a vector
+            environment.
+        agent: The agent, as samplers take it; also a model of Stable-Baselines3 or its `.zip` file, another object with
+            `predict`, or a torch module. None for random actions.
         env_kwargs: Keyword arguments for making the environment.
-        seed: What all is derived from.
-        max_episode_length: Timesteps after which samplers are going to truncate trajectories.
-        ends_within: Timesteps within which a trajectory is to end.
-        time_limit: Seconds for all of it, about. What there is no time for is "not checked".
-        step_timeout: Seconds that a reset, an action or a timestep may take.
+        seed: Source of all seeds.
+        max_episode_length: Timesteps after which samplers would truncate trajectories.
+        ends_within: Timesteps within which a trajectory should end.
+        time_limit: Seconds for the whole check, about. Later stages are reported as "not checked".
+        step_timeout: Longest time of a reset, an action or a timestep, in seconds.
         deterministic: See `streamsampler.evaluate`.
         vec_normalize: See `streamsampler.evaluate`.
-        progress: See `streamsampler.Sampler.obtain_samples`; counts the checks.
+        progress: See `streamsampler.Sampler.obtain_samples`; counts stages.
 
     Returns:
-        The report, which can be printed.
+        The report, for `print`.
 
     Raises:
-        UsageError: An argument cannot work (a ValueError).
+        UsageError: An argument is out of range (a ValueError).
         TypeError: `env` is no environment.
         CheckInterruptedError: Ctrl-C; has the report so far. (A KeyboardInterrupt.)
     """
@@ -471,15 +454,7 @@ def check(
 def check_update(
     env: EnvUpdate, code: str, make_agent: MakeAgent | None, settings: CheckSettings, progress: ProgressArgument = False
 ) -> CheckReport:
-    """Do what `check` does, with an agent that is made when the environment's spaces are known.
-
-    Args:
-        env: The environment.
-        code: What stands for it in a call, as Python code.
-        make_agent: Makes the agent; None for random actions.
-        settings: The other arguments.
-        progress: See `check`.
-    """
+    """Check as `check` does, with an agent made from the environment's spaces."""
     run = CheckRun(env, code, make_agent, settings)
     with display(progress, len(STAGES), "checks", note=lambda: run.doing, doing="checking") as run.shown:
         try:

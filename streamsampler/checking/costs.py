@@ -1,4 +1,4 @@
-"""Measure roughly what an environment and an agent take, to plan how ways to step them are measured."""
+"""Measure roughly the time of an environment and an agent, to plan the measurements of `bench`."""
 
 from __future__ import annotations
 
@@ -28,24 +28,19 @@ from streamsampler.environments.updates import EnvUpdate, apply_env_update, desc
 from streamsampler.rollouts.script import begin_of
 from streamsampler.workers.explain import summary_of
 
-# ----------------------------------------------------------------------
-# How many worker processes keep the cores busy.
-
-
 _WAITS, _THREADS = 0.7, 1.3
 _FREE, _SURELY_WAITS = 0.7, 0.3
 _MOST = 8
-"""How many processes at most, where environments wait and there are fewer cores."""
+"""Most processes, if environments wait and fewer cores are usable."""
 
 
 class Spinning:
-    """Computes, and nothing else: how much of a core is to be had."""
+    """Computes for a while, to measure the free share of a core."""
 
     def __init__(self) -> None:
         self._wall = self._cpu = 0.0
 
     def run(self, seconds: float) -> None:
-        """Compute for so long."""
         began, cpu = perf_counter(), process_time()
         while perf_counter() - began < seconds:
             sum(range(1_000))
@@ -54,22 +49,22 @@ class Spinning:
 
     @property
     def share(self) -> float:
-        """Seconds of processor time for each second."""
+        """Processor time per second."""
         return max(0.01, min(1.0, self._cpu / self._wall)) if self._wall else 1.0
 
 
 def processes_for(cpu_share: float, free_share: float, n_cores: int) -> tuple[int, str]:
-    """Return how many processes to use, and why. Pure.
+    """Return the number of processes, and the reason. Pure.
 
     Args:
-        cpu_share: Seconds of processor time for each second that environment and agent take, as a share of what code
-            gets that only computes: below 1 they wait, above 1 they use threads.
-        free_share: Seconds of processor time for each second that such code got.
-        n_cores: How many cores there are to use.
+        cpu_share: Processor time per second of environment and agent, relative to code that only computes: below 1
+            they wait, above 1 they use threads.
+        free_share: Processor time per second of code that only computes.
+        n_cores: Number of usable cores.
     """
     cores = count(n_cores, "core")
     if free_share < _FREE and cpu_share > _SURELY_WAITS:
-        cpu_share = 1.0  # with other programs running that is too uncertain to rely on
+        cpu_share = 1.0  # beside other programs the share is too uncertain
     if cpu_share < _WAITS:
         n = max(n_cores, min(_MOST, math.ceil(n_cores / max(cpu_share, 1e-9))))
         return n, f"environment and agent compute {cpu_share:.0%} of the time and wait otherwise"
@@ -78,35 +73,32 @@ def processes_for(cpu_share: float, free_share: float, n_cores: int) -> tuple[in
     return n_cores, f"there {'is' if n_cores == 1 else 'are'} {cores} to use, and one keeps one busy"
 
 
-# ----------------------------------------------------------------------
-
-
 _PROBED_STEPS, _PROBED_SECONDS = 100, 0.2
 _SPUN_SECONDS = 0.02
 _LONGEST = 0.5
-"""Seconds of a trajectory in this process, which nothing can interrupt."""
+"""Longest trajectory in this process, in seconds: nothing can interrupt it."""
 _FAST_CONSTRUCTION = 0.02
 _OURS_HERE, _OURS_FROM_HERE = 20e-6, 0.5e-3
-"""Seconds that this library takes for a timestep here, and for one of all environments from here, at most."""
+"""This library's seconds per timestep, at most: in this process, and for all environments stepped from here."""
 
 
 class BenchEnvError(SamplerError):
-    """The environment cannot be made, reset and stepped; `__cause__` is why."""
+    """Making, resetting or stepping the environment failed, for the reason in `__cause__`."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What things take in one process, in seconds.
+    """Seconds of each act in one process.
 
     Attributes:
         construction: Making an environment.
         reset: A reset.
         step: A step of an environment.
-        agent: A call of the agent: for all environments if it is `batched`, otherwise for one.
+        agent: A call of the agent: for all environments if it is `batched`, otherwise for a single environment.
         batched: Whether the agent chooses actions for several environments at once.
         cpu_share, free_share: See `processes_for`.
-        waiting: Seconds of a step of an asynchronous environment in which its process could do other work.
-        agent_waiting: Those of a call of an asynchronous agent.
+        waiting: Part of an asynchronous step in which the process could do other work.
+        agent_waiting: The same part of an asynchronous agent's call.
     """
 
     construction: float
@@ -120,14 +112,9 @@ class Costs:
     agent_waiting: float = 0.0
 
     def with_agent(self, seconds: float, *, batched: bool, waiting: float = 0.0) -> Costs:
-        """Return the same with an agent, which is taken to compute where it does not wait.
+        """Return these costs with an agent, which computes whenever it does not wait.
 
-        What uses several threads here need not do so in workers, which have one each: it counts as one.
-
-        Args:
-            seconds: What a call takes.
-            batched: See `Costs`.
-            waiting: See `Costs.agent_waiting`.
+        Several threads here count as a single thread, since each worker has only one.
         """
         all_of_it = self.step + seconds
         computed = min(1.0, self.cpu_share) * self.step + seconds - waiting
@@ -135,14 +122,14 @@ class Costs:
         return replace(self, agent=seconds, batched=batched, cpu_share=share, agent_waiting=waiting)
 
     def n_envs(self, most: int, seconds: float) -> int:
-        """Return how many environments a process has, so that they are made and stepped within their share of the time.
+        """Return the environments per process that can be made and stepped within their share of the time.
 
         Args:
-            most: How many at most.
-            seconds: What all of it is to take.
+            most: Largest number.
+            seconds: Seconds of the whole measurement.
         """
         n_envs, share = most, min(_LONGEST, max(_PROBED_SECONDS, seconds / 20))
-        # Side by side they are made in each of the four ways that have several, and once for the others.
+        # Each of the four ways with several environments makes its own, and the other ways share a fifth set.
         while n_envs > 1 and (
             5 * n_envs * self.construction > seconds / 4
             or n_envs * self.reset + self.of_a_timestep(n_envs) > max(share, self.of_a_timestep(1))
@@ -151,25 +138,20 @@ class Costs:
         return n_envs
 
     def of_a_timestep(self, n_envs: int) -> float:
-        """Return what a timestep of so many environments takes that are stepped in turn."""
+        """Return the seconds of a timestep of all environments, stepped in turn."""
         return n_envs * self.step + self.agent * (1 if self.batched else n_envs)
 
     def first_timesteps(self, n_envs: int, *, made: bool) -> float:
-        """Return what it takes until each of the environments of a process has been reset and stepped.
-
-        Args:
-            n_envs: How many there are.
-            made: Whether they are made already.
-        """
+        """Return the seconds until all environments of a process are reset and stepped once."""
         return n_envs * (self.reset + (0.0 if made else self.construction)) + self.of_a_timestep(n_envs)
 
     def longest(self, n_envs: int, n_processes: int, seconds: float) -> int:
-        """Return how many timesteps trajectories may have, so that none takes long that nothing can interrupt.
+        """Return the most timesteps of a trajectory that cannot be interrupted.
 
         Args:
-            n_envs: How many environments a process has.
-            n_processes: How many processes there are: an agent in this one is asked for all their environments.
-            seconds: What all of it is to take.
+            n_envs: Environments per process.
+            n_processes: Number of processes: an agent in this process acts for all their environments.
+            seconds: Seconds of the whole measurement.
         """
         asked = n_envs * self.step + self.agent * (1 if self.batched else n_envs * n_processes)
         here = _LONGEST / (self.of_a_timestep(1) + _OURS_HERE)
@@ -178,15 +160,15 @@ class Costs:
 
 @dataclass(frozen=True)
 class Probed:
-    """What was found by stepping an environment for a short time with random actions.
+    """Facts from stepping an environment for a short time with random actions.
 
     Attributes:
-        spaces: Its observation space and action space.
+        spaces: Observation space and action space.
         observation: An observation.
-        costs: What it takes.
-        time_limit: Timesteps after which it truncates trajectories; None if that is unknown.
-        length: How many timesteps a trajectory was seen to have at least.
-        n_slots: How many environments it has side by side; None for one that is no vector environment.
+        costs: The measured costs.
+        time_limit: Timesteps after which the environment truncates trajectories; None if unknown.
+        length: Timesteps of a trajectory, at least.
+        n_slots: Number of environments of a vector environment; None otherwise.
         waits: Whether environment or agent are asynchronous.
     """
 
@@ -200,21 +182,21 @@ class Probed:
 
 
 def probe(update: EnvUpdate, agent: Any = None) -> Probed:
-    """Make an environment here, and step it for a short time.
+    """Make an environment in this process, and step it for a short time.
 
     Args:
         update: Makes the environment.
         agent: See `stepped`.
 
     Raises:
-        BenchEnvError: It cannot be made, or raises. That it cannot be closed says nothing of its speed.
+        BenchEnvError: Making or stepping it fails. A failure to close is ignored: it says nothing about speed.
     """
     began = perf_counter()
     doing = "made"
     try:
         env = ordinary(apply_env_update(update, None, waits=True))
         construction = perf_counter() - began
-        if _FAST_CONSTRUCTION < construction < _LONGEST:  # the first one may bring libraries along
+        if _FAST_CONSTRUCTION < construction < _LONGEST:  # the first construction may import libraries
             with contextlib.suppress(Exception):
                 env.close()
             began = perf_counter()
@@ -237,9 +219,9 @@ def stepped(env: Any, construction: float, agent: Any = None) -> Probed:
 
     Args:
         env: The environment.
-        construction: Seconds that making it took.
-        agent: The agent that acts in an asynchronous environment, where few actions may make a step wait; None, and
-            in any other environment, for random actions.
+        construction: Seconds of making it.
+        agent: The agent for an asynchronous environment, in which only certain actions may make a step wait; None for
+            random actions, as in all other environments.
     """
     choose = _random_choices(env) if agent is None or not isinstance(env, OrdinaryEnv) else _choices_of(agent, env)
     began = perf_counter()
@@ -277,7 +259,7 @@ def stepped(env: Any, construction: float, agent: Any = None) -> Probed:
 
 
 def _random_choices(env: Any) -> Callable[[Any, Any], Any]:
-    """Return how actions are drawn for an observation and an info."""
+    """Return a function that draws a random action for an observation and an info."""
     find, random = MaskFinder(env, env.action_space, lambda _about, _text: None), RandomAgent(env.action_space)
 
     def choose(observation: Any, info: Any) -> Any:
@@ -288,23 +270,20 @@ def _random_choices(env: Any) -> Callable[[Any, Any], Any]:
 
 
 def _choices_of(agent: Any, env: OrdinaryEnv) -> Callable[[Any, Any], Any]:
-    """Return how an agent chooses actions for an observation and an info."""
+    """Return a function that asks the agent for an action, given an observation and an info."""
     actions = Actions(env, agent)
     return lambda observation, info: env.loop.result_of(actions.choose(observation, info))[0]
 
 
 def with_agent(agent: Any, probed: Probed) -> Probed:
-    """Return what was found, with what a call of the agent takes.
-
-    An agent that raises is found to do so by all the ways.
-    """
+    """Return the probed facts with the costs of an agent's call. Each way reports the agent's exceptions itself."""
     seconds, batched, waiting = agent_seconds(agent, probed)
     costs = probed.costs.with_agent(seconds, batched=batched, waiting=waiting)
     return replace(probed, costs=costs, waits=probed.waits or agent_waits(agent))
 
 
 def _chooser(agent: Any, size: int | None) -> Callable[[Any], Any]:
-    """Return how an agent chooses one action, where all are allowed: by `get_actions` if it has nothing else."""
+    """Return a function that asks the agent for an unrestricted action, by `get_actions` if it has nothing else."""
     mask = None if size is None else np.ones(size, np.bool_)
     if acts_alone(agent):
         return partial(agent.get_action, **{ACTION_MASK: mask}) if takes_masks(agent) else agent.get_action
@@ -313,19 +292,19 @@ def _chooser(agent: Any, size: int | None) -> Callable[[Any], Any]:
 
 
 def agent_seconds(agent: Any, probed: Probed) -> tuple[float, bool, float]:
-    """Return the agent's seconds for a call, whether it acts for several environments, and its seconds of waiting.
+    """Return the seconds of an agent's call, whether it acts for several environments, and its seconds of waiting.
 
-    An agent that raises is found to do so by all the ways.
+    Each way reports the agent's exceptions itself.
     """
     loop = MeasuredLoop()
     with contextlib.closing(loop), contextlib.suppress(Exception):
         if agent_waits(agent):
-            agent = loads(dumps(agent, "the agent"))  # its connections are those of this loop
+            agent = loads(dumps(agent, "the agent"))  # its connections belong to this loop
         acting = ready_agent(agent, *probed.spaces)
         batched = getattr(acting, "get_actions", None) is not None
         choose = _chooser(acting, mask_size(probed.spaces[1]))
         seconds, waiting = math.inf, 0.0
-        for _ in range(2):  # the first call may bring libraries along
+        for _ in range(2):  # the first call may import libraries
             began, waited_before = perf_counter(), loop.waited
             loop.result_of(choose(probed.observation))
             elapsed = perf_counter() - began

@@ -1,4 +1,4 @@
-"""Tell what may be faster than all that was measured, since it is another agent or another number of rows."""
+"""Suggest what may be faster than the measured ways: another form of the agent, or more rows."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from streamsampler.core.words import count
 __all__ = ["hint_of_numpy", "hint_of_rows"]
 
 _WIDEST = 128
-"""Up to this width of its layers a network takes less time in NumPy than in torch, for any number of rows."""
+"""Up to this layer width NumPy runs a network faster than torch does, with any number of rows."""
 _ROWS_TIMES, _MOST_ROWS = 4, 128
 
 
 def hint_of_numpy(agent: Any) -> str:
-    """Return that NumPy would run a torch network faster; empty where it would not, or cannot."""
+    """Return the hint to run a torch network in NumPy; empty if it would not help, or is impossible."""
     if "torch" not in sys.modules:
         return ""
     from streamsampler.agents.torch import TorchAgent
 
     if not isinstance(agent, TorchAgent):
         return ""
-    with contextlib.suppress(Exception):  # whatever it is, the agent was measured, and can stay
+    with contextlib.suppress(Exception):  # an agent without these methods was measured all the same
         if max(size for value in agent.get_param_values().values() for size in np.shape(value)) <= _WIDEST:
             return (
                 "TorchAgent(…).to_numpy() runs this network in NumPy, where actions of so small a one take about half "
@@ -36,12 +36,7 @@ def hint_of_numpy(agent: Any) -> str:
 
 
 def hint_of_rows(costs: Costs, n_envs: int) -> str:
-    """Return that more environments in each worker would be faster; empty where it would not.
-
-    Args:
-        costs: What environment and agent take.
-        n_envs: How many environments each worker had.
-    """
+    """Return the hint to use more environments per worker; empty if it would not help."""
     if not costs.batched or costs.agent <= costs.step or n_envs >= _MOST_ROWS:
         return ""
     more = min(_MOST_ROWS, _ROWS_TIMES * n_envs)

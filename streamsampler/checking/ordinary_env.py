@@ -1,4 +1,4 @@
-"""Ask asynchronous environments and agents for one result after the other, and measure how long they wait."""
+"""Await the results of asynchronous environments and agents in turn, and measure their waits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _MeasuringSelector(selectors.DefaultSelector):
 
     Attributes:
         waited: Seconds of waits.
-        longest_turn: The most seconds of processor time that a turn took.
+        longest_turn: The longest turn, in seconds of processor time.
     """
 
     def __init__(self) -> None:
@@ -34,11 +34,10 @@ class _MeasuringSelector(selectors.DefaultSelector):
         self._turn_began = thread_time()
 
     def end_turn(self) -> None:
-        # Processor time: a turn is not longer because other programs had the core meanwhile.
+        # Processor time: other programs on the core do not make a turn longer.
         self.longest_turn = max(self.longest_turn, thread_time() - self._turn_began)
 
     def select(self, timeout: float | None = None) -> Any:
-        """Wait for events."""
         self.end_turn()
         began = perf_counter()
         try:
@@ -50,28 +49,28 @@ class _MeasuringSelector(selectors.DefaultSelector):
 
 
 class MeasuredLoop:
-    """An event loop that runs until one result is there, and measures its waits.
+    """Runs an event loop until a result arrives, and measures its waits.
 
-    Where a loop runs already in the calling thread, as in a notebook, this one runs in another thread meanwhile.
+    If a loop already runs in the calling thread, as in a notebook, this loop runs in another thread.
     """
 
     def __init__(self) -> None:
         self._selector, self._ran = _MeasuringSelector(), 0.0
         self._loop = asyncio.SelectorEventLoop(self._selector)
-        self._loop.set_exception_handler(lambda _loop, _about: None)  # of a task that nothing ends
+        self._loop.set_exception_handler(lambda _loop, _about: None)  # for tasks without an end
 
     @property
     def waited(self) -> float:
-        """The seconds in which the loop waited, so that other trajectories in flight would have gone on."""
+        """Seconds of waits, in which other trajectories in flight would have continued."""
         return self._selector.waited
 
     @property
     def longest_turn(self) -> float:
-        """The most seconds of processor time without a wait, in which other trajectories would have stood still."""
+        """The longest turn in seconds of processor time, in which other trajectories would have stood still."""
         return self._selector.longest_turn
 
     def result_of(self, result: Any) -> Any:
-        """Return a result; of an awaitable, its result."""
+        """Return a result, or the result of an awaitable."""
         if not is_awaitable(result):
             return result
         try:
@@ -95,16 +94,15 @@ class MeasuredLoop:
             self._ran = perf_counter() - began
 
     def close(self) -> None:
-        """Close the loop."""
         self._loop.close()
 
 
 class OrdinaryEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """An asynchronous environment with ordinary methods: a call returns when its result is there.
+    """Gives an asynchronous environment ordinary methods, which return complete results.
 
     Args:
         env: The environment.
-        loop: Runs its coroutines; None for a loop of its own, which is closed with the environment.
+        loop: Runs its coroutines; None for a new loop, which is closed with the environment.
 
     Attributes:
         loop: The same.
@@ -129,24 +127,23 @@ class OrdinaryEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     @property
     def refusal(self) -> str:
-        """Why samplers refuse its wrappers; empty where they do not."""
+        """Why samplers refuse its wrappers; empty if they accept them."""
         try:
             return str(self.awaited and "")
         except UsageError as error:
             return str(error)
 
     def without_wrappers(self) -> OrdinaryEnv:
-        """Return the same for the environment below all wrappers."""
+        """Return the environment below all wrappers, with ordinary methods."""
         return OrdinaryEnv(self.env.unwrapped, self.loop)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        """Reset the environment; it gets the arguments that are not None."""
+        """Reset the environment with the arguments that are not None."""
         given: dict[str, Any] = {"seed": seed, "options": options}
         arguments = {name: value for name, value in given.items() if value is not None}
         return self.loop.result_of(self.awaited.reset(**arguments))
 
     def step(self, action: Any) -> Any:
-        """Step the environment."""
         return self.loop.result_of(self.awaited.step(action))
 
     def close(self) -> None:
@@ -162,10 +159,10 @@ class OrdinaryEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def ordinary(env: Any) -> Any:
-    """Return an environment with ordinary methods: the same environment, unless it is asynchronous."""
+    """Return an asynchronous environment with ordinary methods, and any other environment unchanged."""
     return OrdinaryEnv(env) if is_asynchronous(env) else env
 
 
 def seconds_waited(env: Any) -> float:
-    """Return the seconds that an environment has waited so far; 0 where nothing is known of that."""
+    """Return an environment's seconds of waits so far; 0 if they are not measured."""
     return env.loop.waited if isinstance(env, OrdinaryEnv) else 0.0

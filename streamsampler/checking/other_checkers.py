@@ -1,6 +1,6 @@
-"""Let others check: Gymnasium's checker, and PettingZoo's tests.
+"""Run other libraries' checks: Gymnasium's checker, and PettingZoo's tests.
 
-Their findings are warnings here: the needs of samplers are seen where trajectories are run.
+Their findings are warnings here, because runs of trajectories show the needs of samplers directly.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NO_FAULT = {
         "maximum value is infinity",
     ),
 }  # fmt: skip
-"""Warnings of theirs that are a matter of taste, or about features that samplers do not use."""
+"""Warnings about taste, or about features that samplers do not use."""
 
 _ADVICE = {
     "Gymnasium": "Gymnasium's documentation of environments says what it expects: help(gymnasium.Env)",
@@ -74,7 +74,7 @@ def run_pettingzoo_tests(env: Any) -> list[Finding]:
 
 
 def _findings_of(name: str, what: str, run: Callable[[], Any]) -> list[Finding]:
-    """Run a test, and make findings of what it raises and warns of."""
+    """Run a test, and turn its exceptions and warnings into findings."""
     found: list[Finding] = []
     with warnings.catch_warnings(record=True) as warned, contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("always")

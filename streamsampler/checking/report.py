@@ -1,4 +1,4 @@
-"""What a check found: findings, and which workers are fastest."""
+"""The report of a check: its findings, and the fastest workers."""
 
 from __future__ import annotations
 
@@ -24,10 +24,6 @@ from streamsampler.core.words import count
 from streamsampler.workers.explain import traceback_of
 from streamsampler.workers.known_wrappers import files_of, stateful_wrapper
 
-# ----------------------------------------------------------------------
-# What one check found, and what to do.
-
-
 Verdict = Literal["pass", "warning", "failure", "not checked"]
 _ORDER: tuple[Verdict, ...] = "pass", "not checked", "warning", "failure"
 
@@ -43,14 +39,14 @@ _RAISED_ELSE = (
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check found.
+    """The result of a single check.
 
     Attributes:
-        name: What was checked, such as "observations".
+        name: Subject of the check, such as "observations".
         verdict: "pass", "warning", "failure" or "not checked".
-        what: What was found.
-        advice: What to do; empty where there is nothing to do.
-        details: A traceback, or the stacks of a process that hung; empty where there is none.
+        what: The observed fact.
+        advice: Remedy; empty if none is needed.
+        details: A traceback, or the stacks of a hung process; empty otherwise.
     """
 
     name: str
@@ -61,24 +57,16 @@ class Finding:
 
 
 def worst(findings: Iterable[Finding]) -> Verdict:
-    """Return the worst verdict of some findings; "pass" where there are none."""
+    """Return the worst verdict of some findings; "pass" for no findings."""
     return max((finding.verdict for finding in findings), key=_ORDER.index, default="pass")
 
 
 def not_checked(name: str, why: str, advice: str = "") -> Finding:
-    """Return that something was not checked."""
     return Finding(name, "not checked", why, advice)
 
 
 def finding_of_error(name: str, error: BaseException, step_timeout: float, doing: str = "") -> Finding:
-    """Return the failure that an error of a sampler stands for.
-
-    Args:
-        name: What was checked.
-        error: The error.
-        step_timeout: How many seconds a reset, an action or a timestep was given.
-        doing: What was being done; empty for what the error says.
-    """
+    """Return a sampler's error as a failure."""
     details = traceback_of(error.__cause__)
     if not isinstance(error, WorkerError):
         return Finding(name, "failure", str(error), "", details)
@@ -107,10 +95,6 @@ def finding_of_error(name: str, error: BaseException, step_timeout: float, doing
     return Finding(name, "failure", f"{doing} raised {error.what.partition(': ')[2] or error.what}", advice, details)
 
 
-# ----------------------------------------------------------------------
-# Make findings of what was seen of an environment.
-
-
 _REFUSED = {
     "observations": "Return what the observation space says, or change the space: samplers refuse these observations",
     "rewards": "Let step return a finite number",
@@ -124,7 +108,7 @@ _WORDS = {"observations": "observation", "rewards": "the reward", "infos": "info
 
 
 def finding_of_refusal(error: SamplerError) -> Finding | None:
-    """Return what samplers refuse of what was returned, where that is about one value of a timestep; or else None."""
+    """Return samplers' refusal of a value from a timestep as a finding; None for any other error."""
     original = getattr(error, "original", None)
     if not isinstance(original, DataError):
         return None
@@ -134,12 +118,7 @@ def finding_of_refusal(error: SamplerError) -> Finding | None:
 
 
 def findings_of_anomalies(stats: Any, n_rewards: int) -> Iterator[Finding]:
-    """Yield whether observations keep to their space, and whether rewards are finite numbers.
-
-    Args:
-        stats: Those of the sampler.
-        n_rewards: How many rewards are none.
-    """
+    """Yield whether observations lie in their space, and whether rewards are finite numbers."""
     first, n = stats.first_anomaly, stats.anomalies - n_rewards
     what = "" if first is None else f"{first.what}, at timestep {first.timestep} of a trajectory"
     if n > 0:
@@ -161,15 +140,15 @@ def findings_of_anomalies(stats: Any, n_rewards: int) -> Iterator[Finding]:
 def finding_of_ends(
     lengths: list[int], n_terminated: int, endless: int | None, within: int, cut_at: int | None, time_limit: int | None
 ) -> Finding:
-    """Return how trajectories end.
+    """Return whether and how trajectories end.
 
     Args:
-        lengths: Those of the trajectories that ended.
-        n_terminated: How many of these were terminated.
-        endless: The length of one that did not end; None where all did.
-        within: The timesteps within which one was to end.
-        cut_at: The timesteps after which samplers truncate; None for never.
-        time_limit: The timesteps after which the environment truncates; None where it does not say.
+        lengths: Lengths of the trajectories that ended.
+        n_terminated: Number of terminated trajectories.
+        endless: Length of an unfinished trajectory; None if all ended.
+        within: Timesteps within which a trajectory should end.
+        cut_at: Timesteps after which samplers truncate; None for never.
+        time_limit: Timesteps after which the environment truncates; None if unknown.
     """
     if endless is None:
         cut = 0 if n_terminated == len(lengths) else lengths.count(cut_at or 0)
@@ -193,7 +172,7 @@ def finding_of_ends(
 
 
 def finding_of_wrappers(env: Any) -> Finding:
-    """Return whether a wrapper is known to carry something, or to write files."""
+    """Return whether a wrapper is known to carry state between episodes, or to write files."""
     found = stateful_wrapper(env)
     files = files_of([env])
     if found:
@@ -219,13 +198,6 @@ def finding_of_obstacles(measured: BenchReport) -> Finding:
     )  # fmt: skip
 
 
-# ----------------------------------------------------------------------
-
-
-# ----------------------------------------------------------------------
-# Print a check: a line for each finding, with what to do below it; and the recommendation.
-
-
 _WIDTH = 100
 _VERDICT_WORDS = {"pass": "pass", "warning": "WARN", "failure": "FAIL", "not checked": "----"}
 _LINES_OF_DETAILS = 12
@@ -237,7 +209,7 @@ _OPTIONS = {
     "a longer time limit": "a longer --time-limit",
     "(max_restarts)": "(--max-restarts)",
 }
-"""Arguments that advice names, and the options of the command line."""
+"""Python arguments in advice, and the command line's options for them."""
 
 
 def _finding(finding: Finding, width: int, *, for_command: bool) -> list[str]:
@@ -260,20 +232,17 @@ def _wrapped(first: str, text: str) -> list[str]:
     return [f"{first}{parts[0]}".rstrip(), *(f"{' ' * len(first)}{part}" for part in parts[1:])]
 
 
-# ----------------------------------------------------------------------
-
-
 @dataclass(frozen=True, repr=False, kw_only=True)
 class CheckReport:
-    """What `streamsampler.check` found: `print(report)` shows a table, `report["ends"]` is one `Finding`.
+    """The result of `streamsampler.check`: `print(report)` shows a table, `report["ends"]` is a `Finding`.
 
     Attributes:
-        environment: What the environment is called.
-        agent: What the agent is called.
-        findings: What was found, in the order in which it was looked for.
-        workers: How fast workers of several kinds are; None where that was not measured.
-        n_cores: How many cores there are to use.
-        seed: What all was derived from: `check(…, seed=report.seed)` runs the same trajectories.
+        environment: Name of the environment.
+        agent: Name of the agent.
+        findings: The findings, in the order of the checks.
+        workers: Speed of several kinds of workers; None if it was not measured.
+        n_cores: Number of usable cores.
+        seed: Source of all seeds: `check(…, seed=report.seed)` runs the same trajectories.
         versions: The versions of Python and of libraries, by name.
     """
 
@@ -292,10 +261,10 @@ class CheckReport:
         return len(self.findings)
 
     def __getitem__(self, name: str) -> Finding:
-        """Return the finding of a name, the worst where there are several.
+        """Return the finding of a name, the worst of several.
 
         Raises:
-            KeyError: There is none.
+            KeyError: No finding has this name.
         """
         named = [finding for finding in self.findings if finding.name == name]
         if not named:
@@ -310,7 +279,7 @@ class CheckReport:
         """Return this report as lines of text.
 
         Args:
-            for_command: Whether to name options of the command line, and not arguments in Python.
+            for_command: Whether to name options of the command line instead of Python arguments.
         """
         lines = [f"{self.environment} with {self.agent}"]
         width = max(len(finding.name) for finding in self.findings)
@@ -328,22 +297,22 @@ class CheckReport:
 
     @property
     def failures(self) -> tuple[Finding, ...]:
-        """What must be changed."""
+        """The findings that must be mended."""
         return self._of("failure")
 
     @property
     def warnings(self) -> tuple[Finding, ...]:
-        """What may be wrong, or slow."""
+        """The findings that may be wrong, or slow."""
         return self._of("warning")
 
     @property
     def ok(self) -> bool:
-        """Whether there is no failure."""
+        """Whether no finding is a failure."""
         return not self.failures
 
     @property
     def recommendation(self) -> WayMeasured | None:
-        """Which workers to use; None where none was measured."""
+        """The recommended workers; None if none was measured."""
         return None if self.workers is None else self.workers.recommendation
 
     def _of(self, verdict: Verdict) -> tuple[Finding, ...]:

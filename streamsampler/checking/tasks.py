@@ -1,4 +1,4 @@
-"""Run an environment for a check in a sampler of one worker, which is killed if it hangs, and may die."""
+"""Run an environment for a check in a sampler of a single worker, which may die, and is killed if it hangs."""
 
 from __future__ import annotations
 
@@ -45,26 +45,27 @@ from streamsampler.workers.vec.agents import AgentPool
 from streamsampler.workers.vec.worker import VecWorker
 
 IN_FLIGHT = "in flight"
-"""The name of the finding of trajectories that run at the same time in one process."""
+"""Name of the finding on trajectories in flight in the same process."""
 
 _TRAJECTORIES, _COMPARED = 20, 3
 _RESULT = "result"
 _GRACE = 10.0
-"""Seconds after the deadline at which a task is ended. It looks at its own limit between two timesteps, and ends
-before, unless the machine is busy or its environment takes that long to make."""
-_CLOSING = 2.0  # seconds: what does not close is found by closing it apart
-_CONSTRUCTION = 3_600.0  # seconds, more than any time limit: the deadline ends what takes too long to make
+"""Seconds after the deadline at which a task is killed. A task checks its own limit between timesteps, and normally
+ends earlier, unless the machine is busy or the construction takes longer.
+"""
+_CLOSING = 2.0  # seconds: closing has a check of its own
+_CONSTRUCTION = 3_600.0  # seconds, more than any time limit: the deadline ends a slow construction
 
 
 class TimeIsUpError(SamplerError):
-    """The time limit of the whole check is reached."""
+    """The time limit of the whole check is over."""
 
 
 class EnoughError(SamplerError):
-    """Ends a call after the seconds that it was given.
+    """Ends a call after its seconds are over.
 
     Attributes:
-        timesteps: How many there were.
+        timesteps: Timesteps of the call.
     """
 
     def __init__(self, timesteps: int) -> None:
@@ -74,14 +75,14 @@ class EnoughError(SamplerError):
 
 @dataclass(frozen=True)
 class CheckSetup:
-    """What bounds a check.
+    """The limits of a check.
 
     Attributes:
-        deadline: When all of it is to end, as `time.monotonic` says it.
-        step_timeout: Seconds that a reset, an action or a timestep may take.
-        seed: What all is derived from.
+        deadline: End of the check, by `time.monotonic`.
+        step_timeout: Longest time of a reset, an action or a timestep, in seconds.
+        seed: Source of all seeds.
         max_episode_length: Timesteps after which a trajectory is truncated; None leaves that to the environment.
-        watch: Called now and then with the timesteps so far.
+        watch: Called now and then with the number of timesteps so far.
     """
 
     deadline: float
@@ -92,17 +93,10 @@ class CheckSetup:
 
     @property
     def seconds_left(self) -> float:
-        """How many seconds are left."""
         return max(0.0, self.deadline - monotonic())
 
     def sampler(self, agent: Any, env: EnvUpdate, facts: Facts | None = None, **options: Any) -> MultiprocessingSampler:
-        """Return a sampler with one worker, which is not replaced where it fails.
-
-        Args:
-            agent: The agent, as samplers take it.
-            env: The environment.
-            facts: What the environment says of itself; None for an ordinary one.
-            **options: Other arguments of the sampler.
+        """Return a sampler with a single worker, which is not replaced after a failure.
 
         Raises:
             TimeIsUpError: No time is left.
@@ -132,9 +126,9 @@ class CheckSetup:
         return MultiprocessingSampler(agent, env, **{**defaults, **options})
 
     def guard(self, seconds: float | None = None) -> Callable[[Snapshot], None]:
-        """Return a `progress` argument that ends a call when the time is up, or after so many seconds.
+        """Return a `progress` argument that ends a call when the time is over, or after some seconds.
 
-        It lets what makes no progress hang, until the sampler finds that out.
+        A hang without progress is left to the sampler to detect.
         """
         before = 0
 
@@ -152,7 +146,7 @@ class CheckSetup:
 
 @contextlib.contextmanager
 def _closing(sampler: MultiprocessingSampler) -> Iterator[MultiprocessingSampler]:
-    """Yield a sampler, and close it in the end; that its environment cannot be closed is found apart."""
+    """Yield a sampler, and close it afterwards, without errors: closing environments has a check of its own."""
     try:
         yield sampler
     finally:
@@ -160,12 +154,8 @@ def _closing(sampler: MultiprocessingSampler) -> Iterator[MultiprocessingSampler
             sampler.close()
 
 
-# ----------------------------------------------------------------------
-# Call a function with an environment, in a process of its own.
-
-
 class _Apart(EnvUpdate):
-    """Makes an environment, and hands it to a function in the place of a timestep."""
+    """Makes an environment, and calls a function with it as a timestep."""
 
     def __init__(self, env: EnvUpdate, function: Callable[[Any], Any]) -> None:
         self.env, self.function = env, function
@@ -190,29 +180,29 @@ class _Called(gymnasium.Env[Any, Any]):
     def step(self, action: Any) -> Any:
         del action
         result = dumps_by_value((self._seconds, self._function(self._made)))
-        # As bytes in an array: nothing is made of what is in it.
+        # The result travels as bytes in an array, which samplers do not interpret.
         return 0, 0.0, True, False, {_RESULT: np.frombuffer(result, np.uint8)}
 
     def close(self) -> None:
-        """Close it; what that raises is found by the function that closes it."""
+        """Close the environment without errors: closing has a check of its own."""
         with contextlib.suppress(Exception, SystemExit):
             self._made.close()
 
 
 def call_apart(function: Callable[[Any], Any], env: EnvUpdate, limits: CheckSetup) -> tuple[float, Any]:
-    """Call a function with an environment in a process of its own.
+    """Call a function with an environment, in a separate process.
 
     Args:
-        function: What to do with the environment; it can be pickled.
+        function: The function, which must be picklable.
         env: The environment.
-        limits: What bounds it.
+        limits: The limits of the check.
 
     Returns:
-        What it took to make the environment, in seconds, and what the function returned.
+        The seconds of making the environment, and the function's result.
 
     Raises:
-        TimeIsUpError: The time limit of the check is reached.
-        WorkerError: The environment cannot be made, or the function raised, or its process died or hung.
+        TimeIsUpError: The time limit of the check is over.
+        WorkerError: Making the environment failed, or the function raised, or its process died or hung.
         SerializationError: The environment cannot be pickled.
     """
     with _closing(limits.sampler("random", _Apart(env, function), max_episode_length=None)) as sampler:
@@ -223,15 +213,15 @@ def call_apart(function: Callable[[Any], Any], env: EnvUpdate, limits: CheckSetu
 
 @dataclass(frozen=True)
 class Facts:
-    """What an environment says of itself.
+    """Facts of an environment.
 
     Attributes:
-        name: What it is called.
-        spaces: Its observation and action space, of one environment.
-        n_slots: How many environments it has side by side; None for one that is no vector environment.
+        name: Its name.
+        spaces: Observation space and action space of a single environment.
+        n_slots: Number of environments of a vector environment; None otherwise.
         several: Whether it has several agents.
-        time_limit: The timesteps after which it truncates; None where it does not say.
-        wrappers: What was found of its wrappers.
+        time_limit: Timesteps after which it truncates; None if unknown.
+        wrappers: The finding on its wrappers.
         has_masks: Whether it has a method `action_masks`.
         waits: Whether it is asynchronous.
         is_refused: Whether samplers refuse its wrappers.
@@ -249,12 +239,12 @@ class Facts:
 
 
 def waits(agent: Any, facts: Facts | None) -> bool:
-    """Return whether an environment or an agent are asynchronous."""
+    """Return whether environment or agent are asynchronous."""
     return (facts is not None and facts.waits) or agent_waits(agent)
 
 
 def facts_of(env: Any) -> Facts:
-    """Return what an environment says of itself; an asynchronous one as an `OrdinaryEnv`."""
+    """Return the facts of an environment; an asynchronous environment is passed as an `OrdinaryEnv`."""
     is_vector = isinstance(env, VectorEnv)
     parts = (env.single_observation_space, env.single_action_space) if is_vector else None
     limits = [layer._max_episode_steps for layer in chain_of(env) if isinstance(layer, TimeLimit)]
@@ -274,24 +264,19 @@ def facts_of(env: Any) -> Facts:
 
 
 def close_after_use(env: Any) -> None:
-    """Reset an environment, and close it."""
     env.reset()
     env.close()
 
 
-# ----------------------------------------------------------------------
-# Run an environment.
-
-
 @dataclass
 class Ran:
-    """What a sampler obtained of an environment.
+    """The result of a run of an environment in a sampler.
 
     Attributes:
         batches: The batches.
-        endless: The length of a trajectory that did not end; None where all ended.
-        error: What ended it; None where nothing did.
-        stats: The sampler's.
+        endless: Length of an unfinished trajectory; None if all ended.
+        error: The error that ended the run, or None.
+        stats: The sampler's statistics.
     """
 
     batches: list[Any] = field(default_factory=list)
@@ -301,51 +286,42 @@ class Ran:
 
     @property
     def lengths(self) -> list[int]:
-        """The lengths of the trajectories that ended, or are going to be truncated by samplers."""
+        """Lengths of the trajectories that ended, or would be truncated by samplers."""
         lengths = [length for batch in self.batches for length in batch.lengths.tolist()]
         return [length for length in lengths if length != self.endless]
 
     @property
     def n_terminated(self) -> int:
-        """How many trajectories were terminated."""
         return sum(int(batch.terminated.sum()) for batch in self.batches)
 
     @property
     def timesteps(self) -> int:
-        """How many timesteps were run, at least."""
+        """Number of timesteps, at least."""
         return max(sum(int(batch.n_timesteps) for batch in self.batches), self.endless or 0)
 
     @property
     def step_seconds(self) -> float:
-        """What a timestep took, about."""
+        """Seconds per timestep, about."""
         seconds = sum(float(batch.stats.seconds) for batch in self.batches)
         return max(seconds / max(1, self.timesteps), 1e-9)
 
     @property
     def n_bad_rewards(self) -> int:
-        """How many rewards are no finite numbers; of several agents, those of each."""
+        """Number of rewards that are not finite, those of all agents included."""
         batches = [each for batch in self.batches for each in getattr(batch, "policies", {"": batch}).values()]
         return sum(int((~np.isfinite(batch.rewards)).sum()) for batch in batches)
 
 
 def run(agent: Any, env: EnvUpdate, facts: Facts, limits: CheckSetup, within: int, seconds: float) -> Ran:
-    """Run trajectories, one in each call; of a vector environment one in each of its environments.
-
-    Args:
-        agent: The agent, as samplers take it.
-        env: The environment.
-        facts: What it says of itself.
-        limits: What bounds it.
-        within: Timesteps within which a trajectory is to end.
-        seconds: After so long it is ended.
+    """Run trajectories, one per call; of a vector environment, one per call in each of its environments.
 
     Raises:
-        TimeIsUpError: The time limit of the check is reached.
+        TimeIsUpError: The time limit of the check is over.
         SerializationError: The environment or the agent cannot be pickled.
     """
     ran, until, n_slots = Ran(), monotonic() + seconds, facts.n_slots or 1
     longest = limits.max_episode_length
-    if facts.n_slots is None:  # vector environments truncate theirs themselves
+    if facts.n_slots is None:  # vector environments truncate their own trajectories
         longest = min(within, longest or within)
     sampler = limits.sampler(agent, env, facts, check="warn", max_episode_length=longest)
     with quiet(), _closing(sampler):
@@ -370,13 +346,7 @@ def run(agent: Any, env: EnvUpdate, facts: Facts, limits: CheckSetup, within: in
 
 
 def finding_of_masks(agent: Any, facts: Facts, ran: Ran) -> Finding | None:
-    """Return whether the masks of an environment's actions reach an agent; None where nothing says that there are any.
-
-    Args:
-        agent: The agent, as samplers take it.
-        facts: What the environment says of itself.
-        ran: What was obtained with the agent.
-    """
+    """Return whether the environment's masks of actions reach the agent; None without any sign of masks."""
     batches = [each for batch in ran.batches for each in getattr(batch, "policies", {"": batch}).values()]
     seen = any(isinstance(each.observations, dict) and ACTION_MASK in each.observations for each in batches)
     told = any(ACTION_MASK in each.env_infos or ACTION_MASK in each.episode_infos for each in batches)
@@ -399,42 +369,31 @@ def finding_of_masks(agent: Any, facts: Facts, ran: Ran) -> Finding | None:
     )  # fmt: skip
 
 
-# ----------------------------------------------------------------------
-# Run trajectories again: after others, and in other processes.
-
-
 def run_twice(agent: Any, env: EnvUpdate, facts: Facts, limits: CheckSetup, seconds: float) -> tuple[Finding, Any]:
-    """Run trajectories twice in one process, and return what was found, and a batch for `run_elsewhere`.
-
-    Args:
-        agent: The agent, as samplers take it.
-        env: The environment.
-        facts: What it says of itself.
-        limits: What bounds it.
-        seconds: After so long it is ended.
+    """Run trajectories twice in the same process; return the finding, and a batch for `run_elsewhere`.
 
     Raises:
-        SamplerError: Something raised, or its process died or hung, or there is no time.
+        SamplerError: User code raised, or its process died or hung, or no time is left.
     """
     n, guard = _COMPARED * (facts.n_slots or 1), limits.guard(seconds)
     with _closing(limits.sampler(agent, env, facts)) as sampler:
         batch = sampler.obtain_trajectories(n, progress=guard)
-        if facts.n_slots is not None:  # many of them take one seed for all that they have
+        if facts.n_slots is not None:  # many of them take a single seed for all their environments
             return not_checked("seed", "of vector environments other processes are compared alone"), batch
         again = sampler.obtain_trajectories(n, seeds=batch.seeds, progress=guard)
     return _compared("seed", "run again after others", "the same seed, before and after others", batch, again), batch
 
 
 def run_elsewhere(agent: Any, env: EnvUpdate, facts: Facts, limits: CheckSetup, seconds: float, here: Any) -> Finding:
-    """Run trajectories in two other processes, and compare them with those of a batch; see `run_twice`."""
-    # Not by the fork server, all of whose children have one order of sets.
+    """Run trajectories in two other processes, and compare them with a batch; see `run_twice`."""
+    # Spawned, because all children of the fork server share the iteration order of sets.
     with _closing(limits.sampler(agent, env, facts, n_workers=2, start_method="spawn")) as sampler:
         there = sampler.obtain_trajectories(len(here), progress=limits.guard(seconds))
     return _compared("processes", "in a new process, and after other trajectories,", "other processes", here, there)
 
 
 def run_in_flight(agent: Any, env: EnvUpdate, facts: Facts, limits: CheckSetup, seconds: float, here: Any) -> Finding:
-    """Run trajectories at the same time in one process, and compare them with those of a batch; see `run_twice`."""
+    """Run trajectories at the same time in one process, and compare them with a batch; see `run_twice`."""
     sampler = limits.sampler(agent, env, facts, worker_args={"in_flight": len(here)})
     with _closing(sampler):
         together = sampler.obtain_trajectories(len(here), progress=limits.guard(seconds))
@@ -442,15 +401,7 @@ def run_in_flight(agent: Any, env: EnvUpdate, facts: Facts, limits: CheckSetup, 
 
 
 def _compared(name: str, how: str, passed: str, first: Any, second: Any) -> Finding:
-    """Return whether two batches have the same trajectories.
-
-    Args:
-        name: What is checked.
-        how: How the second batch was run.
-        passed: Where trajectories come out the same.
-        first: A batch.
-        second: The other batch.
-    """
+    """Return whether two batches have the same trajectories."""
     for number in range(len(first)):
         if difference := first_difference(first[number], second[number]):
             was, now = shown(difference.recorded), shown(difference.replayed)
@@ -482,24 +433,14 @@ _WAYS_OUT = {
         "super().reset(seed=seed); random, numpy.random and torch are seeded already"
     ),
 }
-"""What to do where a trajectory came out differently, by whether that was first seen in an action."""
-
-
-# ----------------------------------------------------------------------
-# Probe whether an agent's rows are independent.
+"""Advice on trajectories that differ, by whether an action differed first."""
 
 
 _ROWS = 8, 32
 
 
 def probe_rows(agent: Any, spaces: tuple[Any, Any], env: Any) -> Finding:
-    """Probe whether the rows of an agent's batches depend on one another.
-
-    Args:
-        agent: The agent, as samplers take it.
-        spaces: The observation space and the action space of one environment.
-        env: The environment, which is not used.
-    """
+    """Probe whether the rows of an agent's batches depend on one another."""
     del env
     agent = as_agent(agent)
     if not callable(getattr(agent, "get_actions", None)):

@@ -1,4 +1,4 @@
-"""Find out how an asynchronous environment waits, and whether it can be cancelled where it does."""
+"""Measure the waits of an asynchronous environment, and check that it can be cancelled during a wait."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from streamsampler.workers.waiting.event_loop import CLEANUP_SECONDS
 __all__ = ["CANCEL", "WAITS", "finding_of_waits", "findings_of_waiting"]
 
 WAITS, CANCEL = "waits", "cancel"
-"""The names of the findings."""
+"""Names of the findings."""
 
 _LONG_TURN = 0.1
-"""Seconds without a wait from which on asyncio, too, calls a turn slow."""
+"""Seconds without a wait from which asyncio's own debug mode calls a turn slow, too."""
 _HARDLY = 0.1
-"""The share of a step that is hardly worth several in flight."""
+"""Share of waiting in a step below which several in flight gain little."""
 _PLACES = 0.0, 0.25, 0.5, 0.75
-"""Where in a step it is cancelled: after these shares of what a step takes."""
-_COMPARED = 3  # timesteps of the trajectories before and after that
+"""Points of a step at which it is cancelled, as shares of a step's duration."""
+_COMPARED = 3  # timesteps of the trajectories before and after the cancelled steps
 
 _AWAIT = (
     "Await what takes long: asyncio.sleep instead of time.sleep, an asynchronous client instead of one that blocks, "
@@ -48,23 +48,13 @@ _ANEW = (
 
 
 def findings_of_waiting(agent: Any, env: OrdinaryEnv) -> list[Finding]:
-    """Return how long an environment waits, and whether it can be cancelled then, and reset after that.
-
-    Args:
-        agent: The agent that acts in it, as samplers take it.
-        env: The environment; nothing is in flight in it.
-    """
+    """Return findings on an environment's waits, and on resets after cancelled waits."""
     probed, actions = stepped(env, 0.0, agent), Actions(env, agent)
     return [finding_of_waits(probed, env.loop.longest_turn), _finding_of_cancelling(env, actions, probed.costs.step)]
 
 
 def finding_of_waits(probed: Probed, longest_turn: float) -> Finding:
-    """Return whether steps wait, so that others in flight go on meanwhile. Pure.
-
-    Args:
-        probed: What steps took.
-        longest_turn: The most seconds that a reset or a step computed without a wait.
-    """
+    """Return whether steps wait, so that other trajectories in flight continue meanwhile. Pure."""
     costs = probed.costs
     share = costs.waiting / costs.step if costs.step else 0.0
     step = f"a step of {1e3 * costs.step:.3g} ms waits {share:.0%} of its time"
@@ -108,7 +98,7 @@ _GOES_ON = f"did not end within {CLEANUP_SECONDS:g} s"
 
 
 async def _begun(env: OrdinaryEnv, actions: Actions, what: str) -> asyncio.Task[Any]:
-    """Begin a reset, or a step after a reset, and let it run up to its first wait."""
+    """Start a reset, or a step after a reset, and let it run up to its first wait."""
     pending: Any = env.awaited.reset(seed=1)
     if what == "step":
         actions.begin()
@@ -120,7 +110,7 @@ async def _begun(env: OrdinaryEnv, actions: Actions, what: str) -> asyncio.Task[
 
 
 async def _cancelled(env: OrdinaryEnv, actions: Actions, what: str, after: float) -> tuple[str, Exception | None]:
-    """Cancel a reset or a step after some seconds; return how it ended, and what it raised."""
+    """Cancel a reset or a step after some seconds; return how it ended, and its exception."""
     task = await _begun(env, actions, what)
     if after:
         await asyncio.wait([task], timeout=after)
@@ -138,7 +128,7 @@ async def _cancelled(env: OrdinaryEnv, actions: Actions, what: str, after: float
 
 
 def _compared(env: OrdinaryEnv, actions: Actions, before: list[Any], again: list[Any], n_cancelled: int) -> Finding:
-    """Return whether a trajectory is the same after others were cancelled, if it is without that."""
+    """Return whether cancelled steps change the next trajectory, provided that it is reproducible without them."""
     try:
         after = _beginning(env, actions)
     except Exception as error:
@@ -157,14 +147,14 @@ def _finding_of_next(error: Exception) -> Finding:
 
 
 def _beginning(env: OrdinaryEnv, actions: Actions) -> list[Any]:
-    """Return the first results of a trajectory, which is always the same one."""
+    """Return the first results of a trajectory, always the same trajectory."""
     return list(_results(env, actions))
 
 
 def _results(env: OrdinaryEnv, actions: Actions) -> Iterator[Any]:
     actions.begin()
     observation, info = begin_of(env.reset(seed=0))
-    yield copy.deepcopy(observation)  # the environment may use it again
+    yield copy.deepcopy(observation)  # the environment may reuse it
     for _ in range(_COMPARED):
         action, _agent_info = env.loop.result_of(actions.choose(observation, info))
         observation, reward, terminated, truncated, info = env.step(action)

@@ -1,4 +1,4 @@
-"""The ways to step an environment with an agent, each of which can be measured for a short time."""
+"""The ways to step an environment with an agent, each measurable for a short time."""
 
 from __future__ import annotations
 
@@ -30,41 +30,41 @@ from streamsampler.stepping.steps import Steps
 from streamsampler.workers.vec.worker import VecWorker
 
 _CLOSE_SECONDS = 1.0
-"""How long processes may take to close environments: one that hangs must not take the time of the other ways."""
+"""Seconds for closing a way's environments: an environment that hangs must not take the time of the other ways."""
 _ENDLESS = 1 << 40
 
 
 class TooSlowError(SamplerError):
-    """No timestep came within the time that a way has for its first ones."""
+    """No timestep arrived within the time for a way's first timesteps."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"given up: no timestep within {seconds:.3g} s")
 
 
 def env_code(env: Any, env_kwargs: Mapping[str, Any] | None) -> str:
-    """Return what stands for an environment in a call, as Python code."""
+    """Return the Python code of an environment in a call."""
     return (repr(env) if isinstance(env, str) else "env") + (f", env_kwargs={dict(env_kwargs)!r}" if env_kwargs else "")
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What is measured, and on how many processes.
+    """The environment and the agent to measure, and the number of processes.
 
     Attributes:
-        env: What makes the environment.
-        env_code: What stands for it in a call, as Python code, arguments for making it included.
+        env: Makes the environment.
+        env_code: Its Python code in a call, with its keyword arguments.
         agent: The agent, as samplers take it.
-        n_workers: How many processes there are.
-        n_envs: How many environments each has, where it has several.
-        max_episode_length: Timesteps after which samplers truncate trajectories: one that never ends would never
-            give this process back.
-        cuts: Whether that is before environments end them, so that it must be the same in all ways.
-        length: Timesteps that trajectories are known to have.
-        reset_seconds: What a reset takes, about.
-        step_timeout: Seconds that a timestep or a reset may take in a process.
-        construction_timeout: Seconds that making the environments of a process may take.
+        n_workers: Number of processes.
+        n_envs: Environments per process, in ways with several.
+        max_episode_length: Timesteps after which samplers truncate trajectories: endless trajectories would block
+            this process.
+        cuts: Whether this happens before environments end them, so that it must be the same in all ways.
+        length: Known timesteps of a trajectory.
+        reset_seconds: Seconds of a reset, about.
+        step_timeout: Longest time of a timestep or a reset in a process, in seconds.
+        construction_timeout: Longest time of making the environments of a process, in seconds.
         is_vector: Whether the environment is a vector environment, of `n_envs`.
-        in_flight: Where something waits, how many trajectories are in flight in a process: the numbers that are tried.
+        in_flight: Numbers of trajectories in flight per process to try; empty if nothing waits.
     """
 
     env: EnvUpdate
@@ -87,11 +87,11 @@ class Round:
     """A short time in which a way is measured.
 
     Attributes:
-        tally: Where timesteps are noted.
-        seconds: How long timesteps are counted, besides the first resets; longer where they come later.
-        most: How long they are counted where there are few.
-        patience: After how many seconds without any it is given up.
-        watch: Called now and then; what it raises ends the measurement.
+        tally: The record of timesteps.
+        seconds: Planned seconds of the round, without the first resets.
+        most: Longest duration if timesteps are few, in seconds.
+        patience: Seconds without any timestep after which the round fails.
+        watch: Called now and then; its exceptions end the measurement.
     """
 
     tally: RoundTally
@@ -101,7 +101,6 @@ class Round:
     watch: Callable[[], Any]
 
     def ends(self, elapsed: float) -> bool:
-        """Return whether the round ends, so many seconds after its beginning."""
         return self.tally.ends(elapsed, self.seconds, self.most)
 
 
@@ -110,17 +109,17 @@ class Way:
     """A way to step environments.
 
     Attributes:
-        name: What it is called.
-        call: How to use it, as Python code.
+        name: Name of the way.
+        call: Its use, as Python code.
         make: Makes the sampler or the manager, with its processes.
-        run: Resets the environments of what `make` made, and steps them until a round ends.
-        options: The options of the command line for it; empty where there are none.
+        run: Resets and steps the environments of `make`'s result until a round ends.
+        options: Its command-line options, or empty.
         in_parent: Whether the agent lives in the caller's process.
-        n_processes: How many processes it has besides that.
-        n_in_turn: How many environments are stepped in each process, one after the other.
-        in_flight: How many wait in each process at the same time.
-        lacking: What it lacks; empty where it can be tried.
-        steps_only: Whether it is no way of this library, and neither records nor restores.
+        n_processes: Number of further processes.
+        n_in_turn: Environments per process that are stepped in turn.
+        in_flight: Trajectories in flight per process.
+        lacking: Missing requirement; empty if the way can be tried.
+        steps_only: Whether another library steps the environments, and neither records nor restores them.
     """
 
     name: str
@@ -137,12 +136,12 @@ class Way:
 
     @property
     def n_envs(self) -> int:
-        """How many environments there are in all processes."""
+        """Number of environments in all processes."""
         return max(1, self.n_processes) * self.n_in_turn * self.in_flight
 
 
 def ways_of(problem: Problem) -> list[Way]:
-    """Return all ways, those that need least first."""
+    """Return all ways, in ascending order of their needs."""
     if problem.is_vector or problem.in_flight:
         return ways_in_workers(problem)
     local = Way(
@@ -153,22 +152,18 @@ def ways_of(problem: Problem) -> list[Way]:
 
 
 def ways_in_workers(problem: Problem) -> list[Way]:
-    """Return those in which agent and environments run in worker processes, where they may hang, or end them."""
+    """Return the ways with agent and environments in worker processes, which may hang or die."""
     if problem.in_flight:
         return _in_flight(problem)
     return [_native(problem)] if problem.is_vector else [_workers(problem), _vec_workers(problem), _native(problem)]
 
 
-# ----------------------------------------------------------------------
-# Samplers, each of which is asked for a batch without end.
-
-
 class _RoundIsOverError(SamplerError):
-    """Ends a call. After any other exception the sampler would begin with new workers, and new environments."""
+    """Ends a call. A SamplerError, after which the sampler keeps its workers and environments."""
 
 
 class Stopwatch:
-    """A `progress` argument that ends a call after a time; timesteps of unfinished trajectories count."""
+    """A `progress` argument that ends a call after a time, and counts timesteps of unfinished trajectories."""
 
     interval = 0.02
 
@@ -176,7 +171,7 @@ class Stopwatch:
         self._round = measured
 
     def __call__(self, snapshot: Snapshot) -> None:
-        """Note the timesteps, and end the call when it is time."""
+        """Record the timesteps, and end the call when the round is over."""
         self._round.watch()
         self._round.tally.note(snapshot.n_timesteps, snapshot.seconds)
         if self._round.ends(snapshot.seconds):
@@ -186,7 +181,7 @@ class Stopwatch:
 
 
 def run_sampler(sampler: Any, measured: Round) -> None:
-    """Let a sampler run trajectories until a round ends."""
+    """Let a sampler run trajectories until a round ends, in a call for an endless batch."""
     with contextlib.suppress(_RoundIsOverError):
         sampler.obtain_samples(_ENDLESS, progress=Stopwatch(measured))
 
@@ -218,14 +213,14 @@ def _vec(problem: Problem) -> tuple[str, str]:
 
 
 def _workers(problem: Problem) -> Way:
-    """Return: one environment in each worker."""
+    """Return the way with a single environment in each worker."""
     n = problem.n_workers
     call = _call(problem, problem.env_code)
     return Way("MultiprocessingSampler", call, lambda: _sampler(problem), run_sampler, f"--workers {n}", n_processes=n)
 
 
 def _vec_workers(problem: Problem) -> Way:
-    """Return: several environments in each worker."""
+    """Return the way with several environments in each worker."""
     return Way(
         f"MultiprocessingSampler, VecWorker of {problem.n_envs}",
         _call(problem, problem.env_code, *_vec(problem)),
@@ -238,7 +233,7 @@ def _vec_workers(problem: Problem) -> Way:
 
 
 def _in_flight(problem: Problem) -> list[Way]:
-    """Return: several trajectories in flight, in one worker; and the most in each of several workers."""
+    """Return the ways with several trajectories in flight in a worker, and the largest number in several workers."""
 
     def way(number: int, n_workers: int) -> Way:
         several, arguments = replace(problem, n_workers=n_workers), {"in_flight": number}
@@ -258,7 +253,7 @@ def _in_flight(problem: Problem) -> list[Way]:
 
 
 def _native(problem: Problem) -> Way:
-    """Return: a vector environment in each worker, the given one, or of the environment's own kind."""
+    """Return the way with a vector environment in each worker: the given one, or the environment's own kind."""
     env, code = problem.env, problem.env_code
     native: EnvUpdate | None = env
     if not problem.is_vector:
@@ -283,12 +278,12 @@ def _native(problem: Problem) -> Way:
 
 
 def _with_agent_here(problem: Problem) -> Way:
-    """Return: several environments in each process, and one agent for all of them in this one."""
+    """Return the way with several environments per process, and a single agent in this process."""
     n_envs = problem.n_workers * problem.n_envs
     where = ('inference="parent"', f'worker_args={{"n_envs": {n_envs}}}')
 
     def run(sampler: Any, measured: Round) -> None:
-        """Obtain whole trajectories, again and again, at first one of each environment: nothing interrupts a ticket."""
+        """Obtain whole trajectories repeatedly, at first one per environment: nothing interrupts a ticket."""
         n_each, timesteps, elapsed, began = 1, 0, 0.0, perf_counter()
         while not measured.ends(elapsed):
             before = elapsed
@@ -309,12 +304,8 @@ def _with_agent_here(problem: Problem) -> Way:
     )
 
 
-# ----------------------------------------------------------------------
-# Environments that are stepped with actions from the caller's process: Gymnasium's, and managers.
-
-
 class _Truncated(EnvUpdate):
-    """Makes an environment whose episodes are truncated where a sampler's trajectories would be."""
+    """Makes an environment with the truncation of a sampler's `max_episode_length`."""
 
     def __init__(self, env: EnvUpdate, length: int) -> None:
         self.env, self.length = env, length
@@ -326,7 +317,7 @@ class _Truncated(EnvUpdate):
 
 
 def _managers(problem: Problem) -> list[Way]:
-    """Return: environments in this process, Gymnasium's or a manager's; in processes, together; or half awaited."""
+    """Return the ways stepped from this process: Gymnasium's and managers' environments, here or in processes."""
     env = _Truncated(problem.env, problem.max_episode_length) if problem.cuts else problem.env
     n_workers, n_each, code = problem.n_workers, problem.n_envs, problem.env_code
     n_envs = n_workers * n_each
@@ -369,7 +360,7 @@ def _managers(problem: Problem) -> list[Way]:
 
 
 def _made_by_gymnasium(code: str, n_envs: int) -> str:
-    """Return a call that makes a `SyncVectorEnv`, as Python code."""
+    """Return the Python code of a `SyncVectorEnv`."""
     env_id, _, kwargs = code.partition(", env_kwargs=")
     if env_id == "env":
         return f"SyncVectorEnv([env{kwargs and f'(**{kwargs})'}] * {n_envs})"
@@ -377,7 +368,7 @@ def _made_by_gymnasium(code: str, n_envs: int) -> str:
 
 
 def _step_vector(vector: SyncVectorEnv, agent: Any, measured: Round) -> None:
-    """Reset all environments of Gymnasium's, and step them until a round ends."""
+    """Reset and step Gymnasium's vector environment until a round ends."""
     choose = _chooser(agent, vector.single_observation_space, vector.single_action_space)
     timesteps, began = 0, perf_counter()
     observations, _ = vector.reset(seed=0)
@@ -394,7 +385,7 @@ def _launched(manager: BaseEnvManager) -> BaseEnvManager:
 
 
 def _step(manager: BaseEnvManager, agent: Any, least: int, n_envs: int, measured: Round) -> None:
-    """Reset all environments, step them, and leave none that is being stepped: others are measured next."""
+    """Reset and step a manager's environments until a round ends, and leave no step pending for the next way."""
     choose = _chooser(agent, manager.observation_space, manager.action_space)
     timesteps, began = 0, perf_counter()
     manager.async_reset()
@@ -402,7 +393,7 @@ def _step(manager: BaseEnvManager, agent: Any, least: int, n_envs: int, measured
     while not measured.ends(perf_counter() - began):
         manager.send(choose(steps.observations), steps.env_ids)
         steps = _received(manager, least, measured)
-        timesteps += int(np.count_nonzero(steps.timesteps))  # others are resets
+        timesteps += int(np.count_nonzero(steps.timesteps))  # the others are resets
         measured.tally.note(timesteps, perf_counter() - began)
         measured.watch()
     if len(steps) < n_envs:
@@ -417,7 +408,7 @@ def _received(manager: BaseEnvManager, least: int, measured: Round) -> Steps:
 
 
 def ready_agent(agent: Any, observation_space: Any, action_space: Any) -> Any:
-    """Return the agent, with its spaces and reset as at a trajectory's start."""
+    """Return the agent with its spaces, reset for a new trajectory."""
     acting = as_agent(agent)
     give_spaces(acting, observation_space, action_space)
     reset = reset_agent_function(acting)
@@ -427,7 +418,7 @@ def ready_agent(agent: Any, observation_space: Any, action_space: Any) -> Any:
 
 
 def _chooser(agent: Any, observation_space: Any, action_space: Any) -> Callable[[Any], Any]:
-    """Return a function that chooses actions for stacked observations: with one call where the agent can."""
+    """Return a function that chooses actions for stacked observations, in a single call if the agent can."""
     acting = ready_agent(agent, observation_space, action_space)
     together = getattr(acting, "get_actions", None)
 
@@ -442,7 +433,7 @@ def _chooser(agent: Any, observation_space: Any, action_space: Any) -> Callable[
 
 
 def _stacked(actions: Any) -> Any:
-    """Return actions as arrays of one row each, of what is such arrays or a list of actions."""
+    """Stack actions that come as a list."""
     if not isinstance(actions, list):
         return actions
     first = actions[0]
