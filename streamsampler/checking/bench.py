@@ -242,7 +242,7 @@ class Measurement:
             self._obstacles[way] = way.lacking
         elif first_timesteps > max(_LONGEST, self._left):
             self._obstacles[way] = (
-                f"given up: its first timesteps take about {first_timesteps:.2g} s, and {self._left:.1f} s were left"
+                f"skipped: its first timesteps would take {first_timesteps:.2g} s, and {self._left:.1f} s are left"
             )
         else:
             with self._noted(way):
@@ -369,7 +369,7 @@ def _in_flight(costs: Costs, settings: BenchSettings) -> tuple[int, ...]:
 def _workers_in_flight(costs: Costs, most: int) -> tuple[int, str]:
     """Return the number of workers for the largest number in flight, and the reason: several if one alone is busy."""
     if most < enough_in_flight(costs):
-        return 1, "it has time for more in flight"
+        return 1, "a worker has time for more in flight"
     return usable_cores(), f"one is busy with {most:,} in flight, and there are {count(usable_cores(), 'core')} to use"
 
 

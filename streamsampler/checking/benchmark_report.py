@@ -89,8 +89,9 @@ _SAME = 1.1
 """A speedup below this factor is not worth more processes, or another use of them."""
 _WIDTH = 100
 _UNCERTAIN = (
-    "about: from fewer than ten timesteps of each environment, or from its first seconds alone, which may be too low.\n"
-    "More seconds make it certain."
+    "rough: measured with fewer than ten timesteps per environment, or in its first seconds alone, so that the rate "
+    "may be too low.\n"
+    "Measure for more seconds to be certain."
 )
 
 
@@ -177,7 +178,7 @@ class BenchReport:
         rate = f"{_number(chosen.timesteps_per_second)} timesteps per second"
         others = [way for way in self.ways if way.rates and way is not chosen and not way.steps_only]
         if not others:
-            return f"It is the only one that could be measured, at {rate}."
+            return f"It is the only way that could be measured, at {rate}."
         fastest = max(others, key=lambda way: way.timesteps_per_second)
         times = chosen.timesteps_per_second / (fastest.timesteps_per_second or math.inf)
         if times < _SAME:
@@ -219,7 +220,7 @@ class BenchReport:
             here = self.recommendation_in_parent
             if here is not None and here is not chosen:
                 rate = f"{_number(here.timesteps_per_second)} timesteps per second"
-                text = f"where your own loop chooses the actions: {here.name}, with {rate}"
+                text = f"for a loop of your own that chooses the actions: {here.name}, with {rate}"
                 lines += ["", *textwrap.wrap(text, _WIDTH), "", f"  {here.call}"]
         for hint in self.hints:
             lines += ["", *textwrap.wrap(f"may be faster still: {hint}", _WIDTH)]

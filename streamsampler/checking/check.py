@@ -167,7 +167,7 @@ class CheckRun:
         except TimeIsUpError:
             self._skip(name, "the time limit was reached", "Check with a longer time limit")
         except EnoughError:
-            self._skip(name, "no trajectory ended in the time that there is", "Check with a longer time limit")
+            self._skip(name, "no trajectory ended within the time limit", "Check with a longer time limit")
         except SamplerError as error:
             self.findings.append(finding_of_error(name, error, self.settings.step_timeout, doing))
         return None
@@ -224,7 +224,7 @@ class CheckRun:
             within = duration(self.settings.time_limit)
             self.findings.append(
                 Finding("made", "failure", f"the environment was not made within {within}",
-                        "Look where making it waits; where it only takes long, check with a longer time limit")
+                        "Find out where its construction waits; if it is only slow, check with a longer time limit")
             )  # fmt: skip
         except SerializationError as error:
             self.findings.append(
@@ -245,7 +245,7 @@ class CheckRun:
             if refusal is None:
                 yield finding_of_error("runs", error, settings.step_timeout)
                 return
-            self._refused = f"what the environment returns: see {refusal.name}"
+            self._refused = f"the environment's values: see {refusal.name}"
             yield not_checked("runs", f"see {refusal.name}")
             yield refusal
             return
@@ -446,7 +446,7 @@ def check(
         return evaluated_agent(agent, deterministic, vec_normalize, lambda: spaces[1])
 
     if agent is None and (deterministic is not None or vec_normalize is not None):
-        raise UsageError("deterministic and vec_normalize are for an agent that is given with them")
+        raise UsageError("deterministic and vec_normalize need an agent: pass the agent, too")
     update, code = as_env_update(env, env_kwargs=env_kwargs), env_code(env, env_kwargs)
     return check_update(update, code, None if agent is None else make_agent, settings, progress)
 

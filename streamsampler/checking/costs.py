@@ -67,10 +67,10 @@ def processes_for(cpu_share: float, free_share: float, n_cores: int) -> tuple[in
         cpu_share = 1.0  # beside other programs the share is too uncertain
     if cpu_share < _WAITS:
         n = max(n_cores, min(_MOST, math.ceil(n_cores / max(cpu_share, 1e-9))))
-        return n, f"environment and agent compute {cpu_share:.0%} of the time and wait otherwise"
+        return n, f"environment and agent compute for {cpu_share:.0%} of the time and wait otherwise"
     if cpu_share > _THREADS:
         return max(1, int(n_cores / cpu_share)), f"one keeps {cpu_share:.1f} of {cores} busy, with threads of its own"
-    return n_cores, f"there {'is' if n_cores == 1 else 'are'} {cores} to use, and one keeps one busy"
+    return n_cores, f"there {'is' if n_cores == 1 else 'are'} {cores} to use, and each process keeps a core busy"
 
 
 _PROBED_STEPS, _PROBED_SECONDS = 100, 0.2

@@ -29,8 +29,8 @@ def hint_of_numpy(agent: Any) -> str:
     with contextlib.suppress(Exception):  # an agent without these methods was measured all the same
         if max(size for value in agent.get_param_values().values() for size in np.shape(value)) <= _WIDEST:
             return (
-                "TorchAgent(…).to_numpy() runs this network in NumPy, where actions of so small a one take about half "
-                f"the time. Its outputs differ from torch's by up to {agent.to_numpy().largest_difference:.2g}."
+                "TorchAgent(…).to_numpy() runs this network in NumPy, which takes about half the time for so small a "
+                f"network. Its outputs differ from torch's by up to {agent.to_numpy().largest_difference:.2g}."
             )
     return ""
 

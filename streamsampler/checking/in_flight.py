@@ -50,8 +50,8 @@ def why_in_flight(costs: Costs) -> str:
     agents = ", the agent's included" if costs.agent_waiting else ""
     return (
         f"a timestep waits {waited:.3g} ms{agents}, and computes for about {computed:.2g} ms, sampler and agent "
-        f"included. So about {enough_in_flight(costs):,} in flight keep a process busy. Fewer are as fast where the "
-        "service answers no more at the same time"
+        f"included. So about {enough_in_flight(costs):,} in flight keep a process busy. Fewer are as fast if the "
+        "service answers fewer requests at the same time"
     )
 
 

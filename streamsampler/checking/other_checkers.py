@@ -48,8 +48,8 @@ _ADVICE = {
 
 
 _OF_BASES = (
-    "Where a base class of PettingZoo's has the attribute, derive the environment from it: pettingzoo.ParallelEnv or "
-    "AECEnv; or ignore this: samplers do without"
+    "If PettingZoo's base class has the attribute, derive the environment from it: pettingzoo.ParallelEnv or AECEnv; "
+    "or ignore this warning, because samplers do not need it"
 )
 
 

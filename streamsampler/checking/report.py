@@ -28,12 +28,12 @@ Verdict = Literal["pass", "warning", "failure", "not checked"]
 _ORDER: tuple[Verdict, ...] = "pass", "not checked", "warning", "failure"
 
 _OF_AGENT = (Phase.AGENT_CONSTRUCTION, Phase.AGENT_UPDATE, Phase.AGENT_RESET, Phase.ACTION)
-_MAKING = "Pass the id of an environment, or a function that makes it with all that it needs in each process"
-_CLOSES = "Let close be called once at any time, also after an exception, and give everything back"
+_MAKING = "Pass the environment's id, or a function that makes it with everything it needs in each process"
+_CLOSES = "Let close work at any time, also after an exception, and release everything"
 _RAISED = {Phase.ENV_CONSTRUCTION: _MAKING}
 _RAISED_ELSE = (
-    'The call that needs the trajectory raises this error; where it is no bug, on_failure="drop" leaves such '
-    "trajectories out (what is left is biased where failures depend on the state)"
+    'The call that needs the trajectory raises this error; if it is no bug, on_failure="drop" leaves such '
+    "trajectories out (and biases the batch if failures depend on the state)"
 )
 
 
@@ -75,8 +75,8 @@ def finding_of_error(name: str, error: BaseException, step_timeout: float, doing
     if isinstance(error, WorkerHungError):
         return Finding(
             name, "failure", f"{doing} did not end: no progress for {step_timeout:g} s, and the process was killed",
-            f"The stacks show where the {whose} waits. Where it only takes long, check with a longer step_timeout; "
-            "with step_timeout samplers kill and replace workers that hang, without it they wait for ever", details,
+            f"The stacks show where the {whose} waits. If it is only slow, check with a longer step_timeout; with "
+            "step_timeout samplers kill and replace hung workers, without it they wait for ever", details,
         )  # fmt: skip
     if isinstance(error, WorkerDiedError):
         code = error.exitcode
@@ -84,8 +84,8 @@ def finding_of_error(name: str, error: BaseException, step_timeout: float, doing
         return Finding(
             name, "failure", f"the process ended {how} while {doing}",
             f"Look for a crash in native code, for os._exit, and for too little memory, in the {whose}. Samplers "
-            "replace such workers (max_restarts) and run their trajectories again, where they die again if the seed "
-            "decides about it", details,
+            "replace such workers (max_restarts) and run their trajectories again, and die again if the crash depends "
+            "on the seed", details,
         )  # fmt: skip
     original = getattr(error, "original", None)
     if isinstance(original, UsageError | DataError):
@@ -96,7 +96,7 @@ def finding_of_error(name: str, error: BaseException, step_timeout: float, doing
 
 
 _REFUSED = {
-    "observations": "Return what the observation space says, or change the space: samplers refuse these observations",
+    "observations": "Return observations in the observation space, or change the space: samplers refuse these",
     "rewards": "Let step return a finite number",
     "infos": "Return a dict with strings for keys, {} for nothing",
     "actions": (
@@ -162,8 +162,8 @@ def finding_of_ends(
     if endless < within:
         return Finding(
             "ends", "warning",
-            f"a trajectory did not end within {count(endless, 'timestep')}, after which there was no time for more; "
-            "whether it ends is not known", f"{advice}; or check with a longer time limit",
+            f"a trajectory did not end within {count(endless, 'timestep')}, and then the time was over; whether it "
+            "ends is unknown", f"{advice}; or check with a longer time limit",
         )  # fmt: skip
     return Finding(
         "ends", "failure", f"a trajectory did not end within {count(endless, 'timestep')}",
@@ -184,7 +184,7 @@ def finding_of_wrappers(env: Any) -> Finding:
             "Give each worker a place of its own: a function that makes the environment is given the worker's number "
             "if it has a parameter `worker_number`",
         )  # fmt: skip
-    return Finding("wrappers", "pass", "none that is known to carry something from trajectory to trajectory")
+    return Finding("wrappers", "pass", "no known wrapper that carries state from trajectory to trajectory")
 
 
 def finding_of_obstacles(measured: BenchReport) -> Finding:

@@ -362,9 +362,9 @@ def finding_of_masks(agent: Any, facts: Facts, ran: Ran) -> Finding | None:
     who = f"the agent{' ' if any(lacking) else ''}{', '.join(lacking)}"
     what = f"the environment has masks of actions ({places}), and {who} takes no action_mask"
     if seen:
-        return Finding("masks", "pass", f"{what}: it sees them in its observations alone")
+        return Finding("masks", "pass", f"{what}: it sees them only in its observations")
     return Finding(
-        "masks", "warning", f"{what}: it may choose actions that are not allowed",
+        "masks", "warning", f"{what}: it may choose forbidden actions",
         "Let get_action take the keyword action_mask, and get_actions action_masks: see streamsampler/docs/agents.md",
     )  # fmt: skip
 
@@ -379,9 +379,11 @@ def run_twice(agent: Any, env: EnvUpdate, facts: Facts, limits: CheckSetup, seco
     with _closing(limits.sampler(agent, env, facts)) as sampler:
         batch = sampler.obtain_trajectories(n, progress=guard)
         if facts.n_slots is not None:  # many of them take a single seed for all their environments
-            return not_checked("seed", "of vector environments other processes are compared alone"), batch
+            return not_checked("seed", "vector environments are compared in other processes only"), batch
         again = sampler.obtain_trajectories(n, seeds=batch.seeds, progress=guard)
-    return _compared("seed", "run again after others", "the same seed, before and after others", batch, again), batch
+    return _compared(
+        "seed", "run again after others", "with the same seed, before and after others", batch, again
+    ), batch
 
 
 def run_elsewhere(agent: Any, env: EnvUpdate, facts: Facts, limits: CheckSetup, seconds: float, here: Any) -> Finding:
@@ -389,7 +391,7 @@ def run_elsewhere(agent: Any, env: EnvUpdate, facts: Facts, limits: CheckSetup, 
     # Spawned, because all children of the fork server share the iteration order of sets.
     with _closing(limits.sampler(agent, env, facts, n_workers=2, start_method="spawn")) as sampler:
         there = sampler.obtain_trajectories(len(here), progress=limits.guard(seconds))
-    return _compared("processes", "in a new process, and after other trajectories,", "other processes", here, there)
+    return _compared("processes", "in a new process, and after other trajectories,", "in other processes", here, there)
 
 
 def run_in_flight(agent: Any, env: EnvUpdate, facts: Facts, limits: CheckSetup, seconds: float, here: Any) -> Finding:
@@ -397,7 +399,9 @@ def run_in_flight(agent: Any, env: EnvUpdate, facts: Facts, limits: CheckSetup, 
     sampler = limits.sampler(agent, env, facts, worker_args={"in_flight": len(here)})
     with _closing(sampler):
         together = sampler.obtain_trajectories(len(here), progress=limits.guard(seconds))
-    return _compared(IN_FLIGHT, "in flight together with others", "trajectories in flight together", here, together)
+    return _compared(
+        IN_FLIGHT, "in flight together with others", "with trajectories in flight together", here, together
+    )
 
 
 def _compared(name: str, how: str, passed: str, first: Any, second: Any) -> Finding:
@@ -407,30 +411,30 @@ def _compared(name: str, how: str, passed: str, first: Any, second: Any) -> Find
             was, now = shown(difference.recorded), shown(difference.replayed)
             return Finding(
                 name, "failure",
-                f"{how} trajectory {number} came out differently: its {difference.what}{difference.path} of timestep "
+                f"{how} trajectory {number} differs: its {difference.what}{difference.path} of timestep "
                 f"{difference.timestep} was {was} and then {now}: batches differ from run to run",
                 f"{_ADVICE_BEFORE.get(name, '')}{_WAYS_OUT[difference.what == 'action']}",
             )  # fmt: skip
     compared = count(int(first.lengths.sum()), "timestep")
-    return Finding(name, "pass", f"{compared} came out the same from {passed}")
+    return Finding(name, "pass", f"{compared} are the same {passed}")
 
 
 _ADVICE_BEFORE = {
-    "processes": "It depends on something of the process or its past: id(), the time, the process id, a class "
-    "attribute, a file or a server that trajectories change; or on a trajectory before. ",
-    IN_FLIGHT: "It depends on something that all environments or agents of a process have: a class attribute, a global "
-    "variable, a session of a service, or an agent without a reset that remembers. ",
+    "processes": "It depends on the process or its past: id(), the time, the process id, a class attribute, a file or "
+    "a server that trajectories change; or on an earlier trajectory. ",
+    IN_FLIGHT: "It depends on state shared by all environments or agents of a process: a class attribute, a global "
+    "variable, a session of a service, or an agent with memory and without reset. ",
 }
 _WAYS_OUT = {
     True: (
-        "The agent keeps something from one trajectory to the next, or draws from a generator that is not seeded: let "
-        "its reset(seed=…), which is called at each trajectory's start, set back what it keeps and seed what it draws "
-        "from; random, numpy.random and torch are seeded already"
+        "The agent carries state from trajectory to trajectory, or draws from a generator without a seed: let its "
+        "reset(seed=…), called at each trajectory's start, reset its state and seed its generators; random, "
+        "numpy.random and torch are seeded already"
     ),
     False: (
-        "The environment or a wrapper keeps something from one trajectory to the next, or draws from a generator that "
-        "is not seeded: let its reset set back what it keeps, and draw from self.np_random after "
-        "super().reset(seed=seed); random, numpy.random and torch are seeded already"
+        "The environment or a wrapper carries state from trajectory to trajectory, or draws from a generator without "
+        "a seed: let its reset clear this state, and draw from self.np_random after super().reset(seed=seed); random, "
+        "numpy.random and torch are seeded already"
     ),
 }
 """Advice on trajectories that differ, by whether an action differed first."""
@@ -459,7 +463,7 @@ def probe_rows(agent: Any, spaces: tuple[Any, Any], env: Any) -> Finding:
             return Finding("rows", "failure", what, advice)
         what = "rows of batches depend on one another, or on draws: VecWorker runs in blocks"
         return Finding("rows", "pass", what)
-    alone = f"each row of batches of {' and '.join(map(str, _ROWS))} is computed from that row alone"
+    alone = f"each row of batches of {' and '.join(map(str, _ROWS))} depends on this row alone"
     if says:
         return Finding("rows", "pass", f"{alone}, as it says")
     if not conclusive:

@@ -34,17 +34,14 @@ _COMPARED = 3  # timesteps of the trajectories before and after the cancelled st
 
 _AWAIT = (
     "Await what takes long: asyncio.sleep instead of time.sleep, an asynchronous client instead of one that blocks, "
-    "and await asyncio.to_thread(function) for what computes or has no asynchronous form"
+    "and await asyncio.to_thread(function) for computations and blocking calls"
 )
 _LET_THROUGH = (
-    "Let asyncio.CancelledError through, which a bare except and except BaseException catch: raise it again once all "
-    f"is cleaned up, within {CLEANUP_SECONDS:g} s. A worker that has cancelled such a trajectory goes without its "
-    "environment until it ends"
+    "Do not swallow asyncio.CancelledError, which a bare except and except BaseException catch: raise it again after "
+    f"cleaning up, within {CLEANUP_SECONDS:g} s. Until then the worker cannot use the environment of a cancelled "
+    "trajectory"
 )
-_ANEW = (
-    "Let reset make all that a cancelled step may have left half done anew, such as a connection with an answer on its "
-    "way"
-)
+_ANEW = "Let reset renew everything a cancelled step may leave half done, such as a connection with a reply on its way"
 
 
 def findings_of_waiting(agent: Any, env: OrdinaryEnv) -> list[Finding]:
@@ -61,15 +58,16 @@ def finding_of_waits(probed: Probed, longest_turn: float) -> Finding:
     if longest_turn > _LONG_TURN:
         return Finding(
             WAITS, "warning",
-            f"{step}; a reset or step computed for {duration(longest_turn)} without a wait, and all others in flight "
-            "stand still meanwhile", f"{_AWAIT}. With a step_timeout, a worker that computes for longer is killed",
+            f"{step}; a reset or step computed for {duration(longest_turn)} without a wait, and all other "
+            "trajectories in flight stand still meanwhile", f"{_AWAIT}. With a step_timeout, a worker that computes "
+            "for longer is killed",
         )  # fmt: skip
     if share < _HARDLY:
         return Finding(
-            WAITS, "warning", f"{step}: others in flight hardly go on meanwhile",
-            f"{_AWAIT}. Where nothing is to be waited for, write ordinary methods, without async",
+            WAITS, "warning", f"{step}: other trajectories in flight hardly continue meanwhile",
+            f"{_AWAIT}. If nothing has to be awaited, write ordinary methods, without async",
         )  # fmt: skip
-    return Finding(WAITS, "pass", f"{step}, in which others in flight go on")
+    return Finding(WAITS, "pass", f"{step}, in which other trajectories in flight continue")
 
 
 def _finding_of_cancelling(env: OrdinaryEnv, actions: Actions, step_seconds: float) -> Finding:
@@ -89,7 +87,7 @@ def _finding_of_cancelling(env: OrdinaryEnv, actions: Actions, step_seconds: flo
             )  # fmt: skip
         n_cancelled += how == _CANCELLED
     if not n_cancelled:
-        return not_checked(CANCEL, "no reset and no step waited, so that none could be cancelled")
+        return not_checked(CANCEL, "no reset and no step waited, so nothing could be cancelled")
     return _compared(env, actions, before, again, n_cancelled)
 
 
@@ -135,14 +133,14 @@ def _compared(env: OrdinaryEnv, actions: Actions, before: list[Any], again: list
         return _finding_of_next(error)
     if same(before, again) and not same(before, after):
         was, now = next((old, new) for old, new in zip(before, after, strict=False) if not same(old, new))
-        what = f"after a trajectory was cancelled the next one came out differently: {shown(was)} was {shown(now)}"
+        what = f"after a trajectory was cancelled the next trajectory differs: {shown(was)} was {shown(now)}"
         return Finding(CANCEL, "failure", what, _ANEW)
     times = count(n_cancelled, "time")
     return Finding(CANCEL, "pass", f"resets and steps were cancelled {times} where they wait, and ended")
 
 
 def _finding_of_next(error: Exception) -> Finding:
-    what = f"after a trajectory was cancelled the next one raised {summary_of(error)}"
+    what = f"after a trajectory was cancelled the next trajectory raised {summary_of(error)}"
     return Finding(CANCEL, "failure", what, _ANEW, traceback_of(error))
 
 

@@ -38,7 +38,7 @@ class TooSlowError(SamplerError):
     """No timestep arrived within the time for a way's first timesteps."""
 
     def __init__(self, seconds: float) -> None:
-        super().__init__(f"given up: no timestep within {seconds:.3g} s")
+        super().__init__(f"skipped: no timestep within {seconds:.3g} s")
 
 
 def env_code(env: Any, env_kwargs: Mapping[str, Any] | None) -> str:
@@ -332,7 +332,7 @@ def _managers(problem: Problem) -> list[Way]:
 
     acting = as_agent(problem.agent)
     takes = takes_masks(acting, together=callable(getattr(acting, "get_actions", None)))
-    lacking = "managers give agents no masks of actions" if takes and not isinstance(acting, RandomAgent) else ""
+    lacking = "managers pass no masks of actions to agents" if takes and not isinstance(acting, RandomAgent) else ""
 
     def way(name: str, call: str, make: Callable[[], Any], least: int, n_processes: int) -> Way:
         n = max(1, n_processes) * n_each

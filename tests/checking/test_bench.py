@@ -115,8 +115,8 @@ def test_ways_are_given_up_for_whose_first_timesteps_there_is_no_time(monkeypatc
 
     monkeypatch.setattr(bench_module, "probe", slow)
     report = bench(Nested, seconds=10, n_workers=1, n_envs=2)
-    assert report.ways[0].obstacle.startswith("given up: its first timesteps take about 42 s, and ")
-    assert report.ways[2].obstacle.startswith("given up: its first timesteps take about 84 s, and ")
+    assert report.ways[0].obstacle.startswith("skipped: its first timesteps would take 42 s, and ")
+    assert report.ways[2].obstacle.startswith("skipped: its first timesteps would take 84 s, and ")
     assert report.recommendation is None
     assert not any(way.rates for way in report.ways)
 
@@ -200,7 +200,7 @@ def test_what_waits_is_measured_with_numbers_in_flight(unhurried, agent):
     ("waiting", "n_workers", "names", "why", "hint"),
     [
         (2e-3, None, ["1 worker, 1 in flight", "1 worker, 50 in flight"], "one is busy with 50 in flight", False),
-        (0.1, None, ["1 worker, 1 in flight", "1 worker, 10 in flight"], "it has time for more in flight", True),
+        (0.1, None, ["1 worker, 1 in flight", "1 worker, 10 in flight"], "a worker has time for more in flight", True),
         (0.1, 3, ["1 worker, 1 in flight", "3 workers, 200 in flight in each"], "as many as asked for", True),
     ],
 )
@@ -214,8 +214,8 @@ def test_several_workers_are_measured_where_one_is_busy(monkeypatch, waiting, n_
     several = [way for way in report.ways if way.n_processes > 1]
     assert len(several) == (report.n_workers > 1)
     assert report.n_workers == (n_workers or (1 if hint else usable_cores()))
-    assert report.ways[0].obstacle.startswith("given up: its first timesteps take about 40 s")
-    assert report.ways[-1].obstacle.startswith("given up: its first timesteps take about ")
+    assert report.ways[0].obstacle.startswith("skipped: its first timesteps would take 40 s")
+    assert report.ways[-1].obstacle.startswith("skipped: its first timesteps would take ")
     assert "about 40 s" not in report.ways[-1].obstacle  # it has more environments
     assert report.recommendation is None
 

@@ -187,7 +187,7 @@ def test_ctrl_c_keeps_what_was_found():
         ({"ends_within": 0}, UsageError, "ends_within must be at least 1"),
         ({"max_episode_length": 0.5}, UsageError, "max_episode_length must be an integer"),
         ({"seed": -1}, UsageError, "seed"),
-        ({"deterministic": True}, UsageError, "for an agent that is given with them"),
+        ({"deterministic": True}, UsageError, "need an agent"),
         ({"agent": 3}, UsageError, "an agent is"),
     ],
 )

@@ -39,7 +39,7 @@ def test_how_many_processes_are_used(cpu_share, free_share, n_cores, n_processes
 def test_there_is_at_least_one_process_and_a_reason(cpu_share, free_share, n_cores):
     assert 1 <= processes_for(cpu_share, free_share, n_cores)[0] <= max(8, n_cores)
     why = processes_for(0.4, 1.0, 2)[1]
-    assert why == "environment and agent compute 40% of the time and wait otherwise"
+    assert why == "environment and agent compute for 40% of the time and wait otherwise"
 
 
 def test_an_agent_computes_while_environments_wait():

@@ -51,7 +51,7 @@ def test_findings_are_found_by_name_and_by_how_bad_they_are():
 
 def test_what_there_is_no_time_for_is_not_known():
     finding = finding_of_ends([8], 1, 70, 500, None, None)
-    assert (finding.verdict, "whether it ends is not known" in finding.what) == ("warning", True)
+    assert (finding.verdict, "whether it ends is unknown" in finding.what) == ("warning", True)
 
 
 def test_it_is_printed():
@@ -110,7 +110,7 @@ def table_of(*ways):
         ({"a": 100.0, "b": 98.0}, "a", "With 100 timesteps per second it is about as fast as b, and simpler."),
         ({"a": 10.0, "b": 14.0}, "b", "it is 1.4 times as fast"),
         ({"a": 10.0, "b": 2_500.0}, "b", "it is 250 times as fast"),
-        ({"a": 0.0, "b": 7.0}, "b", "the only one that could be measured, at 7 "),
+        ({"a": 0.0, "b": 7.0}, "b", "the only way that could be measured, at 7 "),
     ],
 )
 def test_the_simplest_of_those_that_are_about_as_fast_is_recommended(medians, name, why):
@@ -125,7 +125,7 @@ def test_what_is_not_known_is_not_recommended_and_what_is_uncertain_is_told():
     (many,) = measured(many=1.25)
     table = table_of(few, many)
     assert ("about 0.49" in table, "about 1.2" in table) == (True, False)
-    assert "fewer than ten timesteps of each environment" in table
+    assert "fewer than ten timesteps per environment" in table
     assert "fewer than ten" not in table_of(many)
 
 
@@ -135,7 +135,7 @@ def test_loops_that_choose_actions_themselves_are_told_of_gymnasium_and_nobody_e
     (peer,) = (replace(way, in_parent=True, steps_only=True) for way in measured(peer=100.0))
     table = " ".join(table_of(sampler, other, peer, here).split())
     assert "recommended: sampler. With 80 timesteps per second it is 1.3 times as fast as the next best, ma" in table
-    assert table.endswith("where your own loop chooses the actions: peer, with 100 timesteps per second peer()")
+    assert table.endswith("for a loop of your own that chooses the actions: peer, with 100 timesteps per second peer()")
     assert "your own loop" not in table_of(other, here), "what is recommended anyway"
     assert table_of(sampler, other, replace(peer, rates=(50.0,)), here).endswith("\n  manager()")
     assert "recommended" not in table_of(peer).split("where your own loop")[0]

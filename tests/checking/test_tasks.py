@@ -64,7 +64,7 @@ ENVS = {
     "endless": ("ends", "failure", "did not end within 500 timesteps", "max_episode_length"),
     "raises": ("runs", "failure", "stepping the environment raised RuntimeError: the robot stumbled", "on_failure"),
     "raises in reset": ("runs", "failure", "resetting the environment raised RuntimeError", "on_failure"),
-    "close": ("close", "failure", "closing the environment raised RuntimeError: the door is stuck", "once at any time"),
+    "close": ("close", "failure", "closing the environment raised RuntimeError: the door is stuck", "work at any time"),
 }
 REFUSED = {"shape": "observations", "reward": "rewards", "info": "infos"}
 
@@ -86,7 +86,7 @@ def test_an_environment_that_breaks_a_rule(env, breaks):
         assert "streamsampler/checking" not in findings["runs"].details
     if breaks in REFUSED:
         assert findings["runs"].what == f"see {name}"
-        assert findings["seed"].what == f"samplers refuse what the environment returns: see {name}"
+        assert findings["seed"].what == f"samplers refuse the environment's values: see {name}"
 
 
 def test_what_was_not_run_in_time_is_not_compared(monkeypatch):
@@ -145,10 +145,10 @@ def test_a_vector_environment(mode):
 def test_a_trajectory_that_depends_on_others():
     finding = by_name(run(partial(Rule, "carries"), stages=2).findings)["seed"]
     assert finding.verdict == "failure"
-    assert "trajectory 0 came out differently: its observation of timestep 0" in finding.what
-    assert "let its reset set back what it keeps" in finding.advice
+    assert "trajectory 0 differs: its observation of timestep 0" in finding.what
+    assert "let its reset clear this state" in finding.advice
     assert run(Rule, stages=2).findings[-1] == Finding(
-        "seed", "pass", "24 timesteps came out the same from the same seed, before and after others"
+        "seed", "pass", "24 timesteps are the same with the same seed, before and after others"
     )
 
 
@@ -157,7 +157,7 @@ def test_an_agent_that_depends_on_other_trajectories(breaks):
     finding = by_name(run(Rule, Agent(breaks), stages=2).findings)["seed"]
     assert finding.verdict == "failure"
     assert "its action of timestep" in finding.what
-    assert "The agent keeps something" in finding.advice
+    assert "The agent carries state" in finding.advice
 
 
 class Counts(Rule):
@@ -180,7 +180,7 @@ def test_processes_are_compared():
     assert checked.findings[-1].what.startswith("24 timesteps")
     finding = by_name(run(Counts, stages=3).findings)["processes"]
     assert finding.verdict == "failure"
-    assert "trajectory 0 came out differently: its observation of timestep 0 was [" in finding.what
+    assert "trajectory 0 differs: its observation of timestep 0 was [" in finding.what
     assert by_name(run(partial(Rule, "carries"), stages=3).findings)["processes"].what == "see seed"
 
 
@@ -216,7 +216,7 @@ def test_rows():
     def rows(agent):
         return probe_rows(agent, (Rule.observation_space, Rule.action_space), None)
 
-    assert rows(Batched()).what.startswith("each row of batches of 8 and 32 is computed from that row alone, as")
+    assert rows(Batched()).what.startswith("each row of batches of 8 and 32 depends on this row alone, as")
     assert "row_independent = True" in rows(Batched(says=False)).advice
     mixing = rows(Batched("mixes"))
     assert mixing.verdict == "failure"

@@ -32,23 +32,28 @@ def test_an_environment_that_waits_and_breaks_no_rule():
     assert {each.verdict for each in found.values() if each.name != "waits"} == {"pass"}
     assert "20 truncated" in found["ends"].what
     assert found["cancel"].what.startswith("resets and steps were cancelled ")
-    assert found["in flight"].what == "18 timesteps came out the same from trajectories in flight together"
+    assert found["in flight"].what == "18 timesteps are the same with trajectories in flight together"
 
 
 BROKEN = {
     "parts": ("runs", "failure", "a part of what step returned is a coroutine: await it in step", ""),
     "twice": ("runs", "failure", "what step returned was awaited, and is to be awaited once more", ""),
     "raises": ("runs", "failure", "stepping the environment raised RuntimeError: the robot stumbled", "on_failure"),
-    "close": ("close", "failure", "closing the environment raised RuntimeError: the door is stuck", "once at any time"),
-    "carries": ("seed", "failure", "run again after others trajectory 0 came out differently", "self.np_random"),
+    "close": ("close", "failure", "closing the environment raised RuntimeError: the door is stuck", "work at any time"),
+    "carries": ("seed", "failure", "run again after others trajectory 0 differs", "self.np_random"),
     "global": ("in flight", "failure", "something drew from a global generator", "the environment from its np_random"),
-    "shared": ("in flight", "failure", "in flight together with others trajectory 0 came out", "a class attribute"),
-    "computes": ("waits", "warning", "without a wait, and all others in flight stand still", "asyncio.to_thread"),
+    "shared": ("in flight", "failure", "in flight together with others trajectory 0 differs", "a class attribute"),
+    "computes": (
+        "waits",
+        "warning",
+        "without a wait, and all other trajectories in flight stand still",
+        "asyncio.to_thread",
+    ),
     "returns": ("cancel", "failure", "a reset was cancelled where it waits, and returned all the same", "raise it"),
     "goes on": ("cancel", "failure", "a reset was cancelled where it waits, and did not end within 1 s", "raise it"),
     "raises when cancelled": ("cancel", "warning", "and raised ConnectionError: the line is dead", "raise it again"),
-    "left behind": ("cancel", "failure", "the next one came out differently: 0.0 was 1.0", "Let reset make all"),
-    "next": ("cancel", "failure", "the next one raised ConnectionError: an answer is on its way", "Let reset make"),
+    "left behind": ("cancel", "failure", "the next trajectory differs: 0.0 was 1.0", "Let reset renew"),
+    "next": ("cancel", "failure", "trajectory raised ConnectionError: an answer is on its way", "Let reset renew"),
 }
 
 
@@ -75,9 +80,9 @@ def test_a_wrapper_that_would_take_a_coroutine_for_a_result():
 
 def test_an_environment_that_has_nothing_to_wait_for():
     found = checked(Idle)
-    assert "others in flight hardly go on meanwhile" in found["waits"].what
+    assert "other trajectories in flight hardly continue meanwhile" in found["waits"].what
     assert "write ordinary methods, without async" in found["waits"].advice
-    assert found["cancel"].what == "no reset and no step waited, so that none could be cancelled"
+    assert found["cancel"].what == "no reset and no step waited, so nothing could be cancelled"
     assert found["in flight"].verdict == "pass"
 
 
