@@ -1,7 +1,7 @@
 """The command line: parse, call the library, print.
 
-Each command is a function in a file of its own and adds only the checks that a command alone can need. `streamsampler
-COMMAND --help` explains the options. The guide is `streamsampler/docs/cli.md`.
+Each command is a function in its own file, and checks only what the library cannot know. `streamsampler COMMAND --help`
+explains the options. The guide is `streamsampler/docs/cli.md`.
 """
 
 import sys
@@ -12,7 +12,7 @@ __all__ = ["main"]
 def main() -> None:
     """Run the command `streamsampler`."""
     try:
-        # Not above: Ctrl-C while the commands are imported would print a traceback.
+        # Imported here, so that Ctrl-C during the import of the commands prints no traceback.
         from streamsampler.cli.app import main as run
     except KeyboardInterrupt:
         sys.exit(130)

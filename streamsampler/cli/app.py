@@ -1,6 +1,6 @@
 """The list of commands.
 
-What carries out a command is imported when the command runs: help and errors about options do not wait for NumPy and
+A command imports its implementation when it runs, so that help and errors about options appear without NumPy and
 Gymnasium.
 """
 
@@ -21,10 +21,9 @@ from streamsampler.core.version import __version__
 
 
 class _Listed(click.Group):
-    """Lists its commands in the order in which they were added."""
+    """Lists its commands in the order of their definition."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of the commands."""
         del ctx
         return list(self.commands)
 
@@ -47,7 +46,7 @@ def main() -> None:
         with stream_errors_shown():
             cli(obj=interrupts)
     finally:
-        # Only the interpreter's own last steps are left: a traceback out of them would not help.
+        # Only the interpreter's own last steps remain, and a traceback from them would not help.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         if interrupts.received is not None:
             sys.exit(interrupts.exit_code)

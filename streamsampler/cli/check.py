@@ -1,4 +1,4 @@
-"""The commands `check` and `bench`, and how commands examine an environment and an agent."""
+"""The commands `check` and `bench`."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ _SEED = option(
 @options_of(AGENT, ENVIRONMENT, _SEED, _LIMITS, PRINTED)
 @click.pass_context
 def check(ctx: click.Context, /, env_id: str, **options: Any) -> None:
-    """Check an environment, and an agent in it, and recommend workers for them.
+    """Check an environment and an agent, and recommend workers for them.
 
-    ENV_ID is an environment that is registered with Gymnasium, such as CartPole-v1, or module:ENV_ID to import a module
-    first. Is a trajectory a function of its seed, do observations keep to their space, do trajectories end, … : a table
-    of passes, warnings and failures, with what to do. Environments that hang or end their process are found out. In the
-    end workers are measured, on a machine that should do nothing else meanwhile.
+    ENV_ID is an environment registered with Gymnasium, such as CartPole-v1, or module:ENV_ID to import a module first.
+    It checks whether a trajectory is a function of its seed, whether observations lie in their space, whether
+    trajectories end, … The result is a table of passes, warnings and failures, with advice. Environments may hang or
+    end their process. The last stage measures workers: for meaningful figures the machine should do nothing else.
 
     Examples:
       streamsampler check CartPole-v1
@@ -68,16 +68,16 @@ def examine(
     ctx: click.Context, env_id: str, options: dict[str, Any], how: tuple[Any, Any, Any], said: tuple[str, str],
     is_failure: Callable[[Any], bool],
 ) -> None:  # fmt: skip
-    """Examine an environment and an agent, print the report, and exit.
+    """Run `check` or `bench`, print the report, and exit.
 
     Args:
         ctx: The command's context.
         env_id: The environment.
-        options: The options, which lose those that are not settings.
-        how: The function of the library that examines, the class of its settings, and what Ctrl-C raises in it: an
-            exception whose `found` is the report so far.
-        said: What the command does, as progress says it, and what was done with what was found before Ctrl-C.
-        is_failure: Whether a report says that the exit code is 1.
+        options: The options; those that are no settings are removed.
+        how: The library's function, the class of its settings, and its exception after Ctrl-C, which has the report so
+            far in `found`.
+        said: The command's activity for the progress display, and the same as a past participle, for Ctrl-C.
+        is_failure: Whether a report means exit code 1.
     """
     from streamsampler.checking.ways import env_code
     from streamsampler.cli.naming import env_update_of, load_agents, statistics_of
@@ -104,10 +104,6 @@ def examine(
     run.finish(text, failed=is_failure(report))
 
 
-# ----------------------------------------------------------------------
-# The command `bench`.
-
-
 _HOW = options_of(
     option("How", "--seconds", type=ABOVE_ZERO, default=10.0, show_default=True, metavar="SECONDS",
         help="How long all of it takes, about. Longer gives figures that vary less, and time to what is slow."),
@@ -127,14 +123,15 @@ _HOW = options_of(
 @options_of(AGENT, ENVIRONMENT, _HOW, PRINTED)
 @click.pass_context
 def bench(ctx: click.Context, /, env_id: str, **options: Any) -> None:
-    """Measure how many timesteps per second each way to step an environment takes, and recommend one.
+    """Measure the timesteps per second of each way to step an environment, and recommend a way.
 
-    ENV_ID is an environment that is registered with Gymnasium, such as CartPole-v1, or module:ENV_ID to import a module
-    first. The ways are: in one process; in a worker for each core, with one environment, several, a native vector
-    environment, or several whose agent is in the caller's process; and stepped from the caller's process, together or
-    each as soon as it is ready. They are measured in turn in short rounds; the table has the median and the spread of
-    these, or why a way cannot run, or was given up. Resets count. Ctrl-C prints what was measured before. For
-    meaningful figures the machine should do nothing else meanwhile.
+    ENV_ID is an environment registered with Gymnasium, such as CartPole-v1, or module:ENV_ID to import a module first.
+    The ways are: in this process; in a worker per core, with one environment, several, a native vector environment, or
+        several
+    with the agent in the caller's process; and stepped from the caller's process, together or each as soon as it is
+    ready. They are measured in turn, in short rounds; the table has their median and spread, or why a way cannot run or
+    was skipped. Resets count. Ctrl-C prints the measurements so far. For meaningful figures the machine should do
+    nothing else.
 
     Examples:
       streamsampler bench CartPole-v1

@@ -1,6 +1,6 @@
-"""What a file or a folder holds, and which shards are damaged.
+"""Describe the contents of a file or a folder, and its damaged shards.
 
-Evaluations and comparisons are shown as the library prints them, with what else their files say.
+Evaluations and comparisons are printed as the library prints them, with the settings and versions in their files.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _OWN_ROWS = ("environment", "agent", "library", "fingerprints", "versions")
 
 
 def contents_of(path: Path, *, quick: bool) -> Trajectories | Findings:
-    """Return what is in a file or a folder: trajectories, an evaluation or a comparison.
+    """Return the contents of a file or a folder: trajectories, an evaluation or a comparison.
 
     Args:
         path: The file or the folder.
-        quick: Look at sizes, lengths, rewards and headers only, and not at every byte.
+        quick: Read only sizes, lengths, rewards and headers instead of every byte.
 
     Raises:
-        StorageError: The file, or the folder's manifest, is damaged, or is none.
-        OSError: It cannot be read.
+        StorageError: The file, or the folder's manifest, is damaged, or of another format.
+        OSError: Reading fails.
     """
     match kind_of(path):
         case "evaluation":
@@ -57,12 +57,12 @@ def contents_of(path: Path, *, quick: bool) -> Trajectories | Findings:
 
 @dataclass(frozen=True)
 class Findings:
-    """What a file holds that `evaluate` or `compare` wrote.
+    """The contents of a file of `evaluate` or `compare`.
 
     Attributes:
         path: The file.
-        found: What was found.
-        damaged: Nothing: a damaged file is an error.
+        found: The result in the file.
+        damaged: Always empty: a damaged file is an error.
     """
 
     path: Path
@@ -70,13 +70,13 @@ class Findings:
     damaged: tuple[()] = ()
 
     def facts(self) -> dict[str, Any]:
-        """Return what was found for programs."""
+        """Return the result as JSON values."""
         facts = self.found.contents()
-        del facts["format"]  # `kind` says it
+        del facts["format"]  # `kind` has the same
         return {"path": str(self.path), "kind": self.found.KIND, "bytes": self.path.stat().st_size, **facts}
 
     def text(self) -> str:
-        """Return what was found as text, as it was printed, with what else the file says."""
+        """Return the result as text, with the file's settings and versions."""
         found, facts = self.found, self.found.contents()
         names = [""] if isinstance(found, Evaluation) else [f" of {name}" for name in _names_of(found)]
         digests = [each.agent.get("parameters") for each in found.evaluations]
@@ -92,7 +92,7 @@ class Findings:
 
 
 def _names_of(found: Comparison | SuiteEvaluation | SuiteComparison) -> list[str]:
-    """Return the names of the evaluations in a file: agents, or the tasks that have one, or both."""
+    """Return the names of the evaluations in a file: agents, or the tasks that have an evaluation, or both."""
     if isinstance(found, SuiteComparison):
         each = zip(found.names, found.suites, strict=True)
         return [f"{agent} in {task}" for agent, suite in each for task in suite]
@@ -105,18 +105,18 @@ class Trajectories:
 
     Attributes:
         path: The file or the folder.
-        header: Of the file, or of the first shard that can be read; without spaces where there is none.
-        manifest: The folder's; None of a file.
-        n_shards: How many shards there are, damaged and missing ones included.
-        tally: The totals of all trajectories that can be read.
-        terminated: How many trajectories were terminated.
-        truncated: How many were truncated.
-        indices: The first and the last index.
-        agent_versions: The first and the last version.
-        policies: Of a file of several agents, the totals of what each policy played, by name.
-        episodes: Of a file with fragments, the totals of the episodes that ended, with all their parts; else None.
-        n_bytes: The files' sizes together.
-        damaged: Shards that cannot be read, and why.
+        header: The header of the file, or of the first readable shard; without spaces if no shard is readable.
+        manifest: The folder's manifest; None for a file.
+        n_shards: Number of shards, damaged and missing shards included.
+        tally: Totals of all readable trajectories.
+        terminated: Number of terminated trajectories.
+        truncated: Number of truncated trajectories.
+        indices: First and last trajectory index.
+        agent_versions: First and last agent version.
+        policies: Totals by policy name, for a file of several agents.
+        episodes: Totals of the complete episodes in a file with fragments; None for other files.
+        n_bytes: Total size of the files.
+        damaged: Unreadable shards, with the reason.
     """
 
     path: Path
@@ -137,7 +137,7 @@ class Trajectories:
         """Add the trajectories of a file.
 
         Raises:
-            StorageError: The arrays do not fit each other.
+            StorageError: The lengths of the arrays do not match.
         """
         self.tally += Tally.of_values(returns_of(self.path, arrays), arrays["lengths"])
         self.terminated += int(arrays["terminated"].sum())
@@ -148,7 +148,7 @@ class Trajectories:
                 setattr(self, name, [min([*known, int(values.min())]), max([*known, int(values.max())])])
 
     def facts(self) -> dict[str, Any]:
-        """Return the contents for programs; what is unknown is None."""
+        """Return the contents as JSON values; unknown values are None."""
         manifest, header = self.manifest, self.header
         of_folder = {} if manifest is None else {
             "complete": manifest.complete,
@@ -184,7 +184,6 @@ class Trajectories:
         return None if spaces is None else " ".join(str(decode_space(spaces[name])).split())
 
     def text(self) -> str:
-        """Return the contents as text."""
         facts, provenance = self.facts(), self.header["provenance"]
         seeds = facts["first_seeds"]
         options = {name: value for name, value in provenance.items() if name not in _OWN_ROWS}
@@ -218,7 +217,7 @@ class Trajectories:
     def _fingerprints(self) -> list[str]:
         if self.manifest is not None:
             return sorted(self.manifest.fingerprints)
-        found = self.header["provenance"].get("fingerprints")  # whatever the user put there
+        found = self.header["provenance"].get("fingerprints")  # users may have put anything into the provenance
         return [text for text in found if isinstance(text, str)] if isinstance(found, list) else []
 
     def _episode_rows(self) -> dict[str, str]:
@@ -251,7 +250,7 @@ def _of_file(path: Path, *, quick: bool) -> Trajectories:
 
 
 def _episodes(path: Path, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Tally:
-    """Return the totals of the episodes that ended in a file with fragments, as `episode_returns` has them."""
+    """Return the totals of the complete episodes in a file with fragments, as in `episode_returns`."""
     names = [name for name in ("fragments", "raw_rewards") if name in header["structure"]]
     trees, lengths = storage.read_trees(path, *names)[0], arrays["lengths"]
     ended = arrays["terminated"] | arrays["truncated"]
@@ -260,7 +259,7 @@ def _episodes(path: Path, header: Mapping[str, Any], arrays: Mapping[str, Any]) 
 
 
 def _policies(path: Path, header: Mapping[str, Any]) -> dict[str, Tally]:
-    """Return the totals of what each policy played in a file of several agents, by name."""
+    """Return the totals of each policy in a file of several agents, by name."""
     found = {}
     for name, said in header.get("policies", {}).items():
         entries = [said["structure"][field]["array"] for field in ("lengths", "rewards")]
@@ -286,7 +285,7 @@ def _of_folder(path: Path, *, quick: bool) -> Trajectories:
 
 
 def _add_file(contents: Trajectories, path: Path, arrays: Mapping[str, Any], error: type[StorageError]) -> None:
-    """Add the trajectories of a file, or of a shard; what is damaged is an error of that type."""
+    """Add the trajectories of a file or of a shard; damage raises an error of the given type."""
     with damage_raised(path, error=error):
         contents.add(arrays)
         contents.n_bytes += path.stat().st_size
@@ -295,7 +294,7 @@ def _add_file(contents: Trajectories, path: Path, arrays: Mapping[str, Any], err
             _check_header(header)
             if contents.manifest is None and "fragments" in header["structure"]:
                 contents.episodes = _episodes(path, header, arrays)
-            replace(contents, header=header).text()  # raises if that is damaged
+            replace(contents, header=header).text()  # raises if the header is damaged
             contents.header = header
         if "policies" in contents.header:
             for name, tally in _policies(path, storage.read(path)[1]).items():

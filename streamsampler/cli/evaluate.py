@@ -33,10 +33,10 @@ _UNTIL = ("guarantee", "min_trajectories", "max_trajectories")
 
 
 def _seeds(text: str) -> list[int]:
-    """Return seeds that were given as ``3,7,10-19``: an option's type.
+    """Return the seeds of an option such as ``3,7,10-19``.
 
     Raises:
-        click.BadParameter: They have no such form.
+        click.BadParameter: The text has another form.
     """
     found: list[int] = []
     for bit in text.split(","):
@@ -71,7 +71,7 @@ SEEDS_AND_SCENARIOS = options_of(
         help="One trajectory for each scenario in a JSON file, in this order. It holds a list of objects with some of "
         "the keys 'seed', 'options' (what the reset gets) and 'name'."),
 )  # fmt: skip
-"""Which trajectories."""
+"""The trajectories to run."""
 
 SUCCESS = option(
     shared.RECORDED, "--success", type=click.Choice(["end", "once"]), default="end", show_default=True,
@@ -153,11 +153,11 @@ _VIDEOS = options_of(
 def evaluate(
     ctx: click.Context, /, env_id: str | None, as_json: bool, quiet: bool, imports: tuple[str, ...], **options: Any
 ) -> None:
-    """Evaluate an agent in an environment, and print each number with the interval that holds for it.
+    """Evaluate an agent in an environment, and print each number with its interval.
 
-    ENV_ID is an environment that is registered with Gymnasium, such as CartPole-v1, or module:ENV_ID to import a module
-    first; or a module of PettingZoo. With --suite a file names the environments. The trajectories are the same for any
-    number of workers. Progress is shown on standard error, with the interval as it narrows. After Ctrl-C the finished
+    ENV_ID is an environment registered with Gymnasium, such as CartPole-v1, or module:ENV_ID to import a module first;
+    or a module of PettingZoo. With --suite a file names the environments. The trajectories are the same for any number
+    of workers. Progress appears on standard error, with the interval as it narrows. After Ctrl-C the finished
     trajectories are evaluated.
 
     Examples:
@@ -205,12 +205,12 @@ def evaluate(
 def taken_amount(
     ctx: click.Context, options: dict[str, Any], names: tuple[str, ...], of_rule: tuple[str, ...]
 ) -> dict[str, Any]:
-    """Take the options that say how many trajectories there are out of all options, and return them by name.
+    """Remove the options of the number of trajectories from all options, and return them by name.
 
     Args:
         ctx: The command's context.
         options: The command's options.
-        names: The options of amount; the last one is a rule that decides when to stop, and may go through seeds.
+        names: Names of these options; the last is a rule that decides when to stop, and may go through seeds.
         of_rule: The options of this rule.
     """
     if (suite := options.get("suite")) is not None:
@@ -223,10 +223,10 @@ def taken_amount(
 
 
 def shared_arguments(options: dict[str, Any], amount: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments that `streamsampler.evaluate` and `compare` have in common, without agents and amounts."""
+    """Return the arguments shared by `streamsampler.evaluate` and `compare`, without agents and amounts."""
     from streamsampler.cli.request import drawn_seed, sampler_arguments
 
-    # The library says that parts need the same seed, and takes the seed of a file to go on with.
+    # The library reports that parts need a common seed, and resumes with the seed of a file.
     is_given = options["seed"] is not None or amount["part"] is not None or options["resume"] is not None
     seed = options["seed"] if is_given else drawn_seed()
     files = {name: options[name] for name in ("out", "resume")}
@@ -235,7 +235,7 @@ def shared_arguments(options: dict[str, Any], amount: dict[str, Any]) -> dict[st
 
 
 def suite_arguments(options: dict[str, Any], amount: dict[str, Any]) -> dict[str, Any]:
-    """Return what `shared_arguments` does, without arguments of environments, which each task has of its own."""
+    """Return `shared_arguments` without the arguments of environments, which belong to each task."""
     return {name: value for name, value in shared_arguments(options, amount).items() if name != "env_kwargs"}
 
 
@@ -249,9 +249,9 @@ def print_found(
         ctx: The command's context.
         options: The options by name.
         find: Returns the result.
-        as_json: Whether to print the contents of the file that `--out` writes.
-        quiet: Whether to print nothing on standard error but errors.
-        imports: Modules to import before.
+        as_json: Whether to print the JSON of `--out`.
+        quiet: Whether to print only errors on standard error.
+        imports: Modules to import first.
     """
     from streamsampler.cli.running import running, translated
     from streamsampler.cli.streams import print_error, print_result
@@ -290,7 +290,7 @@ def print_found(
 
 
 def _code_of(found: AnyFound) -> int:
-    """Return the exit code: 1 where a task of a suite failed, and else that of the verdict that was asked for."""
+    """Return the exit code: 1 if a task of a suite failed, otherwise the code of the requested verdict."""
     if getattr(found, "failed", None):
         return 1
     if getattr(found, "margin", None) is None:
@@ -310,7 +310,7 @@ def _text(found: AnyFound, options: dict[str, Any], *, as_json: bool) -> str:
 
 
 def _take_files(options: dict[str, Any]) -> Path | None:
-    """Put paths that can be written in the place of `--out` and `--resume`; return the one to write."""
+    """Replace `--out` and `--resume` by paths that can be written; return the path to write."""
     from streamsampler.cli.naming import checked_file
     from streamsampler.evaluation.journal import whole_of
 
@@ -325,12 +325,12 @@ def _take_files(options: dict[str, Any]) -> Path | None:
 
 
 def _if_interrupted(options: dict[str, Any]) -> str:
-    """Return the message where a signal comes before any trajectory."""
+    """Return the message for a signal before the first trajectory."""
     return "nothing was kept" if options["resume"] is None else f"{options['resume']} stays as it was"
 
 
 def _written(ctx: click.Context, out: Path | None, options: dict[str, Any], found: AnyFound) -> str:
-    """Return lines about the file; where it was interrupted, with the command that makes the whole file."""
+    """Return lines about the file, and after an interrupt the command that completes it."""
     from streamsampler.cli.request import command_line
     from streamsampler.evaluation.journal import INTERRUPTED
 
@@ -348,10 +348,6 @@ def _line(found: AnyFound, seconds: float, *, interrupted: bool, alone: bool) ->
     line = f"{amount} in {duration(seconds)}"
     why = " Only the first agent has trajectories: there are no pairs to compare yet." if alone else ""
     return f"Interrupted: the result is of {line}.{why}" if interrupted else line
-
-
-# ----------------------------------------------------------------------
-# The command `compare`.
 
 
 _AGENTS = options_of(
@@ -393,13 +389,13 @@ _DECISION = options_of(
 def compare(
     ctx: click.Context, /, env_id: tuple[str, ...], as_json: bool, quiet: bool, imports: tuple[str, ...], **options: Any
 ) -> None:
-    r"""Compare agents on the same seeds, and print their differences, pair by pair, with intervals.
+    """Compare agents on the same seeds, and print their differences, pair by pair, with intervals.
 
-    ENV_ID is an environment that is registered with Gymnasium, such as CartPole-v1, or module:ENV_ID to import a module
-    first. Each agent is compared with the first one. After Ctrl-C the finished pairs are compared, or
-    the first agent's trajectories while there are no pairs.
+    ENV_ID is an environment registered with Gymnasium, such as CartPole-v1, or module:ENV_ID to import a module first.
+    Each agent is compared with the first. After Ctrl-C the finished pairs are compared; without any pair the first
+    agent's trajectories are evaluated.
 
-    Files that evaluate wrote are compared as they are, pair by pair where they have the same seeds.
+    Files of evaluate are compared without running anything, pair by pair if they have the same seeds.
 
     Examples:
       streamsampler compare CartPole-v1 --agent old.zip --agent new.zip --num-trajectories 100 --seed 1 --out both.json
@@ -464,7 +460,7 @@ def compare(
 
 
 def short_names(agents: tuple[str, ...]) -> list[str]:
-    """Return a name for each agent: of files without their folders, unless these tell them apart."""
+    """Return a name for each agent: a file's name, with its folder only if the names alone are equal."""
     short = [Path(name).name if name.endswith((".zip", ".json")) else name for name in agents]
     names: list[str] = []
     for name, whole in zip(short, agents, strict=True):

@@ -1,4 +1,4 @@
-"""The commands `export`, `info`, `merge` and `plot`: what is done with files."""
+"""The commands on files: `export`, `info`, `merge` and `plot`."""
 
 from __future__ import annotations
 
@@ -22,12 +22,8 @@ from streamsampler.cli.options import (
     options_of,
 )
 
-# ----------------------------------------------------------------------
-# The command `export`.
-
-
 _OF_EVALUATIONS = "sb3"
-"""The format of evaluations; all others are of trajectories."""
+"""The only format of evaluations; all others are formats of trajectories."""
 
 
 @command("Write trajectories in another library's format.")
@@ -71,9 +67,9 @@ def export(
 ) -> None:  # fmt: skip
     """Write trajectories, or evaluations, in the format of another library.
 
-    FILE or FOLDER is what `streamsampler sample --out` wrote, or a file that a batch's `save` did. Of a folder one
-    shard is in memory at a time. Several folders are written one after the other, as one; --to sb3 takes several files
-    of evaluations.
+    FILE or FOLDER comes from `streamsampler sample --out`, or from a batch's `save`. A folder's shards are read in
+    turn, so that only one is in memory. Several folders are written in turn, as a single data set; --to sb3 accepts
+    several files of evaluations.
 
     Examples:
       streamsampler export big --to minari --out cartpole --dataset-id cartpole/random-v0
@@ -113,10 +109,10 @@ def _trajectory_formats() -> str:
 
 
 def _check_kinds(paths: list[Path], name: str) -> None:
-    """Check that the format is for what the files hold.
+    """Check that the format suits the contents of the files.
 
     Raises:
-        click.ClickException: It is for something else; names the format to give.
+        click.ClickException: The format is for other contents; names a suitable format.
     """
     from streamsampler.cli.streams import failure
     from streamsampler.evaluation.merging import kind_of
@@ -132,7 +128,7 @@ def _check_kinds(paths: list[Path], name: str) -> None:
 
 
 def _export_trajectories(paths: list[Path], name: str, out: Path, options: dict[str, Any], bar: Any) -> dict[str, Any]:
-    """Write trajectories, and return what was written."""
+    """Write trajectories, and return a description of the export."""
     from streamsampler.data.folder import TrajectoryFolder
     from streamsampler.data.leaves import Leaves
     from streamsampler.formats.columns import open_source
@@ -143,7 +139,7 @@ def _export_trajectories(paths: list[Path], name: str, out: Path, options: dict[
         raise click.UsageError("--timesteps is for evaluations: give --to sb3, too.")
     leaves, policy = Leaves(without=options.pop("without")), options.pop("policy")
     metadata = by_key(options["metadata"], "key=text", "--metadata")
-    # A flag that was not given is False, which equals 0: that may be a value.
+    # An absent flag is False, which equals 0, and 0 may be a valid value of another option.
     given = {
         key: value for key, value in {**options, "metadata": metadata}.items()
         if value is not False and value not in (None, (), {})
@@ -157,7 +153,7 @@ def _export_trajectories(paths: list[Path], name: str, out: Path, options: dict[
 
 
 def _export_evaluations(paths: list[Path], out: Path, options: dict[str, Any]) -> dict[str, Any]:
-    """Write evaluations, and return what was written."""
+    """Write evaluations, and return a description of the export."""
     from streamsampler.cli.naming import checked_file
     from streamsampler.core.words import count
     from streamsampler.evaluation.evaluation import Evaluation
@@ -180,21 +176,17 @@ def _export_evaluations(paths: list[Path], out: Path, options: dict[str, Any]) -
     return {"format": "sb3", "evaluations": len(paths), "trajectories": n_trajectories, "out": str(written)}
 
 
-# ----------------------------------------------------------------------
-# The command `info`.
-
-
 @command("Show what is in a file or a folder.")
 @click.argument("path", metavar="FILE|FOLDER")
 @option("Output", "--json", "as_json", is_flag=True, help=JSON_LINE)
 @option("Output", "--quick", is_flag=True, help="Do not read every byte: damaged observations are not found.")
 @click.pass_context
 def info(ctx: click.Context, /, path: str, as_json: bool, quick: bool) -> None:
-    """Show what is in a file or a folder that was sampled, or in what evaluate or compare wrote.
+    """Show the contents of a file or a folder of sample, evaluate or compare.
 
-    Shown are its environment, agent, trajectories, timesteps, returns, spaces, seed and version, and of a folder which
-    shards are damaged or missing. Exit code 1 if anything is. Of an evaluation or a comparison what was found is shown,
-    as it was printed, with settings and versions.
+    Of trajectories: environment, agent, trajectories, timesteps, returns, spaces, seed and version, and of a folder its
+    damaged or missing shards, which mean exit code 1. Of an evaluation or a comparison: its result as printed before,
+    with settings and versions.
 
     Examples:
       streamsampler info cartpole.npz
@@ -214,10 +206,6 @@ def info(ctx: click.Context, /, path: str, as_json: bool, quick: bool) -> None:
     run.finish(json.dumps(contents.facts(), allow_nan=False) if as_json else contents.text(), failed=n_damaged > 0)
 
 
-# ----------------------------------------------------------------------
-# The command `merge`.
-
-
 @command("Put the parts of an evaluation together.")
 @click.argument("parts", cls=SeveralArgument, metavar="PART...", nargs=-1, required=True)
 @options_of(
@@ -227,11 +215,10 @@ def info(ctx: click.Context, /, path: str, as_json: bool, quick: bool) -> None:
 )  # fmt: skip
 @click.pass_context
 def merge(ctx: click.Context, /, parts: tuple[str, ...], out: str, as_json: bool, quiet: bool) -> None:
-    r"""Put the parts of a run together, and write what the run would have written without parts: the same bytes.
+    """Merge the parts of a run, and write the file of a run without parts: the same bytes.
 
-    Each PART is a file that evaluate or compare wrote with --part; their order does not matter. Parts that are missing,
-    there twice, not whole, or of another run are named. Where parts were run on processors that compute otherwise, a
-    warning says so.
+    Each PART is a file of evaluate or compare with --part, in any order. Missing, repeated and incomplete parts, and
+    parts of another run, are named. A warning names parts from processors whose arithmetic differs.
 
     Examples:
       streamsampler merge part-*.json --out cartpole.json
@@ -260,18 +247,15 @@ def merge(ctx: click.Context, /, parts: tuple[str, ...], out: str, as_json: bool
         try:
             merged = merged_parts(paths, target)
         except UsageError as error:
-            raise failure(str(error)) from None  # about what the files hold, and not how the command was typed
+            raise failure(str(error)) from None  # the files are at fault, not the command's usage
     if not run.shows_end:
         print_error(f"{count(len(parts), 'part')} merged")
     text = merged.to_json().rstrip("\n") if as_json else f"{merged}\nwritten to: {target}"
     run.finish(text, kept=target, failed=bool(getattr(merged, "failed", None)))
 
 
-# ----------------------------------------------------------------------
-
-
 _MOST_NAMES = 3
-"""How many files a picture is named after."""
+"""Most files in the default name of a picture."""
 
 
 @command("Draw returns and lengths.")
@@ -284,11 +268,11 @@ _MOST_NAMES = 3
 @QUIET
 @click.pass_context
 def plot(ctx: click.Context, /, paths: tuple[str, ...], out: str | None, dark: bool, quiet: bool) -> None:
-    """Draw the returns and lengths of trajectories: by index, and how they are distributed.
+    """Draw the returns and lengths of trajectories: by index, and as distributions.
 
-    Of what was sampled into a file or a folder, or of the JSON that evaluate or compare wrote. For a comparison also
-    the returns of both agents, pair by pair. Several files are drawn in one picture, without pairs. Needs matplotlib:
-    'pip install matplotlib'.
+    PATH is a file or a folder of sample, or a JSON file of evaluate or compare. A comparison's picture also has the
+    returns of both agents, pair by pair. Several files share a picture, without pairs. Needs matplotlib: 'pip install
+    matplotlib'.
 
     Examples:
       streamsampler plot cartpole.npz

@@ -1,4 +1,4 @@
-"""What users name: modules, environments, agents, policies, models, and files to write."""
+"""Find what users name: modules, environments, agents, policies, models, and files to write."""
 
 from __future__ import annotations
 
@@ -44,33 +44,28 @@ _NO_STATISTICS = "none"
 _POLICY = re.compile(r"[\w-]+=.+", re.DOTALL)
 
 
-# ----------------------------------------------------------------------
-# Modules.
-
-
 def append_current_directory() -> None:
-    """Let modules in the current directory be found, after all others: an installed command does not look there.
+    """Append the current directory to ``sys.path``: an installed command does not search it.
 
-    If it came first, a file in it that is called like another module, such as `re.py`, would run in that module's
-    place.
+    At the front, a file such as `re.py` in it would run in place of the module of the same name.
     """
     directory = working_directory()
     if directory is not None and directory not in sys.path and "" not in sys.path:
         sys.path.append(directory)
-    # A module written a moment ago may be younger than the listing that the importer remembers.
+    # The importer's directory listing may be older than a module written a moment ago.
     importlib.invalidate_caches()
 
 
 def import_named(name: str, what: str, error: type[UsageError] = UsageError) -> ModuleType:
-    """Import a module that the user has named, from the current directory if it is nowhere else.
+    """Import a module named by the user, from the current directory if it is nowhere else.
 
     Args:
         name: The module's name.
-        what: What it was named for; errors begin with this.
+        what: Purpose of the module, as the start of errors.
         error: The type of the errors.
 
     Raises:
-        UsageError: There is no such module; or importing it raised, which is the cause.
+        UsageError: No such module exists, or importing it raised its cause.
     """
     append_current_directory()
     try:
@@ -95,14 +90,14 @@ def _hint(name: str) -> str:
 
 
 def dotted_name(file_name: str) -> str | None:
-    """Return the name of the module in a file; None if it is not the name of a file."""
+    """Return the name of the module in a file; None if the name is no file's."""
     if not file_name.endswith(".py") and "/" not in file_name:
         return None
     return file_name.removesuffix(".py").strip("./").replace("/", ".")
 
 
 def warn_of_hidden(name: str) -> None:
-    """Warn if an imported module hides one of the same name in the current directory."""
+    """Warn if an imported module hides a module of the same name in the current directory."""
     top = name.partition(".")[0]
     here = Path(working_directory() or os.devnull)
     mine = next((path for path in (here / f"{top}.py", here / top / "__init__.py") if path.is_file()), None)
@@ -111,16 +106,12 @@ def warn_of_hidden(name: str) -> None:
         _log.warning("%s was imported from %s, which hides %s: rename the latter to use it", top, file, mine)
 
 
-# ----------------------------------------------------------------------
-# Environments.
-
-
 def environment_of(env_id: str, env_kwargs: Mapping[str, Any]) -> tuple[EnvUpdate, Spaces]:
-    """Return what makes the environment of an id, and its spaces, of which one is made here.
+    """Return the maker of an id's environment, and its spaces, from an environment made in this process.
 
     Raises:
-        UnknownEnvironmentError: There is none of that name.
-        click.ClickException: It cannot be made.
+        UnknownEnvironmentError: No environment has this id.
+        click.ClickException: Making the environment fails.
     """
     update = env_update_of(env_id, env_kwargs)
     try:
@@ -130,7 +121,7 @@ def environment_of(env_id: str, env_kwargs: Mapping[str, Any]) -> tuple[EnvUpdat
         finally:
             close_env(env)
     except Exception as error:
-        # Gymnasium's own errors say what to do; where they were raised says nothing more.
+        # Gymnasium's own errors say what to do, and their traceback adds nothing.
         details = "" if isinstance(error, gymnasium.error.Error) else traceback_of(error)
         message = f"the environment {env_id} cannot be made and closed: {type(error).__name__}: {error}"
         if isinstance(error, AttributeError) and error.name in ("close", "render", "metadata"):
@@ -139,7 +130,7 @@ def environment_of(env_id: str, env_kwargs: Mapping[str, Any]) -> tuple[EnvUpdat
 
 
 def _spaces_of(env: Any) -> Spaces:
-    """Return the spaces of an environment; where any agents may appear, of those that are there after a reset."""
+    """Return the spaces of an environment; if any agents may appear, of the agents after a reset."""
     if isinstance(env.observation_space, OpenSpaces):
         env.reset(seed=0)
         of_both = [
@@ -150,10 +141,10 @@ def _spaces_of(env: Any) -> Spaces:
 
 
 def env_update_of(env_id: str, env_kwargs: Mapping[str, Any]) -> EnvUpdate:
-    """Return what makes the environment of an id, `module:id` included.
+    """Return the maker of an id's environment, `module:id` included.
 
     Raises:
-        UnknownEnvironmentError: There is none of that name.
+        UnknownEnvironmentError: No environment has this id.
     """
     module, colon, _ = env_id.rpartition(":")
     if colon:
@@ -168,22 +159,16 @@ def env_update_of(env_id: str, env_kwargs: Mapping[str, Any]) -> EnvUpdate:
     return update
 
 
-# ----------------------------------------------------------------------
-# Agents: `random`, or `package.module:object`.
-
-
 def load_agent(name: str, observation_space: Space[Any], action_space: Space[Any]) -> Any:
-    """Load the agent that `--agent` names.
+    """Load the agent of `--agent`.
 
-    Modules are also looked for in the current directory, after all others; it is the last entry of ``sys.path`` from
-    then on.
+    Modules are searched in the current directory last, which becomes the last entry of ``sys.path``.
 
     Args:
-        name: ``random``, or ``package.module:object``, where the object is an agent, a plain callable
-            ``observation -> action``, or a factory: a class, or a function of two arguments, the observation space and
-            the action space. A factory with parameters of these names gets those it has; a factory that takes no
-            arguments gets none. The object, or what a factory makes, may be a policy as well: an object with `predict`,
-            or a torch module.
+        name: ``random``, or ``package.module:object``: an agent, a plain callable ``observation -> action``, or a
+            factory, which is a class, or a function of the observation space and the action space. A factory with
+            parameters of these names receives those it has; a factory without parameters receives nothing. The object,
+            or a factory's result, may also be a policy: an object with `predict`, or a torch module.
         observation_space: The environment's observation space.
         action_space: The environment's action space.
 
@@ -191,7 +176,7 @@ def load_agent(name: str, observation_space: Space[Any], action_space: Space[Any
         The agent, or the policy.
 
     Raises:
-        UnknownAgentError: If there is none of that name, or what the name stands for is no agent, or the factory fails.
+        UnknownAgentError: No such object exists, or it is no agent, or the factory fails.
     """
     if name in base.NAMED_AGENTS:
         return RandomAgent(action_space)
@@ -220,7 +205,7 @@ _FILES = {
     ".npz": "it holds trajectories",
     ".json": "it holds an evaluation",
 }
-"""What files hold that are no agents, by their endings."""
+"""Contents of files that are no agents, by suffix."""
 
 
 def _malformed(name: str) -> str:
@@ -255,7 +240,7 @@ def _attribute(module: Any, path: str, name: str) -> Any:
 
 
 def _factory_call(obj: Callable[..., Any], spaces: dict[str, Space[Any]], name: str) -> Callable[[], Any] | None:
-    """How to call a factory, or None if the object is itself a plain callable ``observation -> action``."""
+    """Return a function that calls a factory, or None for a plain callable ``observation -> action``."""
     is_class = isinstance(obj, type)
     signature = base.signature_of(obj)
     if signature is None:
@@ -281,7 +266,6 @@ def _required(signature: inspect.Signature) -> int:
 
 
 def _is_policy(obj: Any) -> bool:
-    """Whether an object is one that adapters make agents of."""
     return not isinstance(obj, type) and (has_predict(obj) or base.is_module(obj))
 
 
@@ -299,20 +283,16 @@ def _made(call: Callable[[], Any], name: str) -> Any:
     )
 
 
-# ----------------------------------------------------------------------
-# Models that Stable-Baselines3 saved, and policies of environments of several agents.
-
-
 def is_model_file(agent: str) -> bool:
-    """Whether `--agent` names a file, and no object of a module."""
+    """Return whether `--agent` names a file instead of a module's object."""
     return agent.endswith(".zip")
 
 
 def statistics_of(names: Iterable[str], given: Sequence[str]) -> list[str | None]:
-    """Return what `--vec-normalize` says for each agent: once for all models among them, or for each in their order.
+    """Return the value of `--vec-normalize` for each agent: a single value for all models, or one per model in order.
 
     Raises:
-        UsageError: There is no model, or there are more or fewer of them.
+        UsageError: No agent is a model, or the numbers of models and values differ.
     """
     are_models = [*map(is_model_file, names)]
     n_models = sum(are_models)
@@ -331,18 +311,18 @@ def load_each(
     names: Collection[str], statistics: Sequence[str], spaces: Iterable[Spaces], deterministic: bool | None,
     *, predicting: bool = False,
 ) -> list[Any]:  # fmt: skip
-    """Return the agents that names stand for.
+    """Load agents by name.
 
     Args:
-        names: Names as `load_agent` takes them, or files of Stable-Baselines3.
+        names: Names for `load_agent`, or files of Stable-Baselines3.
         statistics: See `statistics_of`.
         spaces: The observation space and the action space of each.
         deterministic: Whether to act without drawing; None for the default.
-        predicting: The default of what has `predict`.
+        predicting: The default for policies with `predict`.
 
     Raises:
-        UsageError: There is no such agent, or it is for other spaces.
-        click.ClickException: It cannot be loaded.
+        UsageError: No such agent exists, or it is for other spaces.
+        click.ClickException: Loading fails.
     """
     agents = []
     for name, each, its_spaces in zip(names, statistics_of(names, statistics), spaces, strict=False):
@@ -356,11 +336,11 @@ def load_each(
 
 
 def load_agents(options: Mapping[str, Any], spaces: Spaces, *, predicting: bool = False) -> Any:
-    """Return the agent that `--agent` names; or, where it names policies, a dict of agents.
+    """Return the agent of `--agent`, or a dict of agents if it names policies.
 
     Args:
         options: The options; see `take_policies`.
-        spaces: The environment's; those of several agents have the spaces of each.
+        spaces: The environment's spaces; for several agents, those of each.
         predicting: See `load_each`.
     """
     policies, policy_of = options.get("policies"), options.get("policy_of")
@@ -378,7 +358,7 @@ def load_agents(options: Mapping[str, Any], spaces: Spaces, *, predicting: bool 
 
 
 def load_policies(options: Mapping[str, Any], spaces: Mapping[str, Spaces], *, predicting: bool = False) -> Any:
-    """Return what `load_agents` does, where it is known in which spaces each policy acts, the only one as "shared"."""
+    """Load agents as `load_agents` does, with the known spaces of each policy; a single policy is "shared"."""
     names = options.get("policies") or {SHARED: options["agent"]}
     statistics = () if options["vec_normalize"] is None else (options["vec_normalize"],)
     of_names = [spaces[policy] for policy in names]
@@ -408,7 +388,7 @@ def _model(name: str, statistics: str | None, spaces: Spaces, deterministic: boo
 
 
 def _fit(there: Any, here: gymnasium.Space[Any]) -> bool:
-    """Whether a policy may be asked about values of a space; of images it takes either order of axes."""
+    """Return whether a policy accepts values of a space; images may have either order of axes."""
     if isinstance(there, gymnasium.spaces.Dict) and isinstance(here, gymnasium.spaces.Dict):
         return there.keys() == here.keys() and all(_fit(there[key], here[key]) for key in there)
     if isinstance(there, gymnasium.spaces.Box) and isinstance(here, gymnasium.spaces.Box):
@@ -417,17 +397,17 @@ def _fit(there: Any, here: gymnasium.Space[Any]) -> bool:
 
 
 def take_policies(options: dict[str, Any], env_id: str = "") -> str:
-    """Put what was said of agents and policies into the options `agent`, `policies` and `policy_of`.
+    """Move the agents and policies of the arguments into the options `agent`, `policies` and `policy_of`.
 
     Args:
-        options: All options of a command; they are changed.
-        env_id: The environment that was asked for.
+        options: All options of a command; changed.
+        env_id: The requested environment.
 
     Returns:
         The environment's id.
 
     Raises:
-        click.BadParameter: There are several agents, and they have no names, or one has no such form.
+        click.BadParameter: Several agents have no names, or a name has a wrong form.
     """
     given: tuple[str, ...] = options["agent"]
     pairs = [None if Path(text).is_file() else _POLICY.fullmatch(text) for text in given]
@@ -450,30 +430,27 @@ def take_policies(options: dict[str, Any], env_id: str = "") -> str:
     return f"{env_id.removesuffix(':parallel_env')}:env"
 
 
-# ----------------------------------------------------------------------
-# Files and folders that a run writes, which are checked before the run: it may take hours.
-
 _FORMATS = frozenset((
     ".arrow", ".avro", ".csv", ".db", ".eps", ".feather", ".gif", ".gz", ".h5", ".hdf", ".hdf5", ".ipc", ".jpeg",
     ".jpg", ".json", ".jsonl", ".mat", ".mp4", ".msgpack", ".nc", ".npy", ".npz", ".orc", ".parquet", ".pdf", ".pickle",
     ".pkl", ".png", ".pt", ".pth", ".safetensors", ".sqlite", ".svg", ".tar", ".tfrecord", ".tgz", ".tsv", ".txt",
     ".xls", ".xlsx", ".xz", ".yaml", ".yml", ".zarr", ".zip",
 ))  # fmt: skip
-"""Endings of files of known formats: a user who asks for one that is not written would get something else."""
+"""Suffixes of known formats: a user who requests another format than the written format would be misled."""
 
 
 def checked_file(value: str, suffix: str, *others: str, where: str, option: str = "'--out'") -> Path:
-    """Return a file that can be written; one without the suffix gets it.
+    """Return a writable file, with the suffix added if missing. Checked before the run, which may take hours.
 
     Args:
         value: The file's name.
         suffix: Its suffix.
-        others: Other suffixes that it may have.
-        where: What is written, and where, for errors.
-        option: What the name was given to.
+        others: Other permitted suffixes.
+        where: Contents and place, for errors.
+        option: The option with the name.
 
     Raises:
-        click.BadParameter: It cannot be written, or has the suffix of another format.
+        click.BadParameter: The file cannot be written, or has the suffix of another format.
     """
     try:
         return _checked_file(value, suffix, *others, where=where)
@@ -501,10 +478,10 @@ def _checked_file(value: str, suffix: str, *others: str, where: str) -> Path:
 
 
 def _named_file(value: str) -> Path:
-    """Return the path of a name; refuse names that stand for streams and devices, which get no suffix and no file.
+    """Return the path of a name; refuse names of streams and devices, which have no suffix.
 
     Raises:
-        click.BadParameter: It is such a name.
+        click.BadParameter: The name stands for a stream or a device.
     """
     path = Path(value)
     is_device = path.exists() and not (path.is_file() or path.is_dir())
@@ -514,9 +491,9 @@ def _named_file(value: str) -> Path:
 
 
 def unused_beside(target: Path) -> Path:
-    """Return a file next to a target that is not there yet: `out.partial.npz`, or else `out.partial-2.npz` and so on.
+    """Return an unused file next to a target: `out.partial.npz`, or else `out.partial-2.npz` and so on.
 
-    What an interrupted run finished goes there where the target holds what another run wrote.
+    It receives the trajectories of an interrupted run if the target holds another run.
     """
     endings = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
     names = (f"{target.stem}.partial{ending}{target.suffix}" for ending in endings)
@@ -529,7 +506,7 @@ def _check_format(given: Path, suffix: str, where: str) -> None:
 
 
 def checked_folder(value: str, suffix: str, where: str, *, resume: bool) -> Path:
-    """Return a folder that shards can be written into; see `checked_file`."""
+    """Return a folder for shards; see `checked_file`."""
     path = _named_file(value)
     if not path.exists():
         _check_format(path, suffix, where)
@@ -548,7 +525,7 @@ def _bad_out(message: str) -> click.BadParameter:
 
 
 def _try(target: Path) -> None:
-    """Make and remove a file next to the target: missing rights, a full quota and too long a name are found now."""
+    """Create and remove a file next to the target, to find missing rights, a full quota or too long a name now."""
     trial = temporary_beside(target)
     try:
         trial.open("xb").close()

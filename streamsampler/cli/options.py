@@ -1,4 +1,4 @@
-"""The options that several commands have, and how the values of options are converted."""
+"""Options shared by several commands, and the conversion of their values."""
 
 from __future__ import annotations
 
@@ -20,32 +20,28 @@ from streamsampler.core.arguments import GROUPS
 from streamsampler.engines.launch.start_methods import START_METHODS
 from streamsampler.engines.registry import ENGINES
 
-# ----------------------------------------------------------------------
-# What all commands have: options in groups in the help, examples below them, and options from a TOML file.
-
-
 TYPED = "streamsampler.cli.typed"
-"""Where a context's `meta` has what the user typed: the command's name, and then its arguments."""
+"""Key of a context's `meta` with the typed command: its name, and then its arguments."""
 _FILE = "streamsampler.cli.config"
-"""Where a context's `meta` has the name of the file with options."""
+"""Key of a context's `meta` with the name of the file of options."""
 
 _JOINED = {"seeds", "without_infos"}
-"""Options of one text that may be a list in a file."""
+"""Options of a single text that may be a list in a file."""
 
 
 _OTHER_WORDS = {
     "--num-trajectories": ("--episodes", "--n-episodes", "--num-episodes", "--trajectories", "--n-trajectories"),
     "--num-samples": ("--timesteps", "--n-timesteps", "--num-timesteps", "--total-timesteps", "--steps", "--n-steps"),
 }
-"""Options by the words of other libraries, which are no slips of the hand."""
+"""Options under their names in other libraries, where spelling alone would not suggest ours."""
 
 
 RUNS, _, WHERE, REPRODUCIBLE, RECORDED, FAILS, _ = GROUPS
-"""Headings of groups of options, as the library has them for its arguments."""
+"""Headings of groups of options, the same as for the library's arguments."""
 
 
 class GroupedOption(click.Option):
-    """An option with the heading that it stands under.
+    """An option with a heading.
 
     Attributes:
         heading: The heading.
@@ -59,7 +55,7 @@ class GroupedOption(click.Option):
         """Convert a value.
 
         Raises:
-            click.BadParameter: It is something else; names the file that has it.
+            click.BadParameter: The conversion fails; the message names the file with the value.
         """
         try:
             return super().process_value(ctx, value)
@@ -70,22 +66,22 @@ class GroupedOption(click.Option):
 
 
 class SeveralArgument(click.Argument):
-    """An argument that is typed once or more. Where none is typed, those of a file count."""
+    """An argument with one or more typed values, or else the values in a file of options."""
 
     def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> tuple[Any, ParameterSource]:
-        """Return the values, and where they come from."""
-        # click 8.2.0 takes an empty tuple for what was typed, and looks no further.
+        """Return the values and their origin."""
+        # click 8.2.0 mistakes an empty tuple for a typed value.
         typed = {name: value for name, value in opts.items() if name != self.name or value}
         return super().consume_value(ctx, typed)
 
 
 def option(heading: str, *names: str, **attributes: Any) -> Callable[[Any], Any]:
-    """Do what `click.option` does, under a heading."""
+    """Return `click.option` with a heading."""
     return click.option(*names, cls=GroupedOption, heading=heading, **attributes)
 
 
 def options_of(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a decorator that gives a command several options, in this order."""
+    """Return a decorator that adds several options to a command, in this order."""
 
     def decorate(command: Any) -> Any:
         for decorator in reversed(decorators):
@@ -96,14 +92,13 @@ def options_of(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def is_from_file(ctx: click.Context, name: str) -> bool:
-    """Whether an option's value comes from a file of options."""
     return ctx.get_parameter_source(name) is ParameterSource.DEFAULT_MAP
 
 
 class GroupedCommand(click.Command):
-    """Lists its options under their headings, in the order in which these first appear; it has `--config`.
+    """Lists its options under their headings, in order of first appearance; adds `--config`.
 
-    What its docstring has from "Examples:" on is printed below the options, line by line.
+    The part of its docstring from "Examples:" on is printed below the options, line by line.
     """
 
     def __init__(self, *args: Any, **attributes: Any) -> None:
@@ -118,7 +113,7 @@ class GroupedCommand(click.Command):
         self.params.append(config)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse, and keep what was typed: `ctx.meta[TYPED]`."""
+        """Parse the arguments, and store them in `ctx.meta[TYPED]`."""
         ctx.meta[TYPED] = (ctx.command_path, *args)
         try:
             return super().parse_args(ctx, args)
@@ -143,25 +138,25 @@ class GroupedCommand(click.Command):
 
 
 def command(short_help: str) -> Callable[[Any], Any]:
-    """Return the decorator that makes a function a command; its docstring is the help, with the examples at the end."""
+    """Return a decorator that makes a function a command; its docstring is the help, examples last."""
     return click.command(cls=GroupedCommand, short_help=short_help)
 
 
 def _from_file(ctx: click.Context, _param: click.Parameter, name: str | None) -> None:
-    """Take a command's options from a file, where they are not typed: an option's callback.
+    """Read a command's options from a file, unless they are typed: an option's callback.
 
     Raises:
-        click.BadParameter: The file cannot be read, is no TOML, or has what the command does not.
+        click.BadParameter: The file cannot be read, is no TOML, or has unknown options.
     """
     if name is not None:
         take_options(ctx, name, contents_of_file(name, "TOML", tomllib.loads))
 
 
 def take_options(ctx: click.Context, name: str, found: Mapping[str, Any]) -> None:
-    """Take a command's options from the contents of a file, where they are not typed.
+    """Set a command's options from the contents of a file, unless they are typed.
 
     Raises:
-        click.BadParameter: The file has what the command does not.
+        click.BadParameter: The file has options unknown to the command.
     """
     params = {}
     for param in ctx.command.params:
@@ -178,10 +173,10 @@ def take_options(ctx: click.Context, name: str, found: Mapping[str, Any]) -> Non
 
 
 def contents_of_file(name: str, kind: str, loads: Callable[[str], Any]) -> Any:
-    """Return what a file holds.
+    """Return the contents of a file.
 
     Raises:
-        click.BadParameter: It cannot be read, or is of another kind.
+        click.BadParameter: The file cannot be read, or is of another kind.
     """
     try:
         return loads(Path(name).read_bytes().decode())
@@ -192,7 +187,7 @@ def contents_of_file(name: str, kind: str, loads: Callable[[str], Any]) -> Any:
 
 
 def _as_typed(value: Any, param: click.Parameter, what: str) -> Any:
-    """Return a value as the command line would give it: as text, but for flags."""
+    """Return a value as the command line would pass it: as text, except for flags."""
     if getattr(param, "is_flag", False):
         if not isinstance(value, bool):
             raise click.BadParameter(f"{what} should be true or false, and is {value!r}")
@@ -212,9 +207,6 @@ def _as_typed(value: Any, param: click.Parameter, what: str) -> Any:
     return texts if param.nargs != 1 else ",".join(texts)
 
 
-# ----------------------------------------------------------------------
-
-
 _COUNT = re.compile(
     r"(?P<thousands>[0-9]{1,3}(,[0-9]{3})+)"
     r"|(?P<number>[+-]?([0-9]+(_[0-9]+)*(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]{1,3})?) ?(?P<unit>[kMGB])?",
@@ -228,7 +220,7 @@ _JSON_WORDS = {"true": True, "false": False, "null": None}
 
 
 class _Number(click.FloatRange):
-    name = "number"  # which errors say: click's own name is "float range"
+    name = "number"  # for errors: click's own name is "float range"
 
 
 class _WholeNumber(click.IntRange):
@@ -240,9 +232,9 @@ FROM_ZERO = _WholeNumber(min=0)
 
 
 class Count(click.IntRange):
-    """A whole number, as people write them: 100000, 100_000, 100,000, 1e5, 100k; k, M and G are thousands, and so on.
+    """A whole number as people write it: 100000, 100_000, 100,000, 1e5, 100k; k, M and G are thousands, and so on.
 
-    A comma separates thousands, and is not for what may be a decimal comma: 1,5k and 1,500k are refused.
+    A comma separates thousands, so a possible decimal comma is an error: 1,5k and 1,500k are refused.
     """
 
     name = "count"
@@ -251,7 +243,7 @@ class Count(click.IntRange):
         """Return the integer.
 
         Raises:
-            click.BadParameter: It is none, or out of range.
+            click.BadParameter: The value is no integer, or out of range.
         """
         match = _COUNT.fullmatch(value.strip()) if isinstance(value, str) else None
         if match is None:
@@ -269,7 +261,7 @@ class Count(click.IntRange):
 
 
 def parse_value(text: str) -> Any:
-    """Return the Python literal that `text` is, or what JSON means by true, false and null, or else `text` itself."""
+    """Parse a Python literal, or JSON's true, false and null; any other text stays as it is."""
     if text in _JSON_WORDS:
         return _JSON_WORDS[text]
     try:
@@ -279,10 +271,10 @@ def parse_value(text: str) -> Any:
 
 
 def json_list(name: str, example: str) -> list[Any]:
-    """Return the list that a JSON file holds.
+    """Return the list in a JSON file.
 
     Raises:
-        click.BadParameter: It cannot be read, or holds none; shows the example.
+        click.BadParameter: The file cannot be read, or has no list; shows the example.
     """
     found = contents_of_file(name, "JSON", json.loads)
     if not isinstance(found, list):
@@ -291,12 +283,12 @@ def json_list(name: str, example: str) -> list[Any]:
 
 
 def size(text: str) -> int:
-    """Return a number of bytes, given as 500M, 500MB or 500MiB: K, M, G and T are powers of 1,024. An option's type.
+    """Return the number of bytes of 500M, 500MB or 500MiB: K, M, G and T are powers of 1,024. An option's type.
 
-    A number alone is refused: it may be meant as one of megabytes or of bytes.
+    A number alone is refused: its unit may be megabytes or bytes.
 
     Raises:
-        click.BadParameter: It is none.
+        click.BadParameter: The text is no size.
     """
     match = _SIZE.fullmatch(text.strip())
     n_bytes = float(match["number"]) * 1024 ** " KMGT".index(match["unit"].upper()) if match else 0.0
@@ -306,7 +298,7 @@ def size(text: str) -> int:
 
 
 def count_or(**words: str | None) -> Callable[[click.Context, click.Parameter, str], int | str | None]:
-    """Return a callback that takes an integer of at least 0, or one of some words for their values.
+    """Return a callback that accepts an integer of at least 0, or a word in place of its value.
 
     The callback raises `click.BadParameter` for anything else.
     """
@@ -322,15 +314,15 @@ def count_or(**words: str | None) -> Callable[[click.Context, click.Parameter, s
 
 
 def by_key(pairs: Iterable[str], form: str, option: str | None = None) -> dict[str, str]:
-    """Return texts that were given as ``key=text``, by key.
+    """Return texts of the form ``key=text``, by key.
 
     Args:
         pairs: Keys and texts.
-        form: What a pair looks like.
-        option: What they were given to; None where click says that.
+        form: Form of a pair, for errors.
+        option: The option of the pairs; None if click names it.
 
     Raises:
-        click.BadParameter: One has no such form, or a key is given twice.
+        click.BadParameter: A pair has another form, or a key is repeated.
     """
     found: dict[str, str] = {}
     for pair in pairs:
@@ -344,10 +336,10 @@ def by_key(pairs: Iterable[str], form: str, option: str | None = None) -> dict[s
 
 
 def _env_kwargs(_ctx: click.Context, _param: click.Parameter, pairs: Iterable[str]) -> dict[str, Any]:
-    """Return the arguments that were given as ``key=value``: an option's callback.
+    """Return the values of ``key=value`` arguments by key: an option's callback.
 
     Raises:
-        click.BadParameter: One has no such form, or a key is given twice.
+        click.BadParameter: An argument has another form, or a key is repeated.
     """
     found = by_key(pairs, "key=value")
     if wrong := [key for key in found if not key.isidentifier()]:
@@ -356,10 +348,10 @@ def _env_kwargs(_ctx: click.Context, _param: click.Parameter, pairs: Iterable[st
 
 
 def _part(text: str) -> tuple[int, int]:
-    """Return a part that was given as ``2/7``: an option's type.
+    """Return the part of a text such as ``2/7``: an option's type.
 
     Raises:
-        click.BadParameter: It has no such form.
+        click.BadParameter: The text has another form.
     """
     match = _PART.fullmatch(text.strip())
     if match is None:
@@ -368,10 +360,10 @@ def _part(text: str) -> tuple[int, int]:
 
 
 def existing(name: str, *suffixes: str, what: str = "FILE|FOLDER") -> Path:
-    """Return the file or the folder of a name, which may lack one of the suffixes.
+    """Return the path of an existing file or folder, whose name may lack a suffix.
 
     Raises:
-        click.BadParameter: There is none.
+        click.BadParameter: No such file exists.
     """
     for suffix in ("", *suffixes):
         if Path(name + suffix).exists():
@@ -382,19 +374,19 @@ def existing(name: str, *suffixes: str, what: str = "FILE|FOLDER") -> Path:
 def given_amounts(
     ctx: click.Context, options: dict[str, Any], names: Sequence[str], *together: str, optional: bool = False
 ) -> dict[str, Any]:
-    """Take the options of amount out of all options, and return the one that is given, by name.
+    """Remove the options of the amount from all options, and return the given amount by name.
 
-    What is typed wins over what a file of options has.
+    Typed options override a file of options.
 
     Args:
         ctx: The command's context.
-        options: The command's options, which lose these.
-        names: The names of the options of amount.
-        *together: Two of them that may be given together.
-        optional: Whether none need be given.
+        options: The command's options; the options of the amount are removed.
+        names: Names of the options of the amount.
+        *together: Two of them that may be combined.
+        optional: Whether the amount may be absent.
 
     Raises:
-        click.UsageError: None is given, or several are.
+        click.UsageError: No amount is given, or several.
     """
     given = {name: value for name in names if (value := options.pop(name)) is not None}
     if typed := {name for name in given if not is_from_file(ctx, name)}:
@@ -438,7 +430,7 @@ AGENT = options_of(
     STATISTICS,
     DETERMINISTIC,
 )  # fmt: skip
-"""Which agent."""
+"""The agent."""
 
 ENVIRONMENT = options_of(
     option(RUNS, "--env-kwarg", "env_kwargs", callback=_env_kwargs, multiple=True, metavar="KEY=VALUE",
@@ -451,7 +443,7 @@ ENVIRONMENT = options_of(
         RUNS, "--max-episode-length", type=POSITIVE, metavar="N", show_default="the environment's own limit",
         help="Truncate trajectories after N timesteps."),
 )  # fmt: skip
-"""Which environment."""
+"""The environment."""
 
 HOW = options_of(
     option(
@@ -479,7 +471,7 @@ HOW = options_of(
         show_default="a random one, shown in the summary",
         help="The same seed gives the same trajectories, whatever the number of workers."),
 )  # fmt: skip
-"""How many workers, from which seed, and how processes are connected."""
+"""Number of workers, seed, and connection of the processes."""
 
 FINGERPRINT = option(
     REPRODUCIBLE, "--fingerprint", type=click.Choice(["warn", "error", "none"]), default="warn",
@@ -510,7 +502,7 @@ FAILURES = options_of(
     option(FAILS, "--close-timeout", type=ABOVE_ZERO, default=5.0, show_default=True,
         metavar="SECONDS", help="How long all processes together may take to close their environments at the end."),
 )  # fmt: skip
-"""What happens when something fails."""
+"""Handling of failures."""
 
 _QUIET = "Print nothing on standard error but errors"
 QUIET = option("Output", "-q", "--quiet", is_flag=True, help=f"{_QUIET}.")
@@ -519,7 +511,7 @@ QUIET_WITH_MODELS = option(
     "Output", "-q", "--quiet", is_flag=True,
     help=f"{_QUIET}, and the warning that a model's statistics are missing.",
 )  # fmt: skip
-"""Of the commands that take `--agent`."""
+"""For commands with `--agent`."""
 
 JSON_LINE = "Print the result as one JSON object in a single line."
 
@@ -528,10 +520,10 @@ PRINTED = options_of(
         help="Print the result as one JSON object over several lines; '| jq -c .' puts it into one."),
     QUIET_WITH_MODELS,
 )  # fmt: skip
-"""Options of output, of commands that print a document, such as an evaluation."""
+"""Options of output, for commands that print a document, such as an evaluation."""
 
 PRINTED_LINE = options_of(option("Output", "--json", "as_json", is_flag=True, help=JSON_LINE), QUIET_WITH_MODELS)
-"""Options of output, of commands that print a summary."""
+"""Options of output, for commands that print a summary."""
 
 PART = option(
     "In parts", "--part", type=_part, metavar="I/N",
@@ -539,10 +531,10 @@ PART = option(
     "clusters. 'streamsampler merge' makes of the files of all parts the file of one run, byte for byte. Not where it "
     "is unknown how many trajectories there will be.",
 )  # fmt: skip
-"""Which part of the trajectories."""
+"""The part of the trajectories."""
 
 SAMPLED_BY = options_of(ENVIRONMENT, HOW, FINGERPRINT, FAILURES)
-"""What all commands have that run an environment."""
+"""For all commands that run an environment."""
 
 POLICY_OF = option(
     RUNS, "--policy-of", multiple=True, metavar="AGENT=POLICY",
@@ -560,4 +552,4 @@ POLICIES = options_of(
         "parallel_env."),
     STATISTICS, DETERMINISTIC,
 )  # fmt: skip
-"""Which agent, or which policies."""
+"""The agent, or the policies."""

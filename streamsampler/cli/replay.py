@@ -52,10 +52,10 @@ _OUTPUT = options_of(
 def replay(
     ctx: click.Context, /, path: str, as_json: bool, quiet: bool, imports: tuple[str, ...], **options: Any
 ) -> None:
-    """Run a recorded trajectory again, and say where it differs first.
+    """Run a recorded trajectory again, and report its first difference.
 
-    It runs from the same seed, in the same row of a batch of the same shape. Observations, actions, rewards and the end
-    are compared bit for bit. Where they differ, likely reasons are named.
+    The trajectory runs from the same seed, in the same row of a batch of the same shape. Observations, actions, rewards
+    and the end are compared bit for bit. Likely reasons of a difference are named.
 
     Examples:
       streamsampler replay cartpole.npz --index 17
@@ -81,7 +81,7 @@ def replay(
     with running(ctx, "replaying", quiet=quiet, imports=imports) as run:
         refuse_evaluation(source, options["index"])
         if options["env"] is not None:
-            naming.env_update_of(options["env"], options["env_kwargs"])  # which imports its module
+            naming.env_update_of(options["env"], options["env_kwargs"])  # imports the environment's module
         found = replayed(
             source, options["index"], agent=None if options["agent"] is None else _agent(source, options),
             env=options["env"], version=options["version"], actions=options["actions"], video=options["video"],
@@ -92,10 +92,10 @@ def replay(
 
 
 def _agent(path: Path, options: Mapping[str, Any]) -> Any:
-    """Return the agent that `--agent` names, or those of policies by name.
+    """Return the agent of `--agent`, or the agents of policies by name.
 
     Raises:
-        UsageError: It is for other spaces, or the file has no policy of that name.
+        UsageError: The agent is for other spaces, or the file has no policy of this name.
     """
     from streamsampler.agents.policies import SHARED
     from streamsampler.cli.naming import load_policies
@@ -118,7 +118,7 @@ def _agent(path: Path, options: Mapping[str, Any]) -> Any:
 
 
 def _facts(found: Any) -> dict[str, Any]:
-    """Return what came of it for programs."""
+    """Return the outcome as JSON values."""
     from streamsampler.data.differences import shown
 
     trajectory, difference = found.trajectory, found.difference

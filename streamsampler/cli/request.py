@@ -1,4 +1,4 @@
-"""The request of `streamsampler sample`, its run and its outcome; and options as arguments of samplers."""
+"""Carry out a request of `streamsampler sample`, and summarise the outcome."""
 
 from __future__ import annotations
 
@@ -42,29 +42,29 @@ _NEED_PROCESSES = ("engine", "start_method", "step_timeout", "ray_address")
 _DECIDING = ("agent", "max_episode_length", "order", "on_failure", "worker_threads", "vec")
 """Options that decide about the data."""
 _OF_THE_SAMPLER = "worker", "worker_class", "worker_args", "versions"
-"""What a file has of the sampler's provenance; the options say the rest."""
+"""Entries of a file's provenance that come from the sampler; the others come from the options."""
 
 
 def command_line(typed: Sequence[str], *options: str) -> str:
-    """Return what the user typed as one line for a shell: the command's name, its arguments, and further options."""
+    """Return the typed command as a line for a shell: its name, its arguments, and further options."""
     name, *arguments = typed
     return f"{name} {shlex.join([*options, *arguments] if '--' in arguments else [*arguments, *options])}"
 
 
 def drawn_seed() -> int:
-    """Return a seed of which JSON readers take each digit exactly."""
+    """Return a seed that every JSON reader reads exactly."""
     return secrets.randbits(53)
 
 
 def sampler_arguments(options: Mapping[str, Any], seed: int | None) -> dict[str, Any]:
-    """Return what `streamsampler.evaluation.agents.make_sampler` takes, besides agent and environment.
+    """Return the arguments of `streamsampler.evaluation.agents.make_sampler` besides agent and environment.
 
     Args:
         options: The options of all commands that run an environment, by name.
         seed: The seed.
 
     Raises:
-        UsageError: An option needs worker processes, or Ray, and there are to be none.
+        UsageError: An option needs worker processes, or Ray, and the request excludes them.
     """
     arguments = {"seed": seed, **{name: options[name] for name in _OF_ALL_SAMPLERS}}
     if options.get("policy_of") is not None:
@@ -98,12 +98,12 @@ def _worker_arguments(vec: int | None, in_flight: int | None) -> dict[str, Any]:
 
 
 def storable(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments as JSON can hold them; others, such as sets, as Python writes them."""
+    """Return arguments as JSON values; others, such as sets, as their `repr`."""
     return {key: value if _fits_json(value) else _text_of(value) for key, value in arguments.items()}
 
 
 def _text_of(value: Any) -> str:
-    # Python writes a set's strings in an order that is another one in each process.
+    # The order of a set of strings differs from process to process.
     if isinstance(value, set) and value:
         return f"{{{', '.join(sorted(map(repr, value)))}}}"
     return repr(value)
@@ -117,7 +117,7 @@ def _fits_json(value: Any) -> bool:
 
 
 def _digest(path: Path) -> str:
-    """Return the SHA-256 of a file; the name itself where there is none."""
+    """Return the SHA-256 of a file, or the name itself if no such file exists."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -127,15 +127,15 @@ def _digest(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Request:
-    """What to sample, and how.
+    """The request of `streamsampler sample`.
 
     Attributes:
         env_id: The environment.
         kind: "num_samples", "num_trajectories" or "trajectories_per_worker".
-        number: How many.
+        number: The requested number.
         out: The file or the folder to write; None for none.
         options: The other options, by name.
-        command: What the user typed: the command's name, and then its arguments.
+        command: The typed command: its name, and then its arguments.
     """
 
     env_id: str
@@ -147,22 +147,22 @@ class Request:
 
     @property
     def unit(self) -> str:
-        """What is counted."""
+        """Unit of the requested number."""
         return "timesteps" if self.kind == "num_samples" else "trajectories"
 
     def total(self, n_workers: int) -> int:
-        """How many of all workers together."""
+        """Return the number for all workers together."""
         if self.kind == "num_trajectories" and self.options["tasks"] is not None:
             return self.number * len(self.options["tasks"])
         return self.number * n_workers if self.kind == "trajectories_per_worker" else self.number
 
     def command_with(self, *options: str) -> str:
-        """Return what the user typed, with other options than `--resume`."""
+        """Return the typed command with other options in place of `--resume`."""
         return command_line([argument for argument in self.command if argument != "--resume"], *options)
 
     @property
     def kept_infos(self) -> KeptInfos:
-        """The infos that a file or a folder gets."""
+        """The infos for the file or the folder."""
         without = self.options["without_infos"]
         if without is None:
             return KeptInfos()
@@ -170,16 +170,16 @@ class Request:
 
     @cached_property
     def described(self) -> dict[str, Any]:
-        """What decides about the data, as JSON can hold it."""
+        """Everything that decides about the data, as JSON values."""
         options = self.options
         said = ("tasks", "deterministic", "policies", "policy_of")
         return {
-            "environment": with_version(self.env_id),  # another one may be the latest when this is run again
+            "environment": with_version(self.env_id),  # the latest version may differ in a later run
             "env_kwargs": storable(options["env_kwargs"]),
             **{name: options[name] for name in _DECIDING},
             **{name: options[name] for name in said if options[name] is not None},
             **self._agent_files,
-            # A folder says by itself which infos it has.
+            # A folder stores the names of its infos itself.
             **(self.kept_infos.facts() if options["shard_size"] is None else {}),
         }
 
@@ -200,16 +200,16 @@ class RequestOutcome:
     """The outcome of a request.
 
     Attributes:
-        kept: The totals of the trajectories: of all, or of those that were finished when a signal came.
+        kept: Totals of all trajectories, or of those finished before a signal.
         interrupted: Whether a signal cut the run short.
         seconds: Wall time of the obtaining call.
-        n_workers: How many workers there were.
+        n_workers: Number of workers.
         seed: The seed, which repeats the run.
-        stats: The sampler's accounts.
-        written: The file or the folder; None if there is none.
-        shards: How many shards the folder has; None for a file.
-        earlier_timesteps: How many timesteps were there when the run began.
-        policies: The totals of what each policy played, by name; empty for one agent, and for folders.
+        stats: The sampler's statistics.
+        written: The file or the folder; None for none.
+        shards: Number of shards of the folder; None for a file.
+        earlier_timesteps: Timesteps in the folder before the run.
+        policies: Totals by policy name; empty for a single agent, and for folders.
     """
 
     kept: Tally
@@ -225,13 +225,13 @@ class RequestOutcome:
 
 
 def carry_out(request: Request, run: CliRun) -> RequestOutcome:
-    """Sample what was asked for, and write it.
+    """Sample the requested trajectories, and write them.
 
     Raises:
-        SamplerError: As the samplers say.
+        SamplerError: As the samplers raise it.
         click.ClickException: The environment cannot be made.
         OSError: The file or folder cannot be written.
-        Interrupted: A signal came before anything was sampled, or a second one came later.
+        Interrupted: A signal arrived before the first trajectory, or a second signal later.
     """
     options = request.options
     env, spaces = environment_of(request.env_id, options["env_kwargs"])
@@ -251,7 +251,7 @@ def carry_out(request: Request, run: CliRun) -> RequestOutcome:
 
 @contextlib.contextmanager
 def _way_out_named(request: Request) -> Iterator[None]:
-    """Raise what says which option leaves out the infos that no file can hold."""
+    """Name in errors the option that leaves out infos unfit for files."""
     try:
         yield
     except UnwritableInfoError as error:
@@ -284,7 +284,6 @@ def _obtain(request: Request, sampler: Sampler[Any, Any], progress: Follower) ->
 
 
 def _to_file(request: Request, sampler: Sampler[Any, Any], follower: Follower, run: CliRun) -> RequestOutcome:
-    """Sample into a file, or into none."""
     interrupted = False
     batch: TrajectoryBatch[Any, Any] | None
     try:
@@ -299,7 +298,7 @@ def _to_file(request: Request, sampler: Sampler[Any, Any], follower: Follower, r
             seconds, kept = follower.seconds, Tally.of_batch(batch)
         written = None if batch is None else request.out
         if batch is not None and written is not None:
-            # What a complete run wrote is worth more than the beginning of this one.
+            # The file of a complete run is worth more than the beginning of this run.
             written = unused_beside(written) if interrupted and written.exists() else written
             own = {name: value for name, value in sampler.provenance().items() if name in _OF_THE_SAMPLER}
             provenance = {"library": f"streamsampler {__version__}", **request.described, **own}
@@ -316,7 +315,6 @@ def _to_file(request: Request, sampler: Sampler[Any, Any], follower: Follower, r
 
 
 def _to_folder(request: Request, sampler: Sampler[Any, Any], follower: Follower, run: CliRun) -> RequestOutcome:
-    """Sample into a folder of shards."""
     assert request.out is not None
     options, interrupted = request.options, False
     amount: dict[str, Any] = {
@@ -345,7 +343,7 @@ def _to_folder(request: Request, sampler: Sampler[Any, Any], follower: Follower,
         seconds = follower.seconds
         kept, n_shards = Tally.of_folder(request.out)
     except (DamagedShardError, UnwritableInfoError):
-        raise  # the same again would end the same way
+        raise  # a second attempt would end the same way
     except (SamplerError, OSError) as error:
         if follower.earlier_timesteps is not None:
             error.add_note(f"What is complete is in {request.out}. To go on: {request.command_with('--resume')}")
@@ -361,17 +359,13 @@ def _close(sampler: Sampler[Any, Any], outcome: RequestOutcome) -> None:
     try:
         sampler.close()
     except Interrupted:
-        return  # at a second signal the environments are not waited for; what was written stays
+        return  # after a second signal the environments are not waited for; the written data stays
     except SamplerError as error:
         if outcome.interrupted:
-            return  # a worker that was interrupted may fail to close its environment
+            return  # an interrupted worker may fail to close its environment
         if outcome.written is not None:
             error.add_note(f"Everything had been written to {outcome.written} before.")
         raise
-
-
-# ----------------------------------------------------------------------
-# Summarise a run, for people and for programs.
 
 
 _LEFT_OVER = ("stale", "surplus", "abandoned")
@@ -381,7 +375,7 @@ _SHOWN_ERRORS = 5
 
 
 def as_json(request: Request, outcome: RequestOutcome) -> dict[str, Any]:
-    """Return a summary for programs; what is undefined is None."""
+    """Return a summary as JSON values; undefined values are None."""
     kept, stats, timers = outcome.kept, outcome.stats, request.options["timers"]
     return {
         **request.described,
@@ -412,7 +406,7 @@ def as_json(request: Request, outcome: RequestOutcome) -> dict[str, Any]:
 
 
 def as_text(request: Request, outcome: RequestOutcome) -> str:
-    """Return a summary for people, with the tree of timers where it was asked for."""
+    """Return a summary as text, with the tree of timers if requested."""
     timers = f"\n\n{timers_text(outcome.stats.timers())}" if request.options["timers"] else ""
     facts, stats, lost = as_json(request, outcome), outcome.stats, outcome.stats.lost_timesteps
     left_over = [_left_over(name, facts[name]) for name in _LEFT_OVER]
@@ -444,7 +438,7 @@ def as_text(request: Request, outcome: RequestOutcome) -> str:
 
 
 def policy_rows(policies: Mapping[str, Tally]) -> dict[str, str]:
-    """Return a row of a table for each policy: what it played, and its return."""
+    """Return a table row for each policy: its trajectories, and its return."""
     return {
         name: f"{count(tally.returns.n, 'trajectory')}, {count(tally.timesteps, 'timestep')}, "
         f"return {spread_text(tally.facts()['return'], tally.returns.n)}"
@@ -453,7 +447,7 @@ def policy_rows(policies: Mapping[str, Tally]) -> dict[str, str]:
 
 
 def as_line(request: Request, outcome: RequestOutcome) -> str:
-    """Return a summary of one line."""
+    """Return a summary of a single line."""
     amount = f"{count(outcome.kept.trajectories, 'trajectory')}, {count(outcome.kept.timesteps, 'timestep')}"
     if _was_complete(outcome):
         return f"{amount}: {outcome.written} was complete before"
@@ -466,7 +460,7 @@ def _was_complete(outcome: RequestOutcome) -> bool:
 
 
 def _rate(outcome: RequestOutcome) -> float:
-    """Return timesteps per second, of those of this run."""
+    """Return the timesteps per second of this run."""
     return (outcome.kept.timesteps - outcome.earlier_timesteps) / outcome.seconds if outcome.seconds else 0.0
 
 
@@ -518,7 +512,7 @@ def spread_text(spread: dict[str, float | None], n_values: int) -> str:
         return number(mean)
     text = number(mean)
     if error:
-        # Two digits of the error matter, and of the mean as many decimals.
+        # Two digits of the error matter, and as many decimals of the mean.
         decimals = min(9, max(0, 1 - math.floor(math.log10(error))))
         text = f"{mean:,.{decimals}f} ± {error:,.{decimals}f} standard error"
     elif error == 0:
@@ -528,7 +522,7 @@ def spread_text(spread: dict[str, float | None], n_values: int) -> str:
 
 def _left_over(name: str, amount: dict[str, int]) -> str:
     if not amount["trajectories"]:
-        # Of what was cut short at the end only the timesteps are known.
+        # Timesteps are all that is known of a trajectory cut short.
         return f"{count(amount['timesteps'], 'timestep')} {name}" if amount["timesteps"] else f"0 {name}"
     return f"{amount['trajectories']:,} {name} ({count(amount['timesteps'], 'timestep')})"
 
@@ -538,7 +532,7 @@ def _amount(amount: dict[str, int]) -> str:
 
 
 def _restarts(facts: dict[str, Any]) -> str:
-    """Return how many workers were replaced, and why; an empty text for none."""
+    """Return the number of replaced workers with the reasons; empty for none."""
     if not any(facts[name] for name in _REPLACEMENTS):
         return ""
     reasons = {"hangs": "hung", "replaced": "had too much memory"}
@@ -547,7 +541,7 @@ def _restarts(facts: dict[str, Any]) -> str:
 
 
 def _dropped(dropped: dict[str, Any], width: int) -> str:
-    """Return how many trajectories were left out, with some of the reasons; an empty text for none."""
+    """Return the number of dropped trajectories with some of the reasons; empty for none."""
     n_trajectories, errors = dropped["trajectories"], dropped["errors"]
     if not n_trajectories:
         return ""

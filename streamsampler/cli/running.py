@@ -1,4 +1,4 @@
-"""Run a command: notices above its progress, errors as messages, Ctrl-C, and exit codes."""
+"""Run a command: progress, errors as messages, Ctrl-C, and exit codes."""
 
 from __future__ import annotations
 
@@ -29,10 +29,6 @@ from streamsampler.data.multi_agent import MultiAgentBatch
 from streamsampler.data.shards import ShardFiles, read_manifest
 from streamsampler.workers.explain import traceback_of, without_own_frames
 
-# ----------------------------------------------------------------------
-# Add up returns and lengths of trajectories, without keeping the trajectories.
-
-
 Values = Sequence[float] | np.ndarray[Any, Any]
 
 
@@ -41,9 +37,9 @@ class Spread:
     """Mean and spread of some numbers.
 
     Attributes:
-        n: How many there are.
+        n: How many numbers.
         mean: Their mean.
-        squares: The sum of the squares of their distances from it.
+        squares: Sum of their squared distances from the mean.
         minimum: Their minimum.
         maximum: Their maximum.
     """
@@ -56,11 +52,10 @@ class Spread:
 
     @classmethod
     def of(cls, values: Values) -> Spread:
-        """Return the spread of some numbers."""
         array = np.asarray(values, dtype=np.float64)
         if not len(array):
             return cls()
-        # Rewards may be infinite or NaN; that is not for NumPy to comment on.
+        # Infinite and NaN rewards are the user's, and no reason for NumPy's warnings.
         with np.errstate(all="ignore"):
             mean = array.mean()
             distances = array - mean
@@ -68,7 +63,7 @@ class Spread:
         return cls(len(array), float(mean), float(squares), float(array.min()), float(array.max()))
 
     def __add__(self, other: Spread) -> Spread:
-        """Return the spread of both: Chan, Golub and LeVeque, 1979."""
+        """Combine two spreads (Chan, Golub and LeVeque, 1979)."""
         if not (self.n and other.n):
             return self if self.n else other
         n, distance = self.n + other.n, other.mean - self.mean
@@ -82,17 +77,17 @@ class Spread:
 
     @property
     def standard_error(self) -> float | None:
-        """The standard error of the mean; None for fewer than two numbers, and where it is no number."""
+        """The standard error of the mean; None if undefined."""
         return None if self.n < 2 else finite(math.sqrt(self.squares / (self.n - 1)) / math.sqrt(self.n))
 
     def facts(self) -> dict[str, float | None]:
-        """Mean, minimum and maximum; None where there is no such number."""
+        """Return mean, minimum and maximum; None if undefined."""
         names = ("mean", "minimum", "maximum")
         return {name: finite(getattr(self, name)) if self.n else None for name in names}
 
 
 def finite(value: Any) -> Any:
-    """Return JSON with None in the place of NaN and infinities."""
+    """Return JSON values with None in place of NaN and infinities."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -105,9 +100,9 @@ class Tally:
     """The totals of some trajectories.
 
     Attributes:
-        returns: The spread of their returns.
-        lengths: The spread of their lengths.
-        timesteps: The timesteps of all of them.
+        returns: Spread of the returns.
+        lengths: Spread of the lengths.
+        timesteps: Total of timesteps.
     """
 
     returns: Spread = Spread()
@@ -121,26 +116,25 @@ class Tally:
 
     @classmethod
     def of_values(cls, returns: np.ndarray[Any, Any], lengths: np.ndarray[Any, Any]) -> Tally:
-        """Return the tally of trajectories with these returns and lengths."""
         return cls(Spread.of(returns), Spread.of(lengths), int(lengths.sum()))
 
     @classmethod
     def of_batch(cls, batch: TrajectoryBatch[Any, Any] | None) -> Tally:
-        """Return the tally of a batch; None is an empty one."""
+        """Return the tally of a batch; None stands for an empty batch."""
         return cls() if batch is None else cls.of(batch.lengths, batch.rewards)
 
     @classmethod
     def of_policies(cls, batch: TrajectoryBatch[Any, Any] | None) -> dict[str, Tally]:
-        """Return the tallies of what each policy played, by name; none of one agent alone."""
+        """Return the tally of each policy by name; empty for a single agent."""
         several = batch.policies if isinstance(batch, MultiAgentBatch) else {}
         return {name: cls.of(each.lengths, each.raw_rewards) for name, each in several.items()}
 
     @classmethod
     def of_folder(cls, folder: Path) -> tuple[Tally, int]:
-        """Return the tally of a folder's shards that are not damaged, and how many shards there are.
+        """Return the tally of a folder's undamaged shards, and the number of all shards.
 
         Raises:
-            StorageError: It is no folder of shards.
+            StorageError: The folder has no shards.
         """
         manifest = read_manifest(folder)
         files = ShardFiles(folder, manifest)
@@ -154,7 +148,7 @@ class Tally:
         return tallies[0], len(manifest.shards)
 
     def facts(self) -> dict[str, Any]:
-        """Return amounts, returns and lengths for programs; None where there is no such number."""
+        """Return amounts, returns and lengths as JSON values; None if undefined."""
         return {
             "trajectories": self.trajectories,
             "timesteps": self.timesteps,
@@ -164,14 +158,10 @@ class Tally:
 
     @property
     def trajectories(self) -> int:
-        """How many trajectories there are."""
         return self.lengths.n
 
     def __add__(self, other: Tally) -> Tally:
         return Tally(self.returns + other.returns, self.lengths + other.lengths, self.timesteps + other.timesteps)
-
-
-# ----------------------------------------------------------------------
 
 
 _LOGGER = logging.getLogger("streamsampler")
@@ -181,13 +171,13 @@ _QUOTAS = {"max_restarts": "--max-restarts", "limits.max_lifetime_restarts": "te
 
 
 class CliRun:
-    """A command that runs.
+    """A running command.
 
     Attributes:
         bar: Shows the progress.
-        interrupts: Its first signal ends the run, and what is finished is kept.
-        quiet: Whether nothing is printed on standard error but errors.
-        if_interrupted: What is printed where a signal comes before anything is kept.
+        interrupts: The first signal ends the run; finished trajectories are kept.
+        quiet: Whether only errors appear on standard error.
+        if_interrupted: Message for a signal before the first kept trajectory.
     """
 
     def __init__(self, ctx: click.Context, bar: Output, *, quiet: bool) -> None:
@@ -199,7 +189,7 @@ class CliRun:
 
     @property
     def shows_end(self) -> bool:
-        """Whether the user knows that the run is complete, or does not want to."""
+        """Whether the user sees, or has declined to see, the end of the run."""
         return self.quiet or self.bar.shows_end
 
     def finish(self, text: str, kept: object = None, *, failed: bool = False, code: int = 0) -> NoReturn:
@@ -207,8 +197,8 @@ class CliRun:
 
         Args:
             text: The result.
-            kept: The file that has what the result is about; None if there is none.
-            failed: Whether the exit code is 1, unless a signal came.
+            kept: The file of the result; None for none.
+            failed: Whether the exit code is 1, unless a signal arrived.
             code: The exit code otherwise.
         """
         print_result(text, kept=kept)
@@ -217,18 +207,18 @@ class CliRun:
 
 @contextlib.contextmanager
 def running(ctx: click.Context, doing: str, *, quiet: bool = False, imports: Iterable[str] = ()) -> Iterator[CliRun]:
-    """Run what a command does; `CliRun.finish` comes afterwards.
+    """Run a command's work, to be followed by `CliRun.finish`.
 
     Args:
         ctx: The command's context.
-        doing: What lines in a log say is being done.
-        quiet: Whether to print nothing on standard error but errors.
-        imports: Modules to import before.
+        doing: The command's activity, for lines in a log.
+        quiet: Whether to print only errors on standard error.
+        imports: Modules to import first.
 
     Raises:
-        click.ClickException: For what the library foresees, and what the system refuses.
+        click.ClickException: An error of the library or of the system.
     """
-    # No last line: the command itself says that the run is complete.
+    # Without a last line: the command itself reports the end.
     bar = output_on(sys.stderr, hidden=quiet, last_line=False, doing=doing)
     run = CliRun(ctx, bar, quiet=quiet)
     try:
@@ -242,16 +232,16 @@ def running(ctx: click.Context, doing: str, *, quiet: bool = False, imports: Ite
 
 
 class Follower:
-    """Shows the progress of calls, and keeps Ctrl-C from cutting short what is complete.
+    """Shows the progress of calls, and keeps Ctrl-C from cutting off complete work.
 
     Args:
         run: The command.
-        n_calls: How many calls there are; what they do is complete with the last one.
-        ends_later: Whether the last snapshot waits for `finish`, so that the numbers at the end are the summary's.
+        n_calls: Number of calls; the work is complete after the last.
+        ends_later: Whether the last snapshot waits for `finish`, so that its numbers equal the summary's.
 
     Attributes:
         interval: Seconds between two snapshots.
-        earlier_timesteps: How many timesteps were there when the first call began; None before.
+        earlier_timesteps: Timesteps before the first call; None before it begins.
     """
 
     def __init__(self, run: CliRun, n_calls: int = 1, *, ends_later: bool = False) -> None:
@@ -278,19 +268,15 @@ class Follower:
 
     @property
     def seconds(self) -> float:
-        """The seconds since the first call began; 0 if there was nothing to do."""
+        """Seconds since the first call began; 0 without any call."""
         return 0.0 if self.earlier_timesteps is None else perf_counter() - self._begun
 
     def finish(self, kept: Tally, seconds: float) -> None:
-        """Show that the call is complete, and how long it took."""
+        """Show that the call is complete, and its duration."""
         if self._last is not None:
             self._run.bar(
                 replace(self._last, seconds=seconds, n_timesteps=kept.timesteps, n_trajectories=kept.trajectories)
             )
-
-
-# ----------------------------------------------------------------------
-# Exceptions become messages and exit codes, with the user's frames of tracebacks and none of this package's.
 
 
 @contextlib.contextmanager
@@ -298,8 +284,8 @@ def translated(ctx: click.Context) -> Iterator[None]:
     """Turn the library's errors into the command's.
 
     Raises:
-        click.UsageError: For a `UsageError`; what it calls by the names of arguments goes by the names of options.
-        click.ClickException: For what else the library foresees.
+        click.UsageError: For a `UsageError`, with options in place of arguments.
+        click.ClickException: For the library's other errors.
     """
     try:
         yield
@@ -310,7 +296,7 @@ def translated(ctx: click.Context) -> Iterator[None]:
     except ProtocolError:
         raise  # a bug in this package: its traceback is needed
     except ImportError as error:
-        raise failure(str(error)) from None  # a library is missing; says how to install it
+        raise failure(str(error)) from None  # a library is missing; the message says how to install it
     except (SamplerError, OSError, MemoryError) as error:
         message = _message_of(error)
         if isinstance(error, MemoryError):
@@ -318,7 +304,7 @@ def translated(ctx: click.Context) -> Iterator[None]:
         elif not isinstance(error, SamplerError):
             about = None if error.filename is None else f"{error.filename} could not be read or written"
             message = f"{about or 'the operating system refused'}: {error.strerror or error}"
-        # A damaged file is no code of the user's: where reading it failed says nothing.
+        # A damaged file is not the user's code: the place where reading failed says nothing.
         by_user = isinstance(error, SamplerError) and not isinstance(error, StorageError)
         details = traceback_of(error.__cause__) if by_user else ""
         notes = [_in_options(note, ctx) for note in getattr(error, "__notes__", ())]
@@ -334,7 +320,7 @@ _OTHER_NAMES = {
     "sample_to_folder": "--shard-size",
 }
 _PLAIN_WORDS = {"bounds", "guarantee", "margin"}
-"""Arguments that go by their names alone; other names of one word are names of arguments where a value follows."""
+"""Arguments that are recognised by name alone; other single words are recognised by a value after them."""
 _NAMED = re.compile(
     r"(?P<verb>\b[Pp]ass )?\b(?:limits\.)?(?P<name>[A-Za-z]\w*)"
     r"(?P<value>=(?:True|…|'[^']*'|\"[^\"]*\"|\([^)]*\)|\[[^]]*\])?)?"
@@ -342,7 +328,7 @@ _NAMED = re.compile(
 
 
 def _in_options(text: str, ctx: click.Context) -> str:
-    """Return a message of the library with the options of the command in the place of arguments of Python."""
+    """Replace Python arguments in a message of the library by options of the command."""
     text = re.sub(r'worker_args=\{"in_flight": (\d+)\}', r"--in-flight \1", text).replace(
         ", without a worker_class,", ""
     )
@@ -371,10 +357,8 @@ def _message_of(error: BaseException) -> str:
     return error.worded(quota and quota._replace(argument=_QUOTAS[quota.argument]))
 
 
-# ----------------------------------------------------------------------
-# What the library, the environment and the agent log stands above the progress bar.
 class _AboveTheBar(logging.Handler):
-    """Writes warnings, and what is worse, as lines above the bar; or as plain lines where no bar is drawn."""
+    """Writes warnings and errors of the log above the bar, or as plain lines without a bar."""
 
     def __init__(self, bar: Output) -> None:
         super().__init__(logging.WARNING)
@@ -398,13 +382,13 @@ def _write(bar: Output, text: str) -> None:
 
 
 def _takes_colours() -> bool:
-    """Whether the user may see colours: on a terminal that has them, unless NO_COLOR is set (see no-color.org)."""
+    """Return whether colours are shown: on a terminal that has them, unless NO_COLOR is set (see no-color.org)."""
     stream = sys.stderr
     return bool(stream and stream.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR"))
 
 
 def _text_of_warning(warning: Warning | str) -> str:
-    text = str(warning).replace("WARN: ", "", 1)  # a word of Gymnasium's own
+    text = str(warning).replace("WARN: ", "", 1)  # Gymnasium's own prefix
     if isinstance(warning, VecNormalizeWarning):
         text = text.replace("vec_normalize=False", "--vec-normalize none").replace("vec_normalize=", "--vec-normalize ")
     return text
@@ -412,17 +396,16 @@ def _text_of_warning(warning: Warning | str) -> str:
 
 @contextlib.contextmanager
 def notices_shown(bar: Output, *, quiet: bool) -> Iterator[None]:
-    """Show what the library logs and, unless the user's modules set up logging themselves, what all others do.
+    """Show the library's log and, unless the user's modules set up logging themselves, all other logs.
 
-    Warnings of Python are shown in the same way, a line each.
+    Python's warnings are shown in the same way, each in a line.
 
     Args:
         bar: The bar that may be on the screen.
-        quiet: Show nothing that the library logs, and no warnings but a `VecNormalizeWarning`: with it, what the
-            command prints is probably wrong.
+        quiet: Show neither logs nor warnings but a `VecNormalizeWarning`, after which the result is probably wrong.
     """
     handler = logging.NullHandler() if quiet else _AboveTheBar(bar)
-    # A handler of the user's own, at the root, would write the same again, across the bar.
+    # A user's own handler at the root would write the same line again, across the bar.
     before, _LOGGER.propagate = _LOGGER.propagate, False
     loggers = [_LOGGER] if quiet or logging.root.handlers else [_LOGGER, logging.root]
     for logger in loggers:

@@ -25,7 +25,7 @@ def _tasks(name: str) -> list[Any]:
 
 
 def _without_infos(text: str) -> list[str]:
-    """Return the names of infos that are left out, of ``handle,pose``; none of them means all infos."""
+    """Return the names of infos to leave out, of ``handle,pose``; an empty list means all infos."""
     if text == "*":
         return []
     names = [name.strip() for name in text.split(",")]
@@ -90,9 +90,9 @@ def sample(
 ) -> None:
     """Sample trajectories from an environment, in parallel, and summarise them.
 
-    ENV_ID is an environment that is registered with Gymnasium, such as CartPole-v1, or module:ENV_ID to import a module
-    first; or a module of PettingZoo, such as pettingzoo.sisl.pursuit_v5. Progress is shown on standard error, the
-    summary is printed on standard output.
+    ENV_ID is an environment registered with Gymnasium, such as CartPole-v1, or module:ENV_ID to import a module first;
+    or a module of PettingZoo, such as pettingzoo.sisl.pursuit_v5. Progress appears on standard error, the summary on
+    standard output.
 
     Examples:
       streamsampler sample CartPole-v1 --num-samples 100000 --out cartpole.npz
@@ -133,7 +133,7 @@ def sample(
 
 
 def _take_shard_size(options: dict[str, Any]) -> None:
-    """Take the size of shards from the folder that `--resume` continues, where `--shard-size` does not say it."""
+    """Set the shard size from the folder of `--resume`, unless `--shard-size` is given."""
     if not options["resume"] or options["shard_size"] is not None or options["out"] is None:
         return
     from streamsampler.cli.streams import failure
@@ -148,7 +148,7 @@ def _take_shard_size(options: dict[str, Any]) -> None:
 
 
 def _check(options: dict[str, Any], kind: str) -> None:
-    """Refuse options of which another one is missing, without which they would be passed over."""
+    """Refuse options that have no effect without another option."""
     if options["tasks"] is not None and (kind == "trajectories_per_worker" or options["shard_size"] is not None):
         raise click.UsageError("--tasks needs --num-trajectories or --num-samples, and no --shard-size.")
     if options["shard_size"] is not None and (options["vec"] or 1) > 1:

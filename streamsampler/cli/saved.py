@@ -1,4 +1,4 @@
-"""Compare files of saved evaluations: the command `compare` with files in the place of an environment."""
+"""Compare files of saved evaluations: the command `compare` with files in place of an environment."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from streamsampler.evaluation.suites.suite_evaluation import SuiteEvaluation
 
 _FOR_FILES = {"env_id", "bounds", "margin", "decide_on", "out", "as_json", "quiet"}
-"""The parameters of `compare` that are also for files."""
+"""The parameters of `compare` that also apply to files."""
 
 
 def comparison_of_files(
     ctx: click.Context, files: tuple[str, ...], names: list[str], options: dict[str, Any]
 ) -> Callable[[CliRun], Comparison | SuiteComparison]:
-    """Return a function that compares saved evaluations, when the command runs.
+    """Return a function that compares saved evaluations when the command runs.
 
     Args:
         ctx: The command's context.
@@ -34,7 +34,7 @@ def comparison_of_files(
         options: The options by name.
 
     Raises:
-        click.UsageError: An option is for agents that run, or a file is not there.
+        click.UsageError: An option is for agents that run, or a file is missing.
     """
     if not any(name.endswith(".json") for name in files):
         raise click.UsageError(
@@ -56,7 +56,7 @@ def comparison_of_files(
 
 
 def _refuse_others(ctx: click.Context) -> None:
-    """Refuse options that are for agents that run."""
+    """Refuse options for agents that run."""
     sources = {param: ctx.get_parameter_source(str(param.name)) for param in ctx.command.params}
     given = [
         next(each for each in param.opts if each.startswith("--"))
@@ -70,10 +70,10 @@ def _refuse_others(ctx: click.Context) -> None:
 
 
 def _loaded(path: Path) -> Evaluation | SuiteEvaluation:
-    """Return the evaluation that a file holds.
+    """Load the evaluation of a file.
 
     Raises:
-        StorageError: It holds something else.
+        StorageError: The file has other contents.
     """
     from streamsampler.core.errors import StorageError
     from streamsampler.evaluation.evaluation import Evaluation

@@ -1,4 +1,4 @@
-"""Keep standard output for the result; say in one line which stream cannot be written; handle Ctrl-C and SIGTERM."""
+"""Handle standard streams and signals: only the result on standard output, no traceback after Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 
@@ -15,10 +15,6 @@ from typing import Any
 
 import click
 
-# ----------------------------------------------------------------------
-# Handle Ctrl-C and SIGTERM: keep what is complete, and print no traceback.
-
-
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -27,19 +23,18 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Interrupts:
-    """Raise `Interrupted` at SIGINT and SIGTERM, while entered, or for good after `install`.
+    """Raises `Interrupted` at SIGINT and SIGTERM, while entered, or for good after `install`.
 
-    The first signal raises, unless `shield` was called before. After that the remaining work is short and must not be
-    interrupted: saving what is complete, ending the workers. Further signals are only noted, until one arrives more
-    than `GRACE` seconds after the first, which raises again, so that a user can give up waiting. The grace period is
-    there because wrappers pass on the Ctrl-C that the terminal sends to all processes anyway, and because users press
-    it twice.
+    The first signal raises, unless `shield` was called before. The remaining work is then short and must complete:
+    saving finished trajectories, ending the workers. Further signals are only recorded, until a signal more than
+    `GRACE` seconds after the first raises again, for a user who will not wait. The grace period exists because wrappers
+    pass on the Ctrl-C that the terminal sends to all processes anyway, and because users press it twice.
 
     Args:
         clock: Returns the time in seconds.
 
     Attributes:
-        received: The first signal; None while there is none.
+        received: The first signal; None before it.
     """
 
     GRACE = 1.0
@@ -54,11 +49,11 @@ class Interrupts:
 
     @property
     def exit_code(self) -> int:
-        """The exit code that shells expect after a signal; 0 without one."""
+        """The exit code that shells expect after a signal; 0 without a signal."""
         return 0 if self.received is None else 128 + self.received
 
     def shield(self) -> None:
-        """Only note the first signal, too, from now on."""
+        """Only record signals from now on, the first included."""
         self._shielded = True
 
     def install(self) -> None:
@@ -92,13 +87,10 @@ class Interrupts:
 
 
 def _as_if_never_handled(number: int) -> None:
-    """Handle a signal in a forked worker: ignore Ctrl-C, which the sampler handles, and die of others."""
+    """Restore a forked worker's signals: ignore Ctrl-C, which the sampler handles, and die from others."""
     if number != signal.SIGINT:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
-
-
-# ----------------------------------------------------------------------
 
 
 _given_up: set[str] = set()
@@ -106,9 +98,9 @@ _given_up: set[str] = set()
 
 @contextlib.contextmanager
 def stdout_reserved() -> Iterator[None]:
-    """Send what environments, agents and libraries print to standard error, in this process and in its workers.
+    """Redirect output of environments, agents and libraries to standard error, in this process and in its workers.
 
-    Some print a greeting when they are imported, which must not get into the result that a program reads.
+    Some libraries print a greeting at import, which must not enter the result of a program.
     """
     try:
         stdout = sys.stdout.fileno()
@@ -122,7 +114,7 @@ def stdout_reserved() -> Iterator[None]:
     try:
         yield
     finally:
-        # A stream that is not read any more is found when the result is printed.
+        # A closed stream is reported when the result is printed.
         with contextlib.suppress(OSError):
             sys.stdout.flush()
         os.dup2(kept, stdout)
@@ -130,18 +122,18 @@ def stdout_reserved() -> Iterator[None]:
 
 
 def failure(message: str, details: str = "", notes: Iterable[str] = ()) -> click.ClickException:
-    """Return what ends the command with exit code 1.
+    """Return an exception that ends the command with exit code 1.
 
     Args:
-        message: What went wrong.
-        details: A traceback of the user's code, if there is one.
-        notes: What to do now, below the details.
+        message: The failure.
+        details: A traceback of the user's code, or empty.
+        notes: Advice, below the details.
     """
     return click.ClickException("\n\n".join(part for part in (message, details, "\n".join(notes)) if part))
 
 
 def print_error(text: str) -> None:
-    """Write lines to standard error; if that fails, continue without it, and end with exit code 1."""
+    """Write lines to standard error; if this fails, continue without it, and end with exit code 1."""
     try:
         click.echo(text, err=True)
     except OSError:
@@ -153,10 +145,10 @@ def print_result(text: str, kept: object = None) -> None:
 
     Args:
         text: The result.
-        kept: The file that has what the result is about; None if there is none.
+        kept: The file of the result; None for none.
 
     Raises:
-        click.ClickException: It cannot be written. Click handles a pipe without a reader.
+        click.ClickException: Writing fails. Click handles a pipe without a reader.
     """
     try:
         click.echo(text)
@@ -173,7 +165,7 @@ def stream_errors_shown() -> Iterator[None]:
     """Run the command; report a standard stream that cannot be written in one line, with exit code 1.
 
     Raises:
-        SystemExit: With 1 in the place of 0.
+        SystemExit: With 1 in place of 0.
     """
     _given_up.clear()
     try:
@@ -182,7 +174,7 @@ def stream_errors_shown() -> Iterator[None]:
         finally:
             for stream in (sys.stdout, sys.stderr):
                 if stream is not None:
-                    stream.flush()  # here and not when the interpreter ends, which would print a traceback
+                    stream.flush()  # here, because at the interpreter's end it would print a traceback
     except SystemExit as end:
         if not end.code and "stderr" in _given_up:
             raise SystemExit(1) from None
@@ -192,7 +184,7 @@ def stream_errors_shown() -> Iterator[None]:
             raise  # about a file, not a standard stream
         _give_up("stdout")
         if error.errno != errno.EPIPE:
-            print_error(f"Error: {_message(error)}")  # on standard error, unless that is what cannot be written
+            print_error(f"Error: {_message(error)}")  # on standard error, unless this is the broken stream
         raise SystemExit(1) from None
 
 
@@ -201,7 +193,7 @@ def _message(error: OSError) -> str:
 
 
 def _give_up(name: str) -> None:
-    """Redirect a standard stream to nowhere: its buffer would fail again when the interpreter ends."""
+    """Redirect a standard stream to nowhere: its buffer would fail again at the interpreter's end."""
     _given_up.add(name)
     stream: Any = getattr(sys, name)
     with contextlib.suppress(AttributeError, OSError):

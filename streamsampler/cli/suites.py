@@ -1,4 +1,4 @@
-"""Suites of tasks on the command line: the file that names them, and the agents of its tasks."""
+"""Suites of tasks on the command line: their file, and the agents of the tasks."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class TaskEntry:
     Attributes:
         env_id: The id of its environment.
         env_kwargs: Arguments for making it.
-        n_trajectories: How many trajectories; None for as many as all tasks have.
-        normalise: The returns that become the scores 0 and 1; None where they stay as they are.
+        n_trajectories: Number of trajectories; None for the number of all tasks.
+        normalise: The returns that become the scores 0 and 1; None to leave returns as they are.
         bounds: The least and the largest return; None for the bounds of all tasks.
         agent: The name of its agent; None for the agent of all tasks.
     """
@@ -55,7 +55,7 @@ class SuiteFile:
     tasks: dict[str, TaskEntry]
 
     def n_trajectories(self, ctx: click.Context, of_all: int | None) -> int | dict[str, int] | None:
-        """Return the number of trajectories of each task; None where another option gives it.
+        """Return the number of trajectories of each task; None if another option gives it.
 
         An option on the command line overrides the numbers of the file.
         """
@@ -66,7 +66,7 @@ class SuiteFile:
         if not own or (of_all is not None and not is_from_file(ctx, "num_trajectories")):
             return of_all
         lacking = [name for name in self.tasks if name not in own and of_all is None]
-        if lacking and ctx.params.get("resume") is not None:  # all numbers are those of the file to go on with
+        if lacking and ctx.params.get("resume") is not None:  # all numbers are those of the file to resume
             return None
         if lacking:
             raise click.UsageError(
@@ -76,18 +76,18 @@ class SuiteFile:
         return {name: own.get(name, of_all or 0) for name in self.tasks}
 
     def normalise(self) -> dict[str, Any] | None:
-        """Return the returns that become the scores 0 and 1, by task; None if no task has any."""
+        """Return the returns of the scores 0 and 1, by task; None if no task has any."""
         own = {name: it.normalise for name, it in self.tasks.items() if it.normalise is not None}
         return own or None
 
     def bounds(self, of_all: Any) -> Any:
-        """Return the bounds of returns: those of all tasks, or by task where a task has its own; None for none."""
+        """Return the bounds of returns: those of all tasks, or by task if a task has its own; None without bounds."""
         own = {name: it.bounds for name, it in self.tasks.items() if it.bounds is not None}
         return {name: own.get(name, of_all) for name in self.tasks} if own else of_all
 
 
 def _from_suite(ctx: click.Context, _param: click.Parameter, name: str | None) -> SuiteFile | None:
-    """Return the suite of a file, and take its other keys as options of the command: an option's callback.
+    """Read a suite's file, with its other keys as options of the command: an option's callback.
 
     Raises:
         click.BadParameter: The file cannot be read, is no TOML, or has no table of tasks.
@@ -106,7 +106,7 @@ def _from_suite(ctx: click.Context, _param: click.Parameter, name: str | None) -
 
 
 def _entries(where: str, name: str, said: Any) -> dict[str, TaskEntry]:
-    """Return the task of a table; of a group, the tasks of all tables in it."""
+    """Return the task of a table, or all tasks of a group's tables."""
     if not isinstance(said, Mapping):
         raise click.BadParameter(f"{where} should be a table, {_EXAMPLE}, and is {said!r}")
     inner = {key: value for key, value in said.items() if key not in _KEYS and isinstance(value, Mapping)}
@@ -164,7 +164,7 @@ def check_tasks(env_id: str | None, options: Mapping[str, Any]) -> None:
     """Check that either an environment or a suite is given, and options of suites only with a suite.
 
     Raises:
-        click.UsageError: Neither is given, or both are; or an option needs a suite.
+        click.UsageError: Neither is given, or both; or an option needs a suite.
     """
     if (options["suite"] is None) == (env_id is None):
         both = "ENV_ID and --suite exclude each other: a suite's file names the environments."
@@ -176,11 +176,11 @@ def check_tasks(env_id: str | None, options: Mapping[str, Any]) -> None:
 
 
 def environments_of(suite: SuiteFile, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Spaces]]:
-    """Make the environments of the tasks that are run; return the environment of each task, and the spaces of these.
+    """Make the environments of the tasks to run; return them and their spaces by task.
 
     Raises:
-        UsageError: There is no such environment; names the task.
-        click.ClickException: An environment cannot be made.
+        UsageError: No environment has this id; names the task.
+        click.ClickException: Making an environment fails.
     """
     from streamsampler.cli import naming
     from streamsampler.evaluation.suites.suite_arguments import with_task
@@ -196,15 +196,15 @@ def environments_of(suite: SuiteFile, options: Mapping[str, Any]) -> tuple[dict[
 
 
 def agents_of(suite: SuiteFile, options: Mapping[str, Any], spaces: Mapping[str, Spaces]) -> Callable[[str], Any]:
-    """Return a function of a task's name that returns the task's agent, for `evaluate`.
+    """Return a function from a task's name to its agent, for `evaluate`.
 
     Args:
         suite: The suite.
         options: The options of the command.
-        spaces: The spaces of the tasks that are run.
+        spaces: The spaces of the tasks to run.
 
     Raises:
-        UsageError: There is no such agent; names the task.
+        UsageError: No such agent exists; names the task.
     """
     from streamsampler.cli import naming
     from streamsampler.evaluation.suites.suite_arguments import with_task
@@ -218,14 +218,14 @@ def agents_of(suite: SuiteFile, options: Mapping[str, Any], spaces: Mapping[str,
             continue
         agents[name] = with_task(name, partial(naming.load_agents, said, of_task, predicting=True))
         if naming.is_model_file(said["agent"]):
-            models[said["agent"]] = agents[name]  # a file is read once; the library checks that it fits each task
+            models[said["agent"]] = agents[name]  # a file is read once; the library checks the spaces of each task
     return lambda task: agents[task]
 
 
 def agents_to_compare(
     suite: SuiteFile, options: Mapping[str, Any], spaces: Mapping[str, Spaces]
 ) -> list[Callable[[str], Any]]:
-    """Return a function of a task's name for each agent that is compared; see `agents_of`."""
+    """Return a function from a task's name to its agent, for each agent to compare; see `agents_of`."""
     from streamsampler.cli import naming
     from streamsampler.evaluation.suites.suite_arguments import with_task
 
