@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 _LIMITS = options_of(
     option("Limits", "--ends-within", type=POSITIVE, default=10_000, show_default=True, metavar="N",
-        help="How many timesteps a trajectory may have: with more it is taken never to end."),
+        help="Longest trajectory: a longer trajectory counts as endless."),
     option("Limits", "--time-limit", type=ABOVE_ZERO, default=60.0, show_default=True, metavar="SECONDS",
-        help="How long all of it may take, about. What there is no time for is not checked."),
+        help="Duration of the whole check, about. Later stages are reported as not checked."),
     option("Limits", "--step-timeout", type=ABOVE_ZERO, default=10.0, show_default=True, metavar="SECONDS",
-        help="How long a reset, an action or a timestep may take: with more it is taken to hang."),
+        help="Longest reset, action or timestep: a longer one counts as a hang."),
 )  # fmt: skip
 
 _SEED = option(
@@ -99,26 +99,26 @@ def examine(
             report = function(env, code, make, settings(**options), run.bar)
         except interruption as interrupt:
             report = interrupt.found
-            print_error(f"Interrupted: what follows was {said[1]} before.")
+            print_error(f"Interrupted: the following was {said[1]} before.")
     text = report.to_json().rstrip("\n") if as_json else report.text(for_command=True)
     run.finish(text, failed=is_failure(report))
 
 
 _HOW = options_of(
     option("How", "--seconds", type=ABOVE_ZERO, default=10.0, show_default=True, metavar="SECONDS",
-        help="How long all of it takes, about. Longer gives figures that vary less, and time to what is slow."),
+        help="Duration of the measurement, about. More seconds give steadier figures, and time for slow ways."),
     option("How", "--workers", "n_workers", type=POSITIVE, metavar="N",
-        show_default="the cores there are to use, or up to 8 where environments wait",
-        help="How many processes."),
+        show_default="the usable cores, or up to 8 if environments wait",
+        help="Number of processes."),
     option("How", "--vec", "n_envs", type=POSITIVE, metavar="N",
-        show_default="8, or fewer where making, resetting or stepping them takes long",
-        help="How many environments a process has, where it has several; how many are in flight, where they wait."),
+        show_default="8, or fewer if making, resetting or stepping them takes long",
+        help="Environments per process, in ways with several; or trajectories in flight, if environments wait."),
     option("How", "--step-timeout", type=ABOVE_ZERO, default=10.0, show_default=True, metavar="SECONDS",
-        help="How long a reset or a timestep may take in a process: with more it is taken to hang."),
+        help="Longest reset or timestep in a process: a longer one counts as a hang."),
 )  # fmt: skip
 
 
-@command("Measure all the ways to step an environment; recommend one.")
+@command("Measure all the ways to step an environment, and recommend a way.")
 @ENV_ID
 @options_of(AGENT, ENVIRONMENT, _HOW, PRINTED)
 @click.pass_context

@@ -305,7 +305,7 @@ def _check_header(header: dict[str, Any]) -> None:
     seeds = header["seeds"]
     fit = isinstance(seeds, list) and set(map(type, seeds)) <= {int} and type(header["seed"]) in (int, type(None))
     if not (fit and isinstance(header["provenance"], dict) and isinstance(header["package_version"], str)):
-        raise ValueError("its seeds, its provenance or its version are something else")
+        raise ValueError("its seeds, its provenance or its version have another form")
 
 
 def _range(values: list[int], one: str, several: str) -> str:

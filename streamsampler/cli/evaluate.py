@@ -66,17 +66,16 @@ def _video_of(_ctx: click.Context, _param: click.Parameter, values: tuple[str, .
 
 SEEDS_AND_SCENARIOS = options_of(
     option("How much (exactly one of these)", "--seeds", type=_seeds, metavar="SEEDS",
-        help="One trajectory from each of these seeds, such as 3,7,10-19."),
+        help="A trajectory for each of these seeds, such as 3,7,10-19."),
     option("How much (exactly one of these)", "--scenarios", type=_scenarios, metavar="FILE",
-        help="One trajectory for each scenario in a JSON file, in this order. It holds a list of objects with some of "
-        "the keys 'seed', 'options' (what the reset gets) and 'name'."),
+        help="A trajectory for each scenario of a JSON file, in this order. The file has a list of objects with some "
+             "of the keys 'seed', 'options' (for the reset) and 'name'."),
 )  # fmt: skip
 """The trajectories to run."""
 
 SUCCESS = option(
     shared.RECORDED, "--success", type=click.Choice(["end", "once"]), default="end", show_default=True,
-    help="Where infos have 'success' or 'is_success': a trajectory succeeds if its last timestep says so, or any "
-    "timestep.",
+    help="If infos have 'success' or 'is_success': whether the last timestep decides about success, or any timestep.",
 )  # fmt: skip
 
 RESULT = options_of(
@@ -84,17 +83,17 @@ RESULT = options_of(
         help="Write the result, with every return, its index and its seed, to a .json file. After Ctrl-C the file has "
         "the finished trajectories. While the command runs, and after a kill, they are in FILE.partial.json."),
     option("Output", "--resume", metavar="FILE",
-        help="Go on with a file of --out, also of a killed command: its trajectories are not run again. Ask for more "
-        "trajectories than before, or leave the amount out to complete the file's own. All other options that decide "
-        "about trajectories are given again, but for --seed and --part."),
+        help="Resume from a file of --out, also of a killed command: its trajectories are not run again. Request more "
+             "trajectories than before, or leave the amount out to complete the file's own. Repeat all other options "
+             "that decide about trajectories, except --seed and --part."),
 )  # fmt: skip
 """The files of results."""
 
 
 BOUNDS = option(
     shared.RECORDED, "--bounds", type=float, nargs=2, metavar="LEAST LARGEST",
-    help="The least and the largest return that there can be. They give an interval where returns alone give none: "
-    "where all are equal, or few, or uneven.",
+    help="The least and the largest possible return. With them an interval exists even if all returns are equal, or "
+         "few, or uneven.",
 )  # fmt: skip
 """The bounds of returns."""
 
@@ -103,14 +102,14 @@ def most(heading: str) -> Callable[[Any], Any]:
     """Return the option of the most trajectories, under a heading."""
     return option(
         heading, "--max-trajectories", type=shared.POSITIVE, metavar="N",
-        show_default="10,000, or as many as there are seeds",
+        show_default="10,000, or the number of seeds",
         help="The most trajectories; with --suite, of each task.",
     )  # fmt: skip
 
 
 _RETURN_OF = option(
     shared.RECORDED, "--return-of", multiple=True, metavar="AGENT|POLICY|all",
-    help="In environments of several agents: whose return counts. May be repeated, for a team.",
+    help="In environments of several agents: the agent for which returns count. May be repeated, for a team.",
 )  # fmt: skip
 
 _HOW_MUCH = options_of(
@@ -118,30 +117,30 @@ _HOW_MUCH = options_of(
         help="Exactly N trajectories."),
     SEEDS_AND_SCENARIOS,
     option("How much (exactly one of these)", "--until-halfwidth", type=shared.ABOVE_ZERO, metavar="H",
-        help="Go on until half the width of the interval of the mean return is at most H; where all returns are equal, "
-        "until at most 1 % of trajectories may have another one. May go through --seeds."),
+        help="Run trajectories until half the width of the mean return's interval is at most H; if all returns are "
+             "equal, until at most 1 % of trajectories may have another return. May be combined with --seeds."),
 )  # fmt: skip
 
 _PRECISION = options_of(
     option(
         "With --until-halfwidth", "--precision-of", type=click.Choice(["return", "success"]), default="return",
-        show_default=True, help="What the interval is of: the mean return, or the rate of success."),
+        show_default=True, help="The interval's quantity: the mean return, or the success rate."),
     option("With --until-halfwidth", "--guarantee", is_flag=True,
-        help="Use an interval that holds although it decides when to stop. It needs more trajectories, and for returns "
-        "their --bounds. Without, intervals of returns hold in 90 to 95 of 100 evaluations."),
+        help="Use an interval that stays valid although it decides when to stop. It needs more trajectories, and for "
+             "returns their --bounds. Without this option, intervals of returns hold in 90 to 95 of 100 evaluations."),
     option("With --until-halfwidth", "--min-trajectories", type=shared.POSITIVE, metavar="N",
         show_default="30 for returns, 10 for success, 1 with --guarantee",
-        help="The fewest trajectories to stop after."),
+        help="Least number of trajectories before the end."),
     most("With --until-halfwidth"),
 )  # fmt: skip
 
 _VIDEOS = options_of(
     option("Output", "--video", type=click.Path(path_type=Path), metavar="FOLDER",
-        help="Record videos of some trajectories, which are chosen when the evaluation is complete, and run again. The "
-        f"files are named by index, seed and return. {shared.VIDEO_EXTRA}"),
+        help="Record videos of some trajectories, which are chosen after the evaluation and run again. Their file "
+             f"names have index, seed and return. {shared.VIDEO_EXTRA}"),
     option("Output", "--video-of", callback=_video_of, multiple=True, metavar="WHICH",
         show_default="first, best, median and worst",
-        help="With --video: which ones: first, best, median, worst, or an index. May be repeated."),
+        help="With --video: the trajectories to record: first, best, median, worst, or an index. May be repeated."),
 )  # fmt: skip
 
 
@@ -317,7 +316,7 @@ def _take_files(options: dict[str, Any]) -> Path | None:
     for name in ("out", "resume"):
         if options[name] is not None:
             options[name] = checked_file(
-                options[name], ".json", where="The result goes into a .json file", option=f"'--{name}'"
+                options[name], ".json", where="results are written to .json files", option=f"'--{name}'"
             )
     resumed: Path | None = options["resume"] and whole_of(options["resume"])
     options["out"] = options["out"] or resumed
@@ -326,7 +325,7 @@ def _take_files(options: dict[str, Any]) -> Path | None:
 
 def _if_interrupted(options: dict[str, Any]) -> str:
     """Return the message for a signal before the first trajectory."""
-    return "nothing was kept" if options["resume"] is None else f"{options['resume']} stays as it was"
+    return "nothing was kept" if options["resume"] is None else f"{options['resume']} is unchanged"
 
 
 def _written(ctx: click.Context, out: Path | None, options: dict[str, Any], found: AnyFound) -> str:
@@ -352,10 +351,10 @@ def _line(found: AnyFound, seconds: float, *, interrupted: bool, alone: bool) ->
 
 _AGENTS = options_of(
     option(shared.RUNS, "--agent", "agents", multiple=True, metavar="NAME",
-        help=f"An agent, which others are compared with, and then another one, or more. Each is {shared.NAMED_AGENTS}"),
+        help=f"The reference agent, and then one or more agents to compare with it. Each is {shared.NAMED_AGENTS}"),
     option(shared.RUNS, "--vec-normalize", multiple=True, metavar="FILE",
-        help=f"For agents that are model.zip: {shared.WHAT_STATISTICS_ARE}. Once for all of them, or for each in "
-        "their order."),
+        help=f"For agents of the form model.zip: {shared.WHAT_STATISTICS_ARE}. Once for all models, or once per model "
+             "in their order."),
     shared.DETERMINISTIC,
 )  # fmt: skip
 _HOW_MANY_PAIRS = options_of(
@@ -364,20 +363,22 @@ _HOW_MANY_PAIRS = options_of(
     SEEDS_AND_SCENARIOS,
     option("How much (exactly one of these)", "--until-decided", metavar="ALPHA",
         type=click.FloatRange(0, 0.5, min_open=True, max_open=True),
-        help="Go on until a test is sure which agent is better. ALPHA is how often equal agents may be told apart, "
-        "such as 0.05, although the test looks after each pair. May go through --seeds. With --suite it is about the "
-        "mean over tasks, and looks after rounds of trajectories of all tasks."),
+        help="Run pairs until a test decides which agent is better. ALPHA is the probability of a wrong decision "
+             "between equal agents, such as 0.05, although the test is evaluated after each pair. May be combined "
+             "with --seeds. With --suite the test is about the mean over tasks, and is evaluated after rounds of "
+             "trajectories of all tasks."),
 )  # fmt: skip
 
 _DECISION = options_of(
     most("With --until-decided"),
     option("Gate", "--fail-if-worse", "margin", type=float, metavar="MARGIN",
-        help="Say of each other agent whether it is worse than the first one by more than MARGIN, which may be 0: a "
-        "mean return, or a rate of success such as 0.05. The exit code is 3 if one is worse, and 4 if it is not sure. "
-        "With --until-decided, go on until it is sure; ALPHA is then how often the verdict may be wrong."),
+        help="Decide for each other agent whether it is worse than the first agent by more than MARGIN, which may be "
+             "0: a mean return, or a success rate such as 0.05. The exit code is 3 if an agent is worse, and 4 if "
+             "undecided. With --until-decided, run pairs until each agent is decided; ALPHA is then the probability "
+             "of a wrong verdict."),
     option("Gate", "--decide-on", type=click.Choice(["return", "success"]), default="return", show_default=True,
-        help="What --fail-if-worse and --until-decided are about: the mean return, for which --until-decided needs "
-        "--bounds, or the rate of success."),
+        help="The quantity for --fail-if-worse and --until-decided: the mean return, for which --until-decided needs "
+             "--bounds, or the success rate."),
 )  # fmt: skip
 
 
@@ -443,8 +444,8 @@ def compare(
         spaces = naming.environment_of(env_id[0], options["env_kwargs"])[1]
         if isinstance(spaces[0], SpacesOfAgents):
             raise UsageError(
-                "compare is for environments of one agent here; in Python streamsampler.compare takes several dicts of "
-                "policies, and return_of"
+                "the command compares agents in environments of a single agent; for several agents use "
+                "streamsampler.compare in Python, with dicts of policies and return_of"
             )
         agents = naming.load_each(
             names, options["vec_normalize"], [spaces] * len(names), options["deterministic"], predicting=True

@@ -41,23 +41,23 @@ _OF_EVALUATIONS = "sb3"
     "What", "--without", multiple=True, metavar="PATH",
     help="Leave out a leaf of observations, actions or infos, such as observations.mission. May be repeated.",
 )  # fmt: skip
-@option("What", "--policy", metavar="NAME", help="Of several agents, the policy whose trajectories are written.")
+@option("What", "--policy", metavar="NAME", help="With several agents, the policy to write.")
 @option(
     "What", "--import", "imports", multiple=True, metavar="MODULE",
-    help="Import a module first, which registers the environment, so that Minari's dataset has its spec; from the "
-    "current directory if it is not installed. May be repeated.",
+    help="Import a module that registers the environment, so that Minari's dataset has its spec; also from the "
+         "current directory. May be repeated.",
 )  # fmt: skip
 @option(
-    "Minari", "--dataset-id", metavar="ID", show_default="one made of FOLDER or of the environment",
+    "Minari", "--dataset-id", metavar="ID", show_default="derived from FOLDER or the environment",
     help="Minari's name for the dataset, such as cartpole/random-v0.",
 )  # fmt: skip
 @option(
     "Minari", "--metadata", multiple=True, metavar="KEY=TEXT",
-    help="One of author, author_email, code_permalink, algorithm_name and description. May be repeated.",
+    help="An entry author, author_email, code_permalink, algorithm_name or description. May be repeated.",
 )  # fmt: skip
 @option(
     "Evaluations", "--timesteps", type=Count(min=0), multiple=True, metavar="N",
-    help="With --to sb3, once for each FILE: for how many timesteps the agent had been trained.",
+    help="With --to sb3, once for each FILE: the agent's timesteps of training.",
 )  # fmt: skip
 @options_of(PRINTED_LINE)
 @click.pass_context
@@ -88,7 +88,7 @@ def export(
 
     if name not in (*FORMATS, _OF_EVALUATIONS):
         there = f"{', '.join(FORMATS)} and {_OF_EVALUATIONS}"
-        raise click.BadParameter(f"there is no format {name!r}, only {there}", param_hint="'--to'")
+        raise click.BadParameter(f"unknown format {name!r}; the formats are {there}", param_hint="'--to'")
     with running(ctx, "exporting", quiet=quiet, imports=imports) as run:
         run.if_interrupted = "nothing was written"
         _check_kinds(paths, name)
@@ -120,7 +120,7 @@ def _check_kinds(paths: list[Path], name: str) -> None:
     for path in paths:
         kind = kind_of(path)
         if kind == "comparison":
-            raise failure(f"{path} holds a comparison, and only trajectories and evaluations are exported")
+            raise failure(f"{path} has a comparison, but only trajectories and evaluations can be exported")
         if kind == "evaluation" and name != _OF_EVALUATIONS:
             raise failure(f"{path} holds an evaluation: give --to {_OF_EVALUATIONS}")
         if kind in ("folder", "file of trajectories") and name == _OF_EVALUATIONS:
@@ -136,7 +136,7 @@ def _export_trajectories(paths: list[Path], name: str, out: Path, options: dict[
     from streamsampler.formats.export import format_named
 
     if options["timesteps"]:
-        raise click.UsageError("--timesteps is for evaluations: give --to sb3, too.")
+        raise click.UsageError("--timesteps needs --to sb3, because it belongs to evaluations.")
     leaves, policy = Leaves(without=options.pop("without")), options.pop("policy")
     metadata = by_key(options["metadata"], "key=text", "--metadata")
     # An absent flag is False, which equals 0, and 0 may be a valid value of another option.
@@ -166,10 +166,10 @@ def _export_evaluations(paths: list[Path], out: Path, options: dict[str, Any]) -
     timesteps = options["timesteps"]
     if len(timesteps) != len(paths) or len(set(timesteps)) != len(timesteps):
         raise click.UsageError(
-            f"Give --timesteps once for each FILE, each another number: there are {count(len(paths), 'file')}, and "
+            f"Give --timesteps once for each FILE, with different numbers: there are {count(len(paths), 'file')}, and "
             f"--timesteps is given {count(len(timesteps), 'time')}."
         )
-    out = checked_file(str(out), ".npz", where="Evaluations go into a .npz file")
+    out = checked_file(str(out), ".npz", where="evaluations are written to .npz files")
     evaluations = {number: Evaluation.load(path) for number, path in zip(timesteps, paths, strict=True)}
     written = save_evaluations(evaluations, out)
     n_trajectories = sum(map(len, evaluations.values()))
@@ -179,7 +179,7 @@ def _export_evaluations(paths: list[Path], out: Path, options: dict[str, Any]) -
 @command("Show what is in a file or a folder.")
 @click.argument("path", metavar="FILE|FOLDER")
 @option("Output", "--json", "as_json", is_flag=True, help=JSON_LINE)
-@option("Output", "--quick", is_flag=True, help="Do not read every byte: damaged observations are not found.")
+@option("Output", "--quick", is_flag=True, help="Do not read every byte, and overlook damaged observations.")
 @click.pass_context
 def info(ctx: click.Context, /, path: str, as_json: bool, quick: bool) -> None:
     """Show the contents of a file or a folder of sample, evaluate or compare.
@@ -206,11 +206,11 @@ def info(ctx: click.Context, /, path: str, as_json: bool, quick: bool) -> None:
     run.finish(json.dumps(contents.facts(), allow_nan=False) if as_json else contents.text(), failed=n_damaged > 0)
 
 
-@command("Put the parts of an evaluation together.")
+@command("Merge the parts of an evaluation.")
 @click.argument("parts", cls=SeveralArgument, metavar="PART...", nargs=-1, required=True)
 @options_of(
     option("Output", "-o", "--out", required=True, metavar="FILE",
-        help="Write the whole here; a file that is there is replaced."),
+        help="File of the whole run; an existing file is replaced."),
     PRINTED,
 )  # fmt: skip
 @click.pass_context
@@ -240,7 +240,7 @@ def merge(ctx: click.Context, /, parts: tuple[str, ...], out: str, as_json: bool
     from streamsampler.evaluation.merging import check_paths
     from streamsampler.evaluation.merging import merge as merged_parts
 
-    target = Path(checked_file(out, ".json", where="What is merged goes into a .json file, as the parts are"))
+    target = Path(checked_file(out, ".json", where="merged runs are written to .json files, like their parts"))
     with running(ctx, "merging", quiet=quiet) as run:
         run.if_interrupted = "the parts are not merged"
         check_paths(paths, target)
@@ -264,7 +264,7 @@ _MOST_NAMES = 3
     "Output", "-o", "--out", metavar="FILE", show_default="next to the first file, with the names of all",
     help="The picture: a .png, .svg or .pdf file.",
 )  # fmt: skip
-@option("Output", "--dark", is_flag=True, help="Draw for a dark page.")
+@option("Output", "--dark", is_flag=True, help="Use colours for a dark page.")
 @QUIET
 @click.pass_context
 def plot(ctx: click.Context, /, paths: tuple[str, ...], out: str | None, dark: bool, quiet: bool) -> None:
@@ -294,7 +294,7 @@ def plot(ctx: click.Context, /, paths: tuple[str, ...], out: str | None, dark: b
     from streamsampler.evaluation.chart_style import PICTURES
     from streamsampler.evaluation.charts import draw
 
-    picture = checked_file(out, *PICTURES, where="The picture goes into a .png, .svg or .pdf file")
+    picture = checked_file(out, *PICTURES, where="pictures are written to .png, .svg or .pdf files")
     with running(ctx, "drawing", quiet=quiet) as run:
         draw(found, picture, dark=dark)
     run.finish(f"written to: {picture}", kept=picture)

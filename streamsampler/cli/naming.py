@@ -73,7 +73,7 @@ def import_named(name: str, what: str, error: type[UsageError] = UsageError) -> 
     except Exception as raised:
         missing = raised.name if isinstance(raised, ModuleNotFoundError) else None
         if missing is not None and f"{name}.".startswith(f"{missing}."):
-            raise error(f"{what}: there is no module {missing!r}{_hint(name)}") from None
+            raise error(f"{what}: no module {missing!r}{_hint(name)}") from None
         raise error(f"{what}: importing {name} raised {type(raised).__name__}: {raised}") from raised
     warn_of_hidden(name)
     return module
@@ -81,7 +81,7 @@ def import_named(name: str, what: str, error: type[UsageError] = UsageError) -> 
 
 def _hint(name: str) -> str:
     if (dotted := dotted_name(name)) is not None:
-        return f". A module goes by its name, not its file's: {dotted!r}"
+        return f". Give the module's name, not its file's: {dotted!r}"
     here = working_directory()
     if here is None:
         return ", and the working directory was removed"
@@ -125,7 +125,7 @@ def environment_of(env_id: str, env_kwargs: Mapping[str, Any]) -> tuple[EnvUpdat
         details = "" if isinstance(error, gymnasium.error.Error) else traceback_of(error)
         message = f"the environment {env_id} cannot be made and closed: {type(error).__name__}: {error}"
         if isinstance(error, AttributeError) and error.name in ("close", "render", "metadata"):
-            message += f". Give its class {error.name}, or a base class that has it: pettingzoo.ParallelEnv or AECEnv"
+            message += f". Define {error.name} in its class, or derive it from pettingzoo.ParallelEnv or AECEnv"
         raise failure(message, details) from None
 
 
@@ -197,11 +197,11 @@ def load_agent(name: str, observation_space: Space[Any], action_space: Space[Any
     return base.CallableAgent(obj) if call is None else _made(call, name)
 
 
-_WEIGHTS = "weights are no agent: name a function that makes the agent with them, such as 'my_agents:trained'"
+_WEIGHTS = "a file of weights is no agent: name a function that makes the agent with them, such as 'my_agents:trained'"
 _FILES = {
     ".pt": _WEIGHTS,
     ".pth": _WEIGHTS,
-    ".pkl": "the statistics of a VecNormalize go to --vec-normalize, with --agent model.zip",
+    ".pkl": "give the statistics of a VecNormalize to --vec-normalize, with --agent model.zip",
     ".npz": "it holds trajectories",
     ".json": "it holds an evaluation",
 }
@@ -219,7 +219,7 @@ def _malformed(name: str) -> str:
         return f"{message}. Did you mean {near[0]!r}?"
     module_name, _, attribute = name.partition(":")
     if (dotted := dotted_name(module_name)) is not None:
-        return f"{message}. A module goes by its name, not its file's: '{dotted}:{attribute or 'object'}'"
+        return f"{message}. Give the module's name, not its file's: '{dotted}:{attribute or 'object'}'"
     module_name, _, attribute = name.rpartition(".")
     if module_name and attribute and ":" not in name:
         return f"{message}. Did you mean '{module_name}:{attribute}'?"
@@ -300,8 +300,8 @@ def statistics_of(names: Iterable[str], given: Sequence[str]) -> list[str | None
         raise UsageError("--vec-normalize is for a model of Stable-Baselines3: give --agent model.zip, too")
     if len(given) > 1 and len(given) != n_models:
         raise UsageError(
-            f"--vec-normalize is given {len(given)} times, and {n_models} agents are models: give it once for all of "
-            "them, or for each in their order; 'none' for one that was trained without"
+            f"--vec-normalize is given {len(given)} times for {n_models} models: give it once for all models, or once "
+            f"per model in their order; 'none' for a model trained without statistics"
         )
     left = iter([*given] * (n_models if len(given) == 1 else 1))
     return [next(left, None) if is_model else None for is_model in are_models]
@@ -346,14 +346,16 @@ def load_agents(options: Mapping[str, Any], spaces: Spaces, *, predicting: bool 
     policies, policy_of = options.get("policies"), options.get("policy_of")
     if not isinstance(spaces[0], SpacesOfAgents):
         if policies is not None:
-            raise UsageError("--agent POLICY=NAME is for environments of several agents, and this one has one")
+            raise UsageError(
+                "--agent POLICY=NAME is for environments of several agents, but this environment has a single agent"
+            )
         return load_policies(options, {SHARED: spaces}, predicting=predicting)
     known = Policies(dict.fromkeys(policies or (SHARED,), base.NAMED_AGENTS[0]), policy_of)
     of_policies: dict[str, Spaces] = {}
     for agent_id in spaces[0].spaces:
         of_policies.setdefault(known.name_for(agent_id, 0), (spaces[0][agent_id], spaces[1][agent_id]))  # type: ignore[index]
     if idle := [policy for policy in policies or () if policy not in of_policies]:
-        raise UsageError(f"--agent {idle[0]}=…: no agent is played by it; there are {', '.join(spaces[0].spaces)}")
+        raise UsageError(f"--agent {idle[0]}=…: it plays no agent; the policies are {', '.join(spaces[0].spaces)}")
     return load_policies(options, of_policies, predicting=predicting)
 
 
@@ -370,9 +372,9 @@ def _model(name: str, statistics: str | None, spaces: Spaces, deterministic: boo
     from streamsampler.agents.sb3 import SB3Agent
 
     if not Path(name).is_file():
-        raise UnknownAgentError(f"unknown agent {name!r}: there is no such file")
+        raise UnknownAgentError(f"unknown agent {name!r}: no such file")
     if statistics not in (None, _NO_STATISTICS) and not Path(statistics).is_file():
-        raise UsageError(f"--vec-normalize: there is no file {statistics!r}")
+        raise UsageError(f"--vec-normalize: no such file: {statistics!r}")
     try:
         found = False if statistics == _NO_STATISTICS else statistics
         agent = SB3Agent.load(name, deterministic=deterministic, vec_normalize=found)
@@ -415,7 +417,7 @@ def take_policies(options: dict[str, Any], env_id: str = "") -> str:
     if len(given) > 1 or any(pairs):
         if None in pairs:
             raise click.BadParameter(
-                f"{given[pairs.index(None)]!r} has no name: of several agents each is a policy, POLICY=NAME",
+                f"{given[pairs.index(None)]!r} has no policy's name: with several agents, give each as POLICY=NAME",
                 param_hint="--agent",
             )
         options["policies"] = by_key(given, "POLICY=NAME", "--agent")
@@ -425,7 +427,7 @@ def take_policies(options: dict[str, Any], env_id: str = "") -> str:
         return env_id
     if not re.fullmatch(r"[\w.]+(:parallel_env)?", env_id):
         raise click.BadParameter(
-            f"{env_id} is no module of PettingZoo's, such as pettingzoo.classic.chess_v6", param_hint="--aec"
+            f"{env_id} is no module of PettingZoo, such as pettingzoo.classic.chess_v6", param_hint="--aec"
         )
     return f"{env_id.removesuffix(':parallel_env')}:env"
 
@@ -464,7 +466,7 @@ def _checked_file(value: str, suffix: str, *others: str, where: str) -> Path:
     suffix = next((each for each in others if given.name.endswith(each)), suffix)
     if given.is_dir() or not given.name:
         if (given / MANIFEST).exists():
-            raise _bad_out(f"{value!r} is a folder of shards: --shard-size and --resume go on with it")
+            raise _bad_out(f"{value!r} is a folder of shards: resume it with --shard-size and --resume")
         example = str(given / f"out{suffix}")
         raise _bad_out(f"{value!r} is a directory: name a file in it, such as {example!r}")
     _check_format(given, suffix, where)
@@ -472,7 +474,7 @@ def _checked_file(value: str, suffix: str, *others: str, where: str) -> Path:
     if target.is_dir():
         raise _bad_out(f"{str(target)!r} is a directory")
     if not target.parent.is_dir():
-        raise _bad_out(f"there is no directory {str(target.parent)!r}")
+        raise _bad_out(f"no such directory: {str(target.parent)!r}")
     _try(target)
     return target
 
@@ -486,7 +488,7 @@ def _named_file(value: str) -> Path:
     path = Path(value)
     is_device = path.exists() and not (path.is_file() or path.is_dir())
     if value == "-" or is_device or path.parent == Path("/dev"):
-        raise _bad_out(f"{value!r} is no file: give the name of one. Standard output gets the summary alone")
+        raise _bad_out(f"{value!r} is no regular file: give a file's name. Standard output is for the summary only")
     return path
 
 
@@ -502,7 +504,7 @@ def unused_beside(target: Path) -> Path:
 
 def _check_format(given: Path, suffix: str, where: str) -> None:
     if given.suffix.lower() in _FORMATS - {suffix}:
-        raise _bad_out(f"{str(given)!r}: {given.suffix} is not written. {where}")
+        raise _bad_out(f"{str(given)!r}: {given.suffix} is not supported; {where}")
 
 
 def checked_folder(value: str, suffix: str, where: str, *, resume: bool) -> Path:

@@ -108,7 +108,7 @@ class GroupedCommand(click.Command):
         config = GroupedOption(
             ["--config"], heading="Options from a file", callback=_from_file, is_eager=True, expose_value=False,
             metavar="FILE",
-            help="Take options from a TOML file, such as 'num-trajectories = 100'; those that are typed win.",
+            help="Read options from a TOML file, such as 'num-trajectories = 100'; typed options override it.",
         )  # fmt: skip
         self.params.append(config)
 
@@ -168,7 +168,7 @@ def take_options(ctx: click.Context, name: str, found: Mapping[str, Any]) -> Non
         if (known := params.get(key.replace("_", "-"))) is None:
             near = difflib.get_close_matches(key.replace("_", "-"), params, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else f" There are {', '.join(sorted(params))}."
-            raise click.BadParameter(f"{name!r} has {key!r}, which is no option of {ctx.command.name}.{hint}")
+            raise click.BadParameter(f"{name!r} has {key!r}, which is not an option of {ctx.command.name}.{hint}")
         ctx.default_map[str(known.name)] = _as_typed(value, known, f"{name!r}: {key}")
 
 
@@ -190,7 +190,7 @@ def _as_typed(value: Any, param: click.Parameter, what: str) -> Any:
     """Return a value as the command line would pass it: as text, except for flags."""
     if getattr(param, "is_flag", False):
         if not isinstance(value, bool):
-            raise click.BadParameter(f"{what} should be true or false, and is {value!r}")
+            raise click.BadParameter(f"{what} should be true or false, but is {value!r}")
         return value
     if isinstance(value, Mapping) and param.name == "env_kwargs":
         return [f"{key}={item!r}" for key, item in value.items()]
@@ -198,12 +198,12 @@ def _as_typed(value: Any, param: click.Parameter, what: str) -> Any:
     items = value if takes_list and isinstance(value, list) else [value]
     for item in items:
         if isinstance(item, bool) or not isinstance(item, str | int | float):
-            raise click.BadParameter(f"{what} should be a text or a number, and is {item!r}")
+            raise click.BadParameter(f"{what} should be a text or a number, but is {item!r}")
     texts = [str(item) for item in items]
     if getattr(param, "multiple", False) or param.nargs == -1:
         return texts
     if param.nargs != 1 and len(texts) != param.nargs:
-        raise click.BadParameter(f"{what} should be a list of {param.nargs} values, and is {value!r}")
+        raise click.BadParameter(f"{what} should be a list of {param.nargs} values, but is {value!r}")
     return texts if param.nargs != 1 else ",".join(texts)
 
 
@@ -256,7 +256,7 @@ class Count(click.IntRange):
         if number != number.to_integral_value():
             self.fail(f"{value!r} is not a whole number", param, ctx)
         if abs(number) >= 2**63:
-            self.fail(f"{value!r} is more than can be counted", param, ctx)
+            self.fail(f"{value!r} is too large", param, ctx)
         return super().convert(int(number), param, ctx)
 
 
@@ -278,7 +278,7 @@ def json_list(name: str, example: str) -> list[Any]:
     """
     found = contents_of_file(name, "JSON", json.loads)
     if not isinstance(found, list):
-        raise click.BadParameter(f"{name!r} should hold a list such as {example}")
+        raise click.BadParameter(f"{name!r} should have a list such as {example}")
     return found
 
 
@@ -293,7 +293,7 @@ def size(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     n_bytes = float(match["number"]) * 1024 ** " KMGT".index(match["unit"].upper()) if match else 0.0
     if not 1 <= n_bytes < 2**63:
-        raise click.BadParameter(f"{text!r} is not an amount of memory with its unit, such as 500MB or 2GB")
+        raise click.BadParameter(f"{text!r} is no amount of memory with a unit, such as 500MB or 2GB")
     return int(n_bytes)
 
 
@@ -343,7 +343,7 @@ def _env_kwargs(_ctx: click.Context, _param: click.Parameter, pairs: Iterable[st
     """
     found = by_key(pairs, "key=value")
     if wrong := [key for key in found if not key.isidentifier()]:
-        raise click.BadParameter(f"{wrong[0]!r} is no Python name, and so no argument of an environment")
+        raise click.BadParameter(f"{wrong[0]!r} is no Python name, so no argument of an environment")
     return {key: parse_value(text) for key, text in found.items()}
 
 
@@ -355,7 +355,7 @@ def _part(text: str) -> tuple[int, int]:
     """
     match = _PART.fullmatch(text.strip())
     if match is None:
-        raise click.BadParameter(f"{text!r} is not a part's number and how many there are, such as 2/7")
+        raise click.BadParameter(f"{text!r} is not the number of a part and of all parts, such as 2/7")
     return int(match[1]), int(match[2])
 
 
@@ -368,7 +368,7 @@ def existing(name: str, *suffixes: str, what: str = "FILE|FOLDER") -> Path:
     for suffix in ("", *suffixes):
         if Path(name + suffix).exists():
             return Path(name + suffix)
-    raise click.BadParameter(f"there is no file or folder {name!r}", param_hint=what)
+    raise click.BadParameter(f"no such file or folder: {name!r}", param_hint=what)
 
 
 def given_amounts(
@@ -404,12 +404,12 @@ POSITIVE = Count(min=1)
 
 NAMED_AGENTS = (
     "'random', or 'package.module:object' for an agent, a function observation -> action, an object with predict, a "
-    "torch module, or a class or function that makes one of these from the observation space and the action space. Or "
-    "'model.zip' for a model of Stable-Baselines3 ('pip install stable-baselines3'); such files can run code."
+    "torch module, or a class or function that makes such an agent from the observation space and the action space. "
+    "Or 'model.zip' for a model of Stable-Baselines3 ('pip install stable-baselines3'); such files can run code."
 )
 WHAT_STATISTICS_ARE = (
-    "the statistics of the VecNormalize that the model was trained under, which Stable-Baselines3 saves by themselves; "
-    "'none' for a model that was trained without"
+    "the statistics of the model's VecNormalize from training, which Stable-Baselines3 saves in a separate file; "
+    "'none' for a model trained without it"
 )
 DETERMINISTIC = option(
     RUNS, "--deterministic/--stochastic", "deterministic", default=None,
@@ -426,7 +426,7 @@ ENV_ID = click.argument("env_id", metavar="ENV_ID")
 
 AGENT = options_of(
     option(RUNS, "--agent", default="random", show_default=True, metavar="NAME",
-        help=f"What chooses the actions: {NAMED_AGENTS}"),
+        help=f"The agent: {NAMED_AGENTS}"),
     STATISTICS,
     DETERMINISTIC,
 )  # fmt: skip
@@ -434,11 +434,10 @@ AGENT = options_of(
 
 ENVIRONMENT = options_of(
     option(RUNS, "--env-kwarg", "env_kwargs", callback=_env_kwargs, multiple=True, metavar="KEY=VALUE",
-        help="An argument for making the environment; a Python literal, or true, false or null, or else text. May be "
-        "repeated."),
+        help="An argument for making the environment: a Python literal, or true, false or null; anything else is "
+             "text. May be repeated."),
     option(RUNS, "--import", "imports", multiple=True, metavar="MODULE",
-        help="Import a module first, which registers the environment; from the current directory if it is not "
-        "installed. May be repeated."),
+        help="Import a module that registers the environment; also from the current directory. May be repeated."),
     option(
         RUNS, "--max-episode-length", type=POSITIVE, metavar="N", show_default="the environment's own limit",
         help="Truncate trajectories after N timesteps."),
@@ -447,25 +446,25 @@ ENVIRONMENT = options_of(
 
 HOW = options_of(
     option(
-        WHERE, "--workers", type=FROM_ZERO, metavar="N", show_default="the cores there are to use",
-        help="How many processes; 0 for none but this one."),
+        WHERE, "--workers", type=FROM_ZERO, metavar="N", show_default="the usable cores",
+        help="Number of worker processes; 0 runs everything in this process."),
     option(WHERE, "--vec", type=POSITIVE, metavar="N",
         help="Run N environments side by side in each process, and ask the agent for their actions at once: faster "
         "with a network. Another N may give other trajectories."),
     option(WHERE, "--in-flight", type=POSITIVE, metavar="N",
         help="Of an environment or an agent that waits (async def), let each process have N trajectories in flight."),
     option(WHERE, "--worker-threads", callback=count_or(none=None), default="1", show_default=True, metavar="N",
-        help="How many threads a network computes on in each process; 'none' leaves that to the libraries. The last "
-        "bits of its numbers may depend on it."),
+        help="Threads of a network in each process; 'none' leaves the number to the libraries. The last bits of its "
+             "results may depend on it."),
     option(WHERE, "--engine", type=click.Choice([*ENGINES, "ray"]),
-        help="How processes are connected: 'processes' by pipes and shared memory, on Linux; 'queues' by queues of "
-        "Python's own multiprocessing, on every system. 'ray' for actors of a Ray cluster, which needs the extra "
-        "'ray'. The data are the same."),
-    option(WHERE, "--ray-address", metavar="HOST:PORT", show_default="a cluster that is started for this run",
+        help="Connection of the processes: 'processes' by pipes and shared memory, on Linux; 'queues' by queues of "
+             "Python's multiprocessing, on every system. 'ray' for actors of a Ray cluster, which needs the extra "
+        "'ray'. The data is the same."),
+    option(WHERE, "--ray-address", metavar="HOST:PORT", show_default="a new cluster for this run",
         help="With --engine ray: the address of the Ray cluster, of which this machine is a node; 'auto' finds "
         "one here."),
     option(WHERE, "--start-method", type=click.Choice(START_METHODS),
-        help="How processes are started. 'fork' and 'spawn' choose --engine queues."),
+        help="Start method of processes. 'fork' and 'spawn' choose --engine queues."),
     option(
         REPRODUCIBLE, "--seed", type=FROM_ZERO, metavar="N",
         show_default="a random one, shown in the summary",
@@ -476,31 +475,32 @@ HOW = options_of(
 FINGERPRINT = option(
     REPRODUCIBLE, "--fingerprint", type=click.Choice(["warn", "error", "none"]), default="warn",
     show_default=True, callback=lambda _ctx, _param, text: None if text == "none" else text,
-    help="What is done where processes compute with other kernels than others, or than those that wrote the folder "
-    "that --resume continues: the same seed may give other trajectories there.")  # fmt: skip
+    help="The reaction to processes whose numerical kernels differ from each other, or from those of the folder to "
+         "resume: there the same seed may give other trajectories.")  # fmt: skip
 
 FAILURES = options_of(
     option(FAILS, "--on-failure", type=click.Choice(["raise", "drop"]), default="raise",
         show_default=True,
-        help="What an exception of the environment or the agent does: 'raise' ends the command. 'drop' leaves its "
-        "trajectory out, and takes another one instead; where failures depend on the state, what is left is biased."),
+        help="The reaction to an exception of the environment or the agent: 'raise' ends the command. 'drop' replaces "
+             "its trajectory by a further one; if failures depend on the state, the result is biased."),
     option(
         FAILS, "--step-timeout", type=ABOVE_ZERO, metavar="SECONDS", show_default="no limit",
-        help="Kill and replace a process in which a reset, an action or a timestep takes longer; with async def, "
-             "cancel the trajectory and run it again."),
+        help="Longest reset, action or timestep: a slower process is killed and replaced; with async def, the "
+             "trajectory is cancelled and run again."),
     option(
         FAILS, "--trajectory-timeout", type=ABOVE_ZERO, metavar="SECONDS", show_default="no limit",
-        help="Of an environment that waits (async def), cancel a trajectory that takes longer, and run it again."),
+        help="Longest trajectory of an environment that waits (async def): a slower trajectory is cancelled and run "
+             "again."),
     option(FAILS, "--max-restarts", callback=count_or(none=None, auto="auto"), default="auto",
         show_default=True, metavar="N",
-        help="How many processes that died or hung are replaced within a minute, and ten times as many in all; 'none' "
-        "for any number, 'auto' for 10 with up to eight workers, in proportion with more. Their trajectories are run "
-        "again, with the same result. One more ends the command."),
+        help="How many dead or hung processes are replaced within a minute, and ten times as many in all; 'none' for "
+             "any number, 'auto' for 10 with up to eight workers, in proportion with more. Their trajectories are run "
+             "again, with the same result. A further one ends the command."),
     option(
         FAILS, "--max-worker-memory", type=size, metavar="SIZE", show_default="no limit",
         help="Replace a process that uses more private memory than this, such as 500MB or 2GB."),
     option(FAILS, "--close-timeout", type=ABOVE_ZERO, default=5.0, show_default=True,
-        metavar="SECONDS", help="How long all processes together may take to close their environments at the end."),
+        metavar="SECONDS", help="Longest time for closing all environments at the end."),
 )  # fmt: skip
 """Handling of failures."""
 
@@ -513,11 +513,11 @@ QUIET_WITH_MODELS = option(
 )  # fmt: skip
 """For commands with `--agent`."""
 
-JSON_LINE = "Print the result as one JSON object in a single line."
+JSON_LINE = "Print the result as a JSON object in a single line."
 
 PRINTED = options_of(
     option("Output", "--json", "as_json", is_flag=True,
-        help="Print the result as one JSON object over several lines; '| jq -c .' puts it into one."),
+        help="Print the result as a JSON object over several lines; '| jq -c .' makes it a single line."),
     QUIET_WITH_MODELS,
 )  # fmt: skip
 """Options of output, for commands that print a document, such as an evaluation."""
@@ -528,8 +528,8 @@ PRINTED_LINE = options_of(option("Output", "--json", "as_json", is_flag=True, he
 PART = option(
     "In parts", "--part", type=_part, metavar="I/N",
     help="Only the I-th, from 1 on, of N contiguous ranges of the trajectories, such as 2/7: for job arrays on "
-    "clusters. 'streamsampler merge' makes of the files of all parts the file of one run, byte for byte. Not where it "
-    "is unknown how many trajectories there will be.",
+    "clusters. 'streamsampler merge' makes the file of a whole run from the files of all parts, byte for byte. "
+    "Impossible if the number of trajectories is unknown beforehand.",
 )  # fmt: skip
 """The part of the trajectories."""
 
@@ -538,18 +538,18 @@ SAMPLED_BY = options_of(ENVIRONMENT, HOW, FINGERPRINT, FAILURES)
 
 POLICY_OF = option(
     RUNS, "--policy-of", multiple=True, metavar="AGENT=POLICY",
-    help="Which policy plays an agent of an environment of several; may be repeated, then for all agents.",
+    help="The policy of an agent, in an environment of several; may be repeated, and then names all agents.",
 )  # fmt: skip
 
 POLICIES = options_of(
     option(RUNS, "--agent", multiple=True, default=("random",), show_default=True, metavar="[POLICY=]NAME",
-        help=f"What chooses the actions: {NAMED_AGENTS} For several agents in one environment (PettingZoo's), once "
-        "for each policy, with its name: --agent archer=random --agent knight=my_agents:make. An agent is played by "
-        "the policy whose name is its id, or its id up to the last '_'."),
+        help=f"The agent: {NAMED_AGENTS} For several agents in an environment (PettingZoo's), once for each policy, "
+             "with its name: --agent archer=random --agent knight=my_agents:make. An agent is played by the policy "
+             "with its id as name, or its id up to the last '_'."),
     POLICY_OF,
     option(RUNS, "--aec", is_flag=True,
-        help="Where ENV_ID is a module of PettingZoo: its env, whose agents take turns, also where it has a "
-        "parallel_env."),
+        help="If ENV_ID is a module of PettingZoo: use its env, in which agents take turns, even if it has a "
+             "parallel_env."),
     STATISTICS, DETERMINISTIC,
 )  # fmt: skip
 """The agent, or the policies."""

@@ -14,27 +14,27 @@ from streamsampler.cli.options import command, option, options_of
 
 _WHICH = options_of(
     option("Which", "--index", type=shared.Count(min=0), required=True, metavar="I",
-        help="The trajectory's index, as batch.indices has it."),
+        help="The trajectory's index, as in batch.indices."),
     option("Which", "--agent-version", "version", type=shared.POSITIVE, metavar="N",
-        help="The agent version, where trajectories of several versions have this index."),
+        help="The agent version, if trajectories of several versions have this index."),
 )  # fmt: skip
 
 _AGENT = options_of(
-    option(shared.RUNS, "--agent", multiple=True, metavar="[POLICY=]NAME", show_default="'random', if it was that",
-        help="The agent that made the trajectory, or each policy, named as for sample. A file does not decide which "
-        "code runs, so it is named again."),
+    option(shared.RUNS, "--agent", multiple=True, metavar="[POLICY=]NAME", show_default="'random', if recorded so",
+        help="The agent of the trajectory, or each policy, named as for sample. It is named again, because a file "
+             "must not decide which code runs."),
     shared.POLICY_OF,
     shared.STATISTICS, shared.DETERMINISTIC,
     option(shared.RUNS, "--actions", is_flag=True, help="Replay the recorded actions, without the agent."),
-    option(shared.RUNS, "--env", metavar="ENV_ID", show_default="the one that was recorded",
+    option(shared.RUNS, "--env", metavar="ENV_ID", show_default="the recorded environment",
         help="The environment; module:ENV_ID imports a module first."),
 )  # fmt: skip
 
 _HOW = options_of(
-    option("How, where the file does not say it", "--vec", type=shared.POSITIVE, metavar="N",
-        help="How many environments ran side by side in each process."),
-    option("How, where the file does not say it", "--worker-threads", type=shared.POSITIVE, metavar="N",
-        help="How many threads a network computed on."),
+    option("Vectorisation, if the file does not have it", "--vec", type=shared.POSITIVE, metavar="N",
+        help="Environments side by side in each process."),
+    option("Vectorisation, if the file does not have it", "--worker-threads", type=shared.POSITIVE, metavar="N",
+        help="Threads of a network."),
 )  # fmt: skip
 
 _OUTPUT = options_of(

@@ -76,7 +76,7 @@ def sampler_arguments(options: Mapping[str, Any], seed: int | None) -> dict[str,
         names = [*given, *([] if memory is None else ["max_worker_memory"])]
         if names:
             useless = " and ".join(f"--{name.replace('_', '-')}" for name in names)
-            raise UsageError(f"only worker processes take {useless}: give --workers 1 or more")
+            raise UsageError(f"{useless} needs worker processes: give --workers 1 or more")
         return {**arguments, "n_workers": 0}
     quota = options["max_restarts"]
     in_all = _IN_ALL * quota if isinstance(quota, int) else quota
@@ -91,7 +91,9 @@ def sampler_arguments(options: Mapping[str, Any], seed: int | None) -> dict[str,
 
 def _worker_arguments(vec: int | None, in_flight: int | None) -> dict[str, Any]:
     if vec is not None and in_flight is not None:
-        raise UsageError("--vec asks an agent for many actions at once, --in-flight for one at a time: leave one out")
+        raise UsageError(
+            "--vec asks an agent for many actions at once, --in-flight for a single action: give only one of them"
+        )
     if vec is not None:
         return {"worker_class": VecWorker, "worker_args": {"n_envs": vec}}
     return {} if in_flight is None else {"worker_args": {"in_flight": in_flight}}
@@ -346,7 +348,7 @@ def _to_folder(request: Request, sampler: Sampler[Any, Any], follower: Follower,
         raise  # a second attempt would end the same way
     except (SamplerError, OSError) as error:
         if follower.earlier_timesteps is not None:
-            error.add_note(f"What is complete is in {request.out}. To go on: {request.command_with('--resume')}")
+            error.add_note(f"Complete shards are in {request.out}. To resume:  {request.command_with('--resume')}")
         raise
     earlier = kept.timesteps if follower.earlier_timesteps is None else follower.earlier_timesteps
     return RequestOutcome(
@@ -364,7 +366,7 @@ def _close(sampler: Sampler[Any, Any], outcome: RequestOutcome) -> None:
         if outcome.interrupted:
             return  # an interrupted worker may fail to close its environment
         if outcome.written is not None:
-            error.add_note(f"Everything had been written to {outcome.written} before.")
+            error.add_note(f"All trajectories are in {outcome.written}.")
         raise
 
 
@@ -466,9 +468,10 @@ def _rate(outcome: RequestOutcome) -> float:
 
 def _wall_time(outcome: RequestOutcome) -> str:
     if _was_complete(outcome):
-        return "none: all was there before"
+        return "none: everything was complete before"
     text = f"{duration(outcome.seconds)}, {count(_rate(outcome), 'timestep')} per second"
-    return f"{text}, behind {outcome.earlier_timesteps:,} that were there before" if outcome.earlier_timesteps else text
+    earlier = f", appended to {outcome.earlier_timesteps:,} timesteps of earlier runs"
+    return text + earlier if outcome.earlier_timesteps else text
 
 
 def _sharding(request: Request, outcome: RequestOutcome) -> dict[str, Any]:
@@ -496,9 +499,9 @@ def _written(request: Request, outcome: RequestOutcome) -> str:
     if outcome.written is not None:
         kept = count(outcome.kept.trajectories, "trajectory")
         were = "was" if outcome.kept.trajectories == 1 else "were"
-        stays = "" if outcome.written == request.out else f"; {request.out} stays as it was"
+        stays = "" if outcome.written == request.out else f"; {request.out} is unchanged"
         return f"{outcome.written}" + (f" (the {kept} that {were} finished{stays})" if outcome.interrupted else "")
-    return "nothing: no trajectory was finished" if request.out is not None else ""
+    return "nothing: no trajectory was complete" if request.out is not None else ""
 
 
 def spread_text(spread: dict[str, float | None], n_values: int) -> str:
@@ -535,7 +538,7 @@ def _restarts(facts: dict[str, Any]) -> str:
     """Return the number of replaced workers with the reasons; empty for none."""
     if not any(facts[name] for name in _REPLACEMENTS):
         return ""
-    reasons = {"hangs": "hung", "replaced": "had too much memory"}
+    reasons = {"hangs": "hung", "replaced": "used too much memory"}
     shown = [f"{facts[name]:,} {reason}" for name, reason in reasons.items() if facts[name]]
     return ", ".join([f"{facts['restarts']:,}", *shown])
 

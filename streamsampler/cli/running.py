@@ -300,7 +300,7 @@ def translated(ctx: click.Context) -> Iterator[None]:
     except (SamplerError, OSError, MemoryError) as error:
         message = _message_of(error)
         if isinstance(error, MemoryError):
-            message = f"there is not enough memory{message and f': {message}'}"
+            message = f"not enough memory{message and f': {message}'}"
         elif not isinstance(error, SamplerError):
             about = None if error.filename is None else f"{error.filename} could not be read or written"
             message = f"{about or 'the operating system refused'}: {error.strerror or error}"

@@ -11,9 +11,7 @@ import click
 from streamsampler.cli import options as shared
 from streamsampler.cli.options import TYPED, command, option, options_of
 
-_WHERE = (
-    "What is sampled goes into a .npz file, or with --shard-size into a folder of them; streamsampler.load reads both"
-)
+_WHERE = "trajectories are written to a .npz file, or with --shard-size to a folder; streamsampler.load reads both"
 _AMOUNTS = ("num_samples", "num_trajectories", "trajectories_per_worker")
 
 
@@ -36,8 +34,8 @@ def _without_infos(text: str) -> list[str]:
 
 _HOW_MUCH = options_of(
     option("How much (exactly one of these)", "--num-samples", type=shared.POSITIVE, metavar="N",
-        help="At least N timesteps, of whole trajectories: the shortest sequence of them that has so many. Numbers may "
-        "be written 100000, 100_000, 1e5 or 100k."),
+        help="At least N timesteps, in the shortest sequence of whole trajectories. Numbers may be written 100000, "
+             "100_000, 1e5 or 100k."),
     option("How much (exactly one of these)", "--num-trajectories", type=shared.POSITIVE, metavar="N",
         help="Exactly N trajectories."),
     option("How much (exactly one of these)", "--trajectories-per-worker", type=shared.POSITIVE, metavar="N",
@@ -46,37 +44,38 @@ _HOW_MUCH = options_of(
 
 _TASKS = option(
     shared.RUNS, "--tasks", type=_tasks, metavar="FILE",
-    help="A JSON file with a list of tasks: what the environment's set_task gets before the reset. With "
+    help="A JSON file with a list of values for the environment's set_task, which is called before the reset. With "
     "--num-trajectories N there are N trajectories of each, in order; with --num-samples tasks take turns.",
 )  # fmt: skip
 
 _ORDER = option(
     shared.REPRODUCIBLE, "--order", type=click.Choice(["index", "arrival"]), default="index", show_default=True,
-    help="'index' takes trajectories as one process alone would have sampled them. 'arrival' takes what is finished "
-    "first, which favours short ones.",
+    help="'index' selects the trajectories of a process that samples alone. 'arrival' selects those that end first, "
+         "which favours short trajectories.",
 )  # fmt: skip
 
 _OUTPUT = options_of(
     option("Output", "-o", "--out", metavar="FILE",
-        help="Write the trajectories to a .npz file, which streamsampler.load and numpy.load read. A file of that "
-        "name is replaced. After Ctrl-C it gets those that are finished; a file that was there before stays, and they "
-        "go into FILE.partial.npz. With --shard-size, a folder of such files."),
+        help="Write the trajectories to a .npz file, which streamsampler.load and numpy.load read. An existing file "
+             "is replaced. After Ctrl-C the finished trajectories are written, to FILE.partial.npz if FILE existed "
+             "before. With --shard-size, a folder of such files."),
     option("Output", "--shard-size", type=shared.POSITIVE, metavar="N",
-        help="Write files of at least N timesteps each into the folder --out, as they are complete. Memory holds about "
-        "three of them, whatever the amount."),
+        help="Write files of at least N timesteps each to the folder --out, as soon as they are complete. At most "
+             "about three of them are in memory."),
     option("Output", "--resume", is_flag=True,
-        help="Continue the folder --out after whatever ended the run that wrote it. Complete shards stay; the finished "
-        "folder is the same as without the interruption. --shard-size may be left out. With a larger amount also a "
-        "finished folder goes on."),
+        help="Resume the folder --out after any end of its run. Complete shards stay; the finished folder is the same "
+             "as without the interruption. --shard-size may be left out. With a larger amount a finished folder is "
+             "continued, too."),
     option("Output", "--compress", is_flag=True,
         help="Compress the arrays of the file, or of the folder's new files: smaller, and slower to write. Images gain "
         "most."),
     option("Output", "--without-infos", is_flag=False, flag_value="*", type=_without_infos,
-        metavar="[NAME,...]", help="Leave infos out of the file or the folder: objects in them cannot be written: "
-        "all infos, or those of some names, such as --without-infos handle,pose. It stands after ENV_ID."),
+        metavar="[NAME,...]", help="Leave infos out of the file or the folder, because objects in them cannot be "
+                                   "written: all infos, or only some names, such as --without-infos handle,pose. Type "
+                                   "it after ENV_ID."),
     option("Output", "--timers", is_flag=True,
-        help="Print where the workers' time went, too: resets, actions, timesteps, and what environments and agents "
-        "time with streamsampler.timed; in milliseconds for each timestep."),
+        help="Print the workers' times, too: resets, actions, timesteps, and the parts timed with "
+             "streamsampler.timed; in milliseconds per timestep."),
 )  # fmt: skip
 
 
@@ -152,7 +151,7 @@ def _check(options: dict[str, Any], kind: str) -> None:
     if options["tasks"] is not None and (kind == "trajectories_per_worker" or options["shard_size"] is not None):
         raise click.UsageError("--tasks needs --num-trajectories or --num-samples, and no --shard-size.")
     if options["shard_size"] is not None and (options["vec"] or 1) > 1:
-        raise click.UsageError("--shard-size needs workers that run each trajectory by itself: leave out --vec.")
+        raise click.UsageError("--shard-size needs workers with a single trajectory at a time: leave out --vec.")
     needed = {"resume": "shard_size", "shard_size": "out", "without_infos": "out", "compress": "out"}
     for name, other in needed.items():
         if options[name] not in (None, False) and options[other] is None:

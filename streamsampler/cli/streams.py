@@ -156,7 +156,7 @@ def print_result(text: str, kept: object = None) -> None:
         if error.errno == errno.EPIPE:
             raise
         _give_up("stdout")
-        where = "" if kept is None else f". What was sampled is in {kept}"
+        where = "" if kept is None else f". The trajectories are in {kept}"
         raise click.ClickException(_message(error) + where) from None
 
 

@@ -70,7 +70,8 @@ class SuiteFile:
             return None
         if lacking:
             raise click.UsageError(
-                f"How many trajectories of {lacking[0]!r}? Give num-trajectories to each task of {self.path!r}, or "
+                f"the number of trajectories of {lacking[0]!r} is missing: give num-trajectories to each task of "
+                f"{self.path!r}, or "
                 "--num-trajectories for all others."
             )
         return {name: own.get(name, of_all or 0) for name in self.tasks}
@@ -97,7 +98,7 @@ def _from_suite(ctx: click.Context, _param: click.Parameter, name: str | None) -
     found = shared.contents_of_file(name, "TOML", tomllib.loads)
     tasks = found.pop("tasks", None)
     if not isinstance(tasks, Mapping) or not tasks:
-        raise click.BadParameter(f"{name!r} has no tasks: give each a table of its own, {_EXAMPLE}")
+        raise click.BadParameter(f"{name!r} has no tasks: write a table for each,  {_EXAMPLE}")
     shared.take_options(ctx, name, found)
     entries: dict[str, TaskEntry] = {}
     for task, said in tasks.items():
@@ -108,7 +109,7 @@ def _from_suite(ctx: click.Context, _param: click.Parameter, name: str | None) -
 def _entries(where: str, name: str, said: Any) -> dict[str, TaskEntry]:
     """Return the task of a table, or all tasks of a group's tables."""
     if not isinstance(said, Mapping):
-        raise click.BadParameter(f"{where} should be a table, {_EXAMPLE}, and is {said!r}")
+        raise click.BadParameter(f"{where} should be a table, {_EXAMPLE}, but is {said!r}")
     inner = {key: value for key, value in said.items() if key not in _KEYS and isinstance(value, Mapping)}
     if inner and "env" not in said and len(inner) == len(said):
         found: dict[str, TaskEntry] = {}
@@ -121,7 +122,7 @@ def _entries(where: str, name: str, said: Any) -> dict[str, TaskEntry]:
         hint = f"Did you mean {near[0]!r}?" if near else f"A task has {', '.join(_KEYS)}."
         raise click.BadParameter(f"{where} has {unknown!r}, which no task has. {hint}")
     if "env" not in known:
-        raise click.BadParameter(f"{where} has no env: give the id of its environment")
+        raise click.BadParameter(f"{where} has no env: give its environment's id")
     entry = TaskEntry(
         _value(where, known, "env", str, "a text"),
         _value(where, known, "env-kwargs", Mapping, "a table") or {},
@@ -136,27 +137,27 @@ def _entries(where: str, name: str, said: Any) -> dict[str, TaskEntry]:
 def _value(where: str, said: Mapping[str, Any], key: str, kind: type, shown: str) -> Any:
     value = said.get(key)
     if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
-        raise click.BadParameter(f"{where}: {key} should be {shown}, and is {value!r}")
+        raise click.BadParameter(f"{where}: {key} should be {shown}, but is {value!r}")
     return value
 
 
 SUITE = options_of(
     option(
         shared.RUNS, "--suite", callback=_from_suite, is_eager=True, metavar="FILE",
-        help="Tasks in the place of ENV_ID: a TOML file with a table for each, [tasks.push], which has 'env' and "
-        "perhaps 'env-kwargs', 'num-trajectories', 'normalise' (the returns that become the scores 0 and 1), 'bounds' "
+        help="Tasks in place of ENV_ID: a TOML file with a table per task, [tasks.push], with 'env' and optionally "
+             "'env-kwargs',  'num-trajectories', 'normalise' (the returns that become the scores 0 and 1), 'bounds' "
         "and 'agent'. Its other keys are options of this command."),
     option(shared.RUNS, "--task", "tasks", multiple=True, metavar="NAME",
-        help="With --suite: only this task, as in a job array; may be repeated. 'streamsampler merge' makes of the "
-        "files of all tasks the file of one run, byte for byte."),
+        help="With --suite: only this task, as in a job array; may be repeated. 'streamsampler merge' makes the file "
+             "of a whole run from the files of all tasks, byte for byte."),
     option(shared.WHERE, "--open-envs", type=shared.POSITIVE, metavar="N", show_default="2",
-        help="With --suite: how many tasks' environments each process has open at once."),
+        help="With --suite: largest number of tasks with an open environment in each process."),
 )  # fmt: skip
 """The options of a suite."""
 
 TABLE = option(
     "Output", "--table", type=click.Choice(["md", "csv"]),
-    help="With --suite: print a table alone, in Markdown or as comma-separated values.",
+    help="With --suite: print only a table, in Markdown or as comma-separated values.",
 )  # fmt: skip
 
 
@@ -172,7 +173,7 @@ def check_tasks(env_id: str | None, options: Mapping[str, Any]) -> None:
     given = [name for name in ("tasks", "open_envs", "table") if options.get(name)]
     if options["suite"] is None and given:
         shown = {"tasks": "--task"}.get(given[0], f"--{given[0].replace('_', '-')}")
-        raise click.UsageError(f"{shown} is for a suite of tasks: give --suite FILE, too.")
+        raise click.UsageError(f"{shown} needs a suite of tasks: give --suite FILE, too.")
 
 
 def environments_of(suite: SuiteFile, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Spaces]]:
@@ -230,7 +231,7 @@ def agents_to_compare(
     from streamsampler.evaluation.suites.suite_arguments import with_task
 
     if own := next((name for name, task in suite.tasks.items() if task.agent is not None), None):
-        raise click.UsageError(f"{suite.path!r}: [tasks.{own}] has an agent, and --agent names those to compare.")
+        raise click.UsageError(f"{suite.path!r}: [tasks.{own}] has an agent, but --agent names the agents to compare.")
     names = options["agents"]
     of_tasks: dict[str, list[Any]] = {}
     for name, of_task in spaces.items():

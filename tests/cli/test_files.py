@@ -326,7 +326,7 @@ def test_what_is_complete_stays_as_it_is(folder: Path) -> None:
     summary, batch = json.loads(result.stdout), streamsampler.TrajectoryFolder(folder).to_batch()
     assert (summary["trajectories"], summary["timesteps"]) == (len(batch), batch.n_timesteps)
     assert (summary["interrupted"], summary["timesteps_per_second"]) == (False, 0)
-    assert "none: all was there before" in invoke(*FOLDER, "--out", folder, "--resume").stdout
+    assert "none: everything was complete before" in invoke(*FOLDER, "--out", folder, "--resume").stdout
     for change, words in (
         (("--seed", 4), "seed is 5 there, and 4 here"),
         (("--max-episode-length", 9), "--max-episode-length is None there, and 9 here"),
@@ -360,7 +360,7 @@ def test_what_fails_says_how_to_go_on(at_home: Path) -> None:
     said = told(invoke(*given, "--env-kwarg", "fail_at=14", "--out", "out"))
     assert "the robot stumbled" in said
     assert len(streamsampler.load("out")) < 14
-    assert "What is complete is in out. To go on: streamsampler sample scripted:" in said
+    assert "Complete shards are in out. To resume: streamsampler sample scripted:" in said
     assert said.endswith("--out out --resume")
 
 

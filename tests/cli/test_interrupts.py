@@ -56,7 +56,7 @@ def test_files_that_were_there_stay_and_what_is_finished_goes_next_to_them(at_ho
     assert result.exit_code == 143, result.stderr
     kept = streamsampler.load("out.partial-2.npz")
     said = " ".join(result.stdout.split())
-    assert f"to out.partial-2.npz (the {len(kept)} trajectories that were finished; out.npz stays as it was)" in said
+    assert f"to out.partial-2.npz (the {len(kept)} trajectories that were finished; out.npz is unchanged)" in said
     assert {Path(name).read_bytes() for name in ("out.npz", "out.partial.npz")} == {b"hours of work"}
 
 
@@ -91,7 +91,7 @@ def test_nothing_is_written_where_nothing_is_finished(at_home: Path) -> None:
     result = invoke(*SAMPLE, "--workers", 0, *stopping)
     assert result.exit_code == 143, result.stderr
     assert "after 0 of 9 trajectories" in result.stdout
-    assert "nothing: no trajectory was finished" in result.stdout
+    assert "nothing: no trajectory was complete" in result.stdout
     (at_home / "signalling.py").write_text("import signal\nsignal.raise_signal(signal.SIGTERM)\n")
     for arguments in (("--import", "signalling", "--num-trajectories", 9), stopping):
         result = invoke(*EVALUATE, *arguments)
@@ -168,7 +168,7 @@ def test_interrupted_checks_print_what_was_found(
     monkeypatch.setattr(f"streamsampler.checking.{name}.{name}_update", interrupted)
     result = invoke(name, "CartPole-v1")
     assert (result.exit_code, result.stdout.startswith("it")) == (130, True), result.output
-    assert f"Interrupted: what follows was {said} before." in result.stderr
+    assert f"Interrupted: the following was {said} before." in result.stderr
 
 
 @pytest.mark.extras

@@ -34,7 +34,7 @@ from streamsampler.workers.explain import traceback_of
             (0, 0, "0 abandoned"), (2, 1_500, "2 abandoned (1,500 timesteps)"), (0, 57, "57 timesteps abandoned")
         ]),
         *((report._restarts({"restarts": n, "hangs": hangs, "replaced": grown}), text) for n, hangs, grown, text in [
-            (0, 0, 0, ""), (2, 0, 0, "2"), (1, 1, 0, "1, 1 hung"), (0, 0, 1, "0, 1 had too much memory")
+            (0, 0, 0, ""), (2, 0, 0, "2"), (1, 1, 0, "1, 1 hung"), (0, 0, 1, "0, 1 used too much memory")
         ]),
     ],
 )  # fmt: skip

@@ -91,7 +91,7 @@ def test_files_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("compare", "evaluation.json", "nowhere.json"), "there is no file or folder 'nowhere.json'"),
+        (("compare", "evaluation.json", "nowhere.json"), "no such file or folder: 'nowhere.json'"),
         (("compare", "evaluation.json"), "a comparison needs at least two agents, got 1"),
         (("compare", "evaluation.json", "comparison.json"), "comparison.json holds a comparison, and only evaluations"),
         (("compare", "evaluation.json", "file.npz"), "file.npz holds a file of trajectories, and only evaluations"),
@@ -104,7 +104,7 @@ def test_files_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         ((*EVALUATE, "--resume", "evaluation.json", "--seed", 6), "evaluation.json is of another run: seed is 5 in"),
         ((*EVALUATE, "--resume", "evaluation.json", "--part", "1/2"), "part is None in evaluation.json, and 'part 1"),
         ((*EVALUATE, "--resume", "nowhere"), "there is neither nowhere.json nor nowhere.partial.json to go on with"),
-        ((*EVALUATE, "--resume", "file.npz"), "Invalid value for '--resume': 'file.npz': .npz is not written."),
+        ((*EVALUATE, "--resume", "file.npz"), "Invalid value for '--resume': 'file.npz': .npz is not supported"),
         ((*EVALUATE, "--resume", "evaluation.json", "--num-trajectories", 5), "has 40 trajectories, and only 5 are"),
     ],
 )  # fmt: skip

@@ -213,7 +213,7 @@ def test_what_was_sampled_survives_an_environment_that_fails_to_close(at_home: P
     given = ("--env-kwarg", "fail_in_close=True", "--num-trajectories", 2, "--out", "out.npz")
     said = told(invoke(*HERE, *given))
     assert "the door is stuck" in said
-    assert "written to out.npz" in said
+    assert "All trajectories are in out.npz" in said
     assert len(streamsampler.load("out.npz")) == 2
 
 
@@ -327,7 +327,7 @@ def test_a_process_that_grows_is_replaced(weary: tuple[object, ...]) -> None:
     leak = [it for pair in ("kind=leak", f"n_bytes={300 << 20}", "trajectory=3") for it in ("--env-kwarg", pair)]
     result = run(*weary, *leak, "--max-worker-memory", "150M", cwd=Path.cwd())
     assert result.returncode == 0, result.stderr
-    assert re.search(r"^restarts +[01], 1 had too much memory$", result.stdout, re.MULTILINE)
+    assert re.search(r"^restarts +[01], 1 used too much memory$", result.stdout, re.MULTILINE)
 
 
 @pytest.mark.slow
@@ -417,7 +417,10 @@ def test_an_environment_that_waits(home: Path) -> None:
         done("sample", "waiting_env:Game-v0", *common, "--out", home / "game")
         assert streamsampler.load(home / "waits.npz") == streamsampler.load(home / "game.npz")
         for wrong, words in (
-            (("--in-flight", 5, "--vec", 3), "--vec asks an agent for many actions at once, --in-flight for one"),
+            (
+                ("--in-flight", 5, "--vec", 3),
+                "--vec asks an agent for many actions at once, --in-flight for a single action",
+            ),
             (("--trajectory-timeout", 5), "DefaultWorker has no --trajectory-timeout.*--in-flight 100"),
             (("--in-flight", 0), "Invalid value for '--in-flight'"),
         ):

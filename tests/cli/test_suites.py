@@ -120,14 +120,14 @@ def test_a_file_is_shown_and_drawn(suite: Path, tmp_path: Path) -> None:
     ("text", "message"),
     [
         (SUITE, "[tasks.hills.acro] has 'max-steps', which no task has"),
-        ("seed = 1\n", "has no tasks: give each a table of its own"),
+        ("seed = 1\n", "has no tasks: write a table for each"),
         ("[tasks.push]\nnum-trajectories = 2\n", "[tasks.push] has no env"),
         ("[tasks]\npush = 3\n", "[tasks.push] should be a table"),
-        ("[tasks.push]\nenv = 3\n", "env should be a text, and is 3"),
+        ("[tasks.push]\nenv = 3\n", "env should be a text, but is 3"),
         ('[tasks.push]\nenv = "CartPole-v1"\nnormalise = 3\n', "normalise should be a list of two numbers"),
         (
             'sede = 1\n[tasks.push]\nenv = "CartPole-v1"\n',
-            "'sede', which is no option of evaluate. Did you mean 'seed'",
+            "'sede', which is not an option of evaluate. Did you mean 'seed'",
         ),
         ('[tasks.push]\nenv = "CartPole-v1"\n', "How much? Give one of"),
         (
@@ -149,8 +149,8 @@ def test_wrong_options_are_refused(suite: Path) -> None:
     for options, message in (
         (("CartPole-v1", "--suite", suite), "ENV_ID and --suite exclude each other"),
         (("--num-trajectories", 3), "Missing argument 'ENV_ID', or --suite FILE"),
-        (("CartPole-v1", "--num-trajectories", 3, "--task", "a"), "--task is for a suite"),
-        (("CartPole-v1", "--num-trajectories", 3, "--table", "md"), "--table is for a suite"),
+        (("CartPole-v1", "--num-trajectories", 3, "--task", "a"), "--task needs a suite"),
+        (("CartPole-v1", "--num-trajectories", 3, "--table", "md"), "--table needs a suite"),
         (("--suite", suite, "--task", "push"), "'push', which is no task"),
         (("--suite", "nothing.toml"), "cannot be read"),
     ):

@@ -109,7 +109,7 @@ def test_a_module_that_registers_and_one_that_fails(registry, tmp_path, monkeypa
         ("Qwertyuiop-v0", r"Where another package registers it, ask for 'package:Qwertyuiop-v0'"),
         ("ALE/Pong-v5", r"The package ale_py registers such: ask for 'ale_py:ALE/Pong-v5' .*pip install 'ale-py'"),
         ("", r"unknown environment ''"),
-        ("no_such_module:CartPole-v1", r"there is no module 'no_such_module'"),
+        ("no_such_module:CartPole-v1", r"no module 'no_such_module'"),
         ("gymnasium:Nothing-v0", r"unknown environment 'Nothing-v0'"),
         ("a:b:c", r"there is no module 'a:b'"),
         (":CartPole-v1", r"cannot be found: importing  raised ValueError"),
