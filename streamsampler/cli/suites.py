@@ -145,7 +145,7 @@ SUITE = options_of(
     option(
         shared.RUNS, "--suite", callback=_from_suite, is_eager=True, metavar="FILE",
         help="Tasks in place of ENV_ID: a TOML file with a table per task, [tasks.push], with 'env' and optionally "
-             "'env-kwargs',  'num-trajectories', 'normalise' (the returns that become the scores 0 and 1), 'bounds' "
+             "'env-kwargs', 'num-trajectories', 'normalise' (the returns that become the scores 0 and 1), 'bounds' "
         "and 'agent'. Its other keys are options of this command."),
     option(shared.RUNS, "--task", "tasks", multiple=True, metavar="NAME",
         help="With --suite: only this task, as in a job array; may be repeated. 'streamsampler merge' makes the file "
