@@ -109,9 +109,6 @@ def test_what_does_not_suit(use, error, words):
         use()
 
 
-# ---------------------------------------------------------------------- made of a TorchAgent
-
-
 def gaussian_network(n_units=16):
     torch.manual_seed(0)
     body = nn.Sequential(nn.Linear(4, n_units), nn.Tanh(), nn.Linear(n_units, 2))

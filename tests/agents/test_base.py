@@ -142,8 +142,6 @@ def test_no_reset_and_a_reset_with_other_needs():
         reset_of(lambda observation: None)
 
 
-# ---------------------------------------------------------------------- RandomAgent
-
 DISCRETE = spaces.Discrete(7, start=3)
 SPACES = {
     "Discrete": DISCRETE,

@@ -112,9 +112,6 @@ def test_bad_arguments(make, what):
         make()
 
 
-# ---------------------------------------------------------------------- moments
-
-
 def bits_of(each):
     return [(one.n, one.mean.shape, one.mean.tobytes(), one.squares.tobytes()) for one in each]
 
@@ -151,9 +148,6 @@ def test_summaries_together_are_those_that_summarise_returns():
         observed, rewarded = filters._summaries(lengths, rows, rewards)
         assert bits_of(observed) == bits_of(map(filters.observation.summarise, np.split(rows, [3, 4])))
         assert bits_of(rewarded) == bits_of(map(filters.reward.summarise, np.split(rewards, [3, 4])))
-
-
-# ---------------------------------------------------------------------- filtered agents
 
 
 class Looking:

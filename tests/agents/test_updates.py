@@ -155,8 +155,6 @@ def test_an_own_kind_becomes_parameters_and_traits_pickle_without_the_agent():
     assert resolved_update(Net(7), pickle.loads(pickled)) == ("parameters", {"action": 7})
 
 
-# ---------------------------------------------------------------------- in samplers
-
 MAKERS: dict[str, Any] = {
     "processes": MultiprocessingSampler,
     "vec": functools.partial(LocalSampler, worker_class=VecWorker, worker_args={"n_envs": 2}),

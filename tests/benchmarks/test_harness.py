@@ -33,8 +33,6 @@ def compared(**contenders):
 
 GONE: Any = {"reason": "not installed"}
 
-# ---------------------------------------------------------------------- rounds
-
 
 def test_each_contender_is_measured_at_each_place_of_a_round():
     names = ["a", "b", "c"]
@@ -92,9 +90,6 @@ def test_the_machines_speed_is_noted_unless_sleep_is_what_limits(monkeypatch, wo
     _, found = measured(monkeypatch, [running.Contender("bare", "bare")], workload, rounds=2, peer_rounds=2)
     noted = [it.get("machine") for it in found["bare"]["rounds"]]
     assert noted == ([7.0, 7.0] if workload == "cheap_20" else [None, None])
-
-
-# ---------------------------------------------------------------------- comparing
 
 
 def test_ratios_are_to_the_limit_of_the_same_round():
@@ -160,9 +155,6 @@ def test_goals_are_judged_against_whom_they_name():
     assert met(0.9) is False
     assert met(0.1, of="broken") is None
     assert question.judged(question.Goal("work", "absent", 0.9), {"work": results})["met"] is None
-
-
-# ---------------------------------------------------------------------- reports
 
 
 def test_reports_are_written_between_the_markers_only():
@@ -237,9 +229,6 @@ def test_what_ppo_needed_is_the_median_over_seeds(tmp_path):
     of_ppo.save(tmp_path / "new" / "ppo.json", {"cpu": "a"}, {"E-v1": 40}, runs)
     kept = json.loads((tmp_path / "new" / "ppo.json").read_text())
     assert kept == {"machine": {"cpu": "a"}, "targets": {"E-v1": 40}, "runs": runs}
-
-
-# ---------------------------------------------------------------------- processes
 
 
 def state_of(pid):

@@ -91,8 +91,6 @@ def test_curves_of_examples_are_what_they_printed():
     assert EXAMPLES["ppo_multiagent"].arguments(2)[-3:] == ["--iterations", "100", "--iterations=2"]
 
 
-# ---------------------------------------------------------------------- several agents
-
 LENGTHS = {"several_one": 500, "several_1": 100, "several_10": 1000}
 
 

@@ -89,9 +89,6 @@ def test_how_many_in_flight_are_measured(step, computed, agent, agent_computed, 
     assert hint_of_in_flight(costs, enough - 1).startswith(f"{enough} in flight in a worker")
 
 
-# ---------------------------------------------------------------------- rates
-
-
 def tally_of(arrivals, n_envs=1, length=1_000.0):
     """Return the tally of a round in which so many timesteps in all had arrived after so many seconds."""
     tally = RoundTally(n_envs, length)

@@ -235,9 +235,6 @@ def test_gymnasium_own_checker():
     assert "its checker ended with RuntimeError: the robot fell over" in found("raises in reset")[0].what
 
 
-# ---------------------------------------------------------------------- several agents
-
-
 class Vanishing(Comings):
     def step(self, actions):
         result = super().step(actions)

@@ -78,9 +78,6 @@ def test_the_numbers_are_printed_although_a_video_fails(
         assert (result.exit_code, "no space left" in result.stderr) == (1, True)
 
 
-# ---------------------------------------------------------------------- comparisons
-
-
 def test_the_json_of_a_comparison_is_what_its_file_gets(at_home: Path) -> None:
     result = invoke("compare", *SCRIPTED, *TWO, "--seeds", "3,10-30", "--out", "both", "--json", "--workers", 0)
     assert result.exit_code == 0, result.stderr
@@ -122,9 +119,6 @@ def test_models_with_and_without_statistics_are_compared(tmp_path: Path) -> None
         assert (found.returns.tolist(), found.agent) == (library.returns.tolist(), library.agent)
 
 
-# ---------------------------------------------------------------------- parts
-
-
 @pytest.mark.parametrize(
     ("command", "amount", "printed"),
     [
@@ -150,9 +144,6 @@ def test_parts_are_merged_to_what_one_run_writes(
     again = invoke("merge", *parts, "--out", tmp_path / "again.json", "--json", "--quiet")
     assert (json.loads(again.stdout), again.stderr) == (json.loads(merged.read_text()), "")
     assert "Error: part 2 of 3 is missing" in told(invoke("merge", *parts[1:], "--out", tmp_path / "other"))
-
-
-# ---------------------------------------------------------------------- environments
 
 
 def test_a_check_that_finds_something_has_exit_code_1(at_home: Path) -> None:

@@ -43,9 +43,6 @@ def folder(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made / "folder", tmp_path / "folder"))
 
 
-# ---------------------------------------------------------------------- info
-
-
 @pytest.mark.parametrize("name", ["file", "folder"])
 def test_info_tells_what_is_there(made: Path, name: str) -> None:
     batch = streamsampler.load(made / "file")
@@ -159,9 +156,6 @@ def test_info_describes_evaluations_and_comparisons(made: Path, kind: str, read:
     assert facts == {"path": str(path), "kind": kind, "bytes": path.stat().st_size, **written}
 
 
-# ---------------------------------------------------------------------- export
-
-
 def test_evaluations_are_exported(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("late.json", "early.json"):
@@ -227,9 +221,6 @@ def test_an_export_imports_what_registers_the_environment(tmp_path: Path, monkey
     monkeypatch.delitem(gymnasium.registry, "Exported-v0")
 
 
-# ---------------------------------------------------------------------- replay
-
-
 def test_a_file_of_the_command_says_all_that_a_replay_needs(tmp_path: Path) -> None:
     given = ("--num-trajectories", 6, "--seed", 1, "--vec", 4, "--workers", 0, "--quiet", "--out", tmp_path / "a")
     assert invoke("sample", "CartPole-v1", *given).exit_code == 0
@@ -287,8 +278,6 @@ def test_videos(at_home: Path) -> None:
     assert (result.exit_code, "video: 3.mp4" in result.stdout) == (0, True), result.stderr
     assert Path("3.mp4").stat().st_size > 1_000
 
-
-# ---------------------------------------------------------------------- folders of shards
 
 FOLDER = ("sample", "CartPole-v1", "--num-trajectories", 40, "--shard-size", 300, "--workers", 0)
 

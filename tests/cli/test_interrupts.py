@@ -183,9 +183,6 @@ def test_an_interrupted_export_leaves_nothing(made: Path, tmp_path: Path, monkey
     assert os.listdir(tmp_path) == []
 
 
-# ---------------------------------------------------------------------- folders of shards
-
-
 FOLDER = ("sample", "CartPole-v1", "--shard-size", 300, "--num-samples", 2000, "--seed", 3, "--workers", 0)
 
 
@@ -243,9 +240,6 @@ def test_trajectories_of_the_unfinished_shard_are_said_to_be_sampled_again(at_ho
     said = " ".join(result.stdout.split())
     assert re.search(r"[0-9]+ trajectories \([0-9,]+ timesteps\) of the unfinished shard, which --resume samples", said)
     assert "surplus" not in said
-
-
-# ---------------------------------------------------------------------- signals
 
 
 def test_ctrl_c_while_commands_are_imported_prints_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -151,8 +151,6 @@ def test_names_of_agents_that_are_compared(agents: tuple[str, ...], names: list[
     assert short_names(agents) == names
 
 
-# ---------------------------------------------------------------------- the current directory
-
 SAMPLE = ("sample", "--num-trajectories", "1", "--quiet")
 HOSTILE = "import os; open(os.environ['MARKER'], 'a').write(__name__ + ' ')\nraise SystemExit('ran ' + __name__)\n"
 # All that the command and its workers may import. Those that Python itself imports for `-m` run before any of this.

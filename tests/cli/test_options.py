@@ -61,9 +61,6 @@ def test_the_options_that_are_typed_most_have_short_names(name: str) -> None:
     assert short == {long: expected[long] for option in options for long in option.opts if long in expected}
 
 
-# ---------------------------------------------------------------------- from a file
-
-
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     return tmp_path / "run.toml"

@@ -30,9 +30,6 @@ def always_left(_observation: Any) -> int:
     return 0
 
 
-# ---------------------------------------------------------------------- what is read
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_all_kinds_of_files_have_the_same_returns(made: Path, name: str) -> None:
     library = evaluate("random", "CartPole-v1", num_trajectories=40, seed=5, n_workers=0)
@@ -97,9 +94,6 @@ def test_equal_numbers_have_equal_bins_that_hold_all_of_them(numbers: list[float
     assert len(found) <= 80
     if all(float(number).is_integer() for number in numbers):
         assert all((2 * edge) % 2 == 1 for edge in found)
-
-
-# ---------------------------------------------------------------------- what is drawn
 
 
 def drawn(path: Path) -> bytes:

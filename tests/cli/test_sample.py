@@ -35,9 +35,6 @@ def summary_of(*arguments: object) -> dict[str, Any]:
     return json.loads(done(*arguments, "--json").stdout)
 
 
-# ---------------------------------------------------------------------- what is printed and written
-
-
 def test_a_whole_run_writes_what_the_library_samples(home: Path) -> None:
     result = run("sample", "CartPole-v1", "--num-samples", 2000, "--seed", 7, "--out", "cartpole", cwd=home)
     assert result.returncode == 0, result.stderr
@@ -198,9 +195,6 @@ def test_infos_that_no_file_can_hold_are_left_out_by_name(tmp_path: Path, shardi
     assert "handle" not in streamsampler.load(tmp_path / "y").env_infos
 
 
-# ---------------------------------------------------------------------- what fails
-
-
 def test_an_exception_in_a_worker_is_shown_from_the_users_code_on(at_home: Path) -> None:
     arguments = ("--env-kwarg", "fail_at=1", "--num-samples", 5, "--seed", 11, "--json", "--out", "out.npz")
     said = told(invoke(*ELSEWHERE, *arguments))
@@ -342,8 +336,6 @@ def test_warnings_do_not_tear_the_bar(weary: tuple[object, ...]) -> None:
     assert len(re.findall(r"takes its place\r\n\r\[", bar)) == 3
 
 
-# ---------------------------------------------------------------------- standard streams
-
 ONE = ("sample", "CartPole-v1", "--num-trajectories", 1, "--workers", 1, "--seed", 1)
 FULL = "Error: standard output could not be written: No space left on device"
 
@@ -385,9 +377,6 @@ def test_other_streams_that_cannot_be_written_lose_no_result(home: Path) -> None
     script = f'exec "{sys.executable}" -m streamsampler sample CartPole-v1 --num-samples 9 --out o >&- 2>&- <&-'
     assert os.waitstatus_to_exitcode(os.system(f"cd '{home}' && {script}")) == 0
     assert (home / "o.npz").exists()
-
-
-# ---------------------------------------------------------------------- what waits
 
 
 WAITING = """

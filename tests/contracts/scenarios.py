@@ -53,9 +53,6 @@ def kill_in_each_of(*versions: int) -> tuple[Fault, ...]:
     return tuple(Fault("kill", trajectory=1, version=version) for version in versions)
 
 
-# ---------------------------------------------------------------------- agents and environments
-
-
 class World(Nested):
     """Shows all that may be set: its task, a parameter and a reset option; may raise in some trajectories.
 
@@ -219,9 +216,6 @@ def with_faults(faults: Faults, envs: Any) -> Any:
     if isinstance(envs, SetTaskUpdate | SetParameters):
         return envs  # what it changes has them, unless it makes one
     return faults.env(envs)
-
-
-# ---------------------------------------------------------------------- calls
 
 
 def samples(n: int = 60, env: Any = None, **updates: Any) -> Call:

@@ -141,8 +141,6 @@ def test_lists_belong_to_workers(make_sampler: Maker) -> None:
     assert set(batches[3].actions.tolist()) == {7}
 
 
-# ---------------------------------------------------------------------- infos: what is returned decides their columns
-
 KINDS: list[dict[str, Any]] = [
     *({"x": value} for value in (1, 0.5, np.float32(0.25), True, "word", None, np.arange(2), {"inner": 1})),
     *({"x": {}, "y": 2}, {}),

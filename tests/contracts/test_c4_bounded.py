@@ -57,9 +57,6 @@ def test_the_parent_waits_without_a_limit(make_sampler: Maker, monkeypatch: pyte
     assert set(limits) == {None}
 
 
-# ---------------------------------------------------------------------- memory
-
-
 def memory_files() -> dict[int, int]:
     """The memory files of this process, those it shares with workers: by inode, the bytes that they take."""
     found = {}
@@ -218,9 +215,6 @@ def leave_nothing_in_a_thousand_calls(sampler: MultiprocessingSampler, n_paramet
         before, after = (median(getattr(one, name) for one in part) for part in (early, late))
         assert after <= before + tolerance, f"{name}: {before:,} before, {after:,} after"
     assert sampler.stats.restarts == 0
-
-
-# ---------------------------------------------------------------------- streams
 
 
 @on("processes", *SLOW_QUEUES, *slow(PARENT))

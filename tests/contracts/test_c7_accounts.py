@@ -96,9 +96,6 @@ def test_exactly_what_was_asked_for_leaves_nothing_over(make_sampler: Maker, ste
     assert (stats.surplus_trajectories, stats.stale_trajectories, stats.abandoned_trajectories) == (0, 0, 0)
 
 
-# ---------------------------------------------------------------------- however it ends
-
-
 class Stumbling(gymnasium.Wrapper):
     """Raises at the third step of some trajectories, before anything is stepped."""
 
@@ -251,9 +248,6 @@ def test_after_a_close_during_a_call(make_sampler: Maker, steps: Records) -> Non
         sampler.obtain_samples(10**8, progress=close_in_a_while)
     thread.join()
     check(sampler, steps, missing=2 * UNSHOWN)
-
-
-# ---------------------------------------------------------------------- times
 
 
 class SleepingResets(Steps):

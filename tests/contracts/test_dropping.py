@@ -140,8 +140,6 @@ def test_what_is_not_left_out(make_sampler: Maker) -> None:
         LocalSampler(above_half, Brittle, on_failure="drop", worker_class=VecWorker)
 
 
-# ---------------------------------------------------------------------- n of each task
-
 TASKS = [5.0, 3.0, 4.0]
 N = 4
 

@@ -52,9 +52,6 @@ def local(agent: Any, env: Any, **options: Any) -> LocalSampler:
     return LocalSampler(agent, env, **{"seed": 5, "check": "error", **options})
 
 
-# ------------------------------------------------------------------ each action has its mask
-
-
 @pytest.mark.parametrize("place", mostly_slow(PLACES, 2))
 def test_each_action_is_chosen_with_the_mask_of_its_observation(place, way):
     agent, options = way
@@ -225,9 +222,6 @@ def test_a_mask_in_the_observation_comes_before_the_infos_and_the_methods(place,
         assert_masks(sampler.obtain_trajectories(9))
 
 
-# ------------------------------------------------------------------ who gets none
-
-
 def test_no_mask_is_looked_for_where_no_agent_takes_one():
     class Untouchable(ByMethod):
         def action_masks(self) -> Any:
@@ -283,9 +277,6 @@ def test_an_agent_that_takes_masks_by_the_other_method_alone_is_warned_of_once(a
     assert ["acts without masks" in text for text in caplog.messages].count(True) == 1
 
 
-# ------------------------------------------------------------------ random actions
-
-
 @pytest.mark.parametrize("space", SPACES)
 @pytest.mark.parametrize("place", mostly_slow(PLACES))
 def test_random_actions_are_allowed_and_the_same_in_any_worker(place, space):
@@ -336,9 +327,6 @@ def test_random_actions_are_drawn_on_observations_without_parts():
     assert all(np.array_equal(batch.actions, batches[0].actions) for batch in batches)
     with pytest.raises(UsageError, match="how many actions"):
         RandomAgent(Empty.action_space).get_actions({})
-
-
-# ------------------------------------------------------------------ odd forms
 
 
 class Odd(Masked):

@@ -303,9 +303,6 @@ def test_a_known_wrapper_is_warned_of_without_a_check(make_sampler, caplog):
     assert warnings_of(caplog) == []
 
 
-# ---------------------------------------------------------------------- videos
-
-
 def recorded(folder, *, worker_number=None):
     sys.modules.setdefault("moviepy", types.ModuleType("moviepy"))  # nothing is encoded here
     folder = folder if worker_number is None else os.path.join(folder, str(worker_number))
@@ -336,9 +333,6 @@ def test_workers_that_overwrite_each_others_videos_are_warned_of(make_sampler, t
     assert f"workers 0 and 1 write to the same files, {tmp_path / 'the same' / 'rl-video'}" in caplog.text
     assert "`worker_number`" in caplog.text
     assert sorted(os.listdir(tmp_path / "of their own")) == ["0", "1"]
-
-
-# ---------------------------------------------------------------------- how long it takes
 
 
 class Shown(Steps):

@@ -211,9 +211,6 @@ def test_with_a_lag_a_batch_has_the_settings_of_its_own_call(make_sampler, resto
             assert sampler.obtain_samples(200) == twin.obtain_samples(200)
 
 
-# ---------------------------------------------------------------------- hash seeds
-
-
 class Hashes(Looks):
     """Says how its process hashes."""
 
@@ -283,9 +280,6 @@ def test_a_script_that_ignores_variables_has_workers_that_hash_alike():
 def test_workers_that_cannot_hash_alike_are_a_warning():
     assert "PYTHONHASHSEED=0" in hashes("-E", options={"start_method": "spawn"})[2]
     assert "PYTHONHASHSEED" not in hashes(options={"start_method": "spawn"})[2]
-
-
-# ---------------------------------------------------------------------- the list
 
 
 def test_each_setting_can_be_read_compared_and_set_to_what_it_is(restored):

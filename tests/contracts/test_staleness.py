@@ -144,9 +144,6 @@ def test_seeds_options_and_tasks_are_of_their_call(make_sampler: Maker) -> None:
     assert batches[2].seeds == tuple(sampler.seeds(2, batches[2].indices))
 
 
-# ---------------------------------------------------------------------- what goes wrong, and what comes after it
-
-
 class Fussy(Stamping):
     """Takes no parameter of a hundred or more, and breaks with one from fifty on."""
 
@@ -335,9 +332,6 @@ def test_calls_that_cannot_be_had(make_local: Callable[..., LocalSampler], tmp_p
             call()
     assert list(tmp_path.iterdir()) == []
     assert sampler.agent_version == 0
-
-
-# ---------------------------------------------------------------------- workers run ahead
 
 
 @pytest.fixture

@@ -48,9 +48,6 @@ def style(obj: Any, check: Callable[[Any], Any], name: str = "") -> None:
     STYLES[name or getattr(obj, "__name__", type(obj).__name__)] = obj, check
 
 
-# ---------------------------------------------------------------------- caches
-
-
 @functools.cache
 def fibonacci(n):
     return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
@@ -139,9 +136,6 @@ class Property:
 style(Property, lambda it: (one := it()).made is one.made and it.made.__doc__ == "Is made once.")
 
 
-# ---------------------------------------------------------------------- functions
-
-
 @functools.singledispatch
 def size(x):
     return 1
@@ -221,9 +215,6 @@ style(Decorated, lambda it: it().name() == ["base"] and it.name.__name__ == "nam
 style(counter(), lambda it: (it[0](), it[0](), it[1]())[2] == 2, "nonlocal")
 style(recursive(), lambda it: it(4) == 24, "recursive closure")
 style(use_variables, lambda it: it() == (4, [7]))
-
-
-# ---------------------------------------------------------------------- classes
 
 
 @dataclasses.dataclass(slots=True)
@@ -334,9 +325,6 @@ style(Permission.BOTH, check_permission)
 style(Planet, check_planets)
 
 
-# ---------------------------------------------------------------------- classes that are registered
-
-
 class Registering:
     kinds: ClassVar[dict[str, Any]] = {}
 
@@ -388,9 +376,6 @@ style(Second, lambda it: numbers_of(it.kinds) == [1, 2] and it.kinds["second"] i
 style(MadeAgain, lambda it: it().tag == it.prepared == "MadeAgain" and numbers_of(type(it).made) == [1, 2])
 
 
-# ---------------------------------------------------------------------- weak references
-
-
 class Tree:
     def __init__(self, parent=None):
         self.parent = None if parent is None else weakref.ref(parent)
@@ -413,8 +398,6 @@ class Weak:
 style(Tree(), lambda it: it.child.parent() is it and it.method()() is it and it.gone() is None)
 style(Weak(), lambda it: it.keys[it.key] == 1 and it.values[1] is it.key and it.key in it.set)
 
-
-# ---------------------------------------------------------------------- what cannot travel
 
 LOCK = threading.Lock()
 UFUNC = np.frompyfunc(lambda x: x, 1, 1)
@@ -459,9 +442,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "an enumeration with another __new__": (Coordinate.X, r"Coordinate\.X is another bytes"),
 }
 """What is an error, and words of it."""
-
-
-# ---------------------------------------------------------------------- the script
 
 
 def results() -> dict[str, bool]:

@@ -100,9 +100,6 @@ def test_what_is_nested_too_deep_is_an_error():
         nested = nested.pop()
 
 
-# ---------------------------------------------------------------------- reports
-
-
 def there_and_back(report):
     contents, buffers = dumps_report(report, None)
     return loads_report(contents, [(buffer, 0) for buffer in buffers]), contents, buffers
@@ -163,9 +160,6 @@ def test_a_class_of_the_main_script_goes_to_a_worker_and_back_and_exceptions_of_
     answer = subprocess.run(command, input=payload.data, capture_output=True, check=True, env=environ)
     info = pickle.loads(answer.stdout)
     assert (info.number, info.extra) == (41, 1)
-
-
-# ---------------------------------------------------------------------- what a pickled object needs
 
 
 def test_an_object_needs_what_it_or_its_module_refers_to(monkeypatch):

@@ -83,9 +83,6 @@ def test_collectors_in_one_thread_take_turns():
     assert [list(names(it.take())["reset"][1]) for it in (one, other)] == [["outer"], ["inner"]]
 
 
-# ---------------------------------------------------------------------- the script's own process
-
-
 def test_the_script_is_timed_from_then_on_in_all_its_threads():
     with timed("before"):
         pass

@@ -100,9 +100,6 @@ def test_it_is_an_error_or_not_looked_for_or_trajectories_are_left_out():
     assert len(resets) < 3 * 450, "leaving many out costs no more than running the others twice"
 
 
-# ---------------------------------------------------------------------- finding
-
-
 def find(space, values, lengths, rewards=None):
     """`values` has the observations of each trajectory, the final one included."""
     ends = np.cumsum(np.array(lengths) + 1) - 1
@@ -157,9 +154,6 @@ def test_spaces_of_each_kind(space, values, expected):
     found = [(it.position, it.count, it.timestep, it.what) for it in find(space, values, [len(values) - 1])]
     assert [it[:3] for it in found] == ([] if expected is None else [(0, *expected[:2])])
     assert all(it[3].startswith(expected[2]) for it in found)
-
-
-# ---------------------------------------------------------------------- which ones count
 
 
 class Clashing(gymnasium.Env):

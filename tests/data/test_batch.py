@@ -111,9 +111,6 @@ def test_derived(batch):
     assert repr(batch[0]) == "TrajectoryBatch(1 trajectory, 2 timesteps, return 1, agent version 1)"
 
 
-# ---------------------------------------------------------------------- padded
-
-
 @given(batch=batches(), longer=st.integers(0, 3), value=st.sampled_from([0, 1, False, True]))
 def test_padded_rows_are_the_rows_and_what_was_asked_for(batch, longer, value):
     mask = batch.padded("mask", int(batch.lengths.max(initial=0)) + longer)
@@ -173,9 +170,6 @@ def test_what_cannot_be_padded(batch):
             batch.padded(name, **arguments)
     assert np.isnan(batch.padded("rewards", value=np.nan)[0, 2])
     assert batch.padded("actions", value=-1).min() == -1
-
-
-# ---------------------------------------------------------------------- fields
 
 
 def test_worker_numbers_go_along_and_are_no_data(batch, tmp_path):
@@ -261,9 +255,6 @@ def test_joining_batches_of_several_samplers_and_what_cannot_be_joined(batch):
     other = dataclasses.replace(batch, action_space=S.Discrete(4))
     with pytest.raises(DataError, match=r"action_space.*Discrete\(3\) in batch 0, Discrete\(4\) in batch 2"):
         TrajectoryBatch.concatenate(batch, copy.deepcopy(batch), other, other)
-
-
-# ---------------------------------------------------------------------- lists of episodes, and timesteps
 
 
 class Listing(Nested):

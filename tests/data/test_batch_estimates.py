@@ -21,9 +21,6 @@ def batch_with(lengths, terminated, rewards=None):
     return dataclasses.replace(batch, rewards=rewards, terminated=terminated, truncated=~terminated)
 
 
-# ---------------------------------------------------------------------- sums, bit for bit
-
-
 def one_by_one(terms, lengths, factors, last):
     factors = np.broadcast_to(factors, terms.shape)
     results = np.zeros(len(terms))
@@ -56,8 +53,6 @@ def test_infinite_rewards_are_data():
         found = accumulate_backwards(rewards, lengths, 0.0)
     np.testing.assert_array_equal(found, one_by_one(rewards, lengths, 0.0, np.zeros(60)))
 
-
-# ---------------------------------------------------------------------- estimates
 
 SHARES = st.sampled_from([0.0, 0.5, 0.97, 1.0])
 

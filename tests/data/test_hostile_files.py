@@ -90,9 +90,6 @@ def test_text_that_is_packed_well_is_read(tmp_path):
     assert load(path) == batch
 
 
-# ---------------------------------------------------------------------- what is no regular file
-
-
 def pipe(path):
     os.mkfifo(path)
 

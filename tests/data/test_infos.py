@@ -245,7 +245,6 @@ def test_ever_new_keys_cost_time_in_proportion():
     assert time.process_time() - began < 13
 
 
-# ----------------------------------------------------------------------
 # Infos of constant form are kept as columns from the beginning: the same bits as of those that are not.
 
 FORMS = st.sampled_from(

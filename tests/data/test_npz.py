@@ -132,9 +132,6 @@ def test_equal_batches_make_equal_files(batch, tmp_path, monkeypatch):
     assert save(other, tmp_path / "other.npz").read_bytes() == one
 
 
-# ---------------------------------------------------------------------- values
-
-
 ARRAYS = [np.float32(0.1), np.zeros((0, 2)), np.array(["a", "bc"]), np.int8(3), np.complex64(1j)]
 TEXT = st.text(max_size=3)
 NUMBERS = st.booleans() | st.integers() | st.floats()
@@ -179,9 +176,6 @@ def test_a_failed_write_leaves_the_old_file(batch, tmp_path, monkeypatch):
         save(batch[0], path)
     assert os.listdir(tmp_path) == ["a.npz"]
     assert path.read_bytes() == before
-
-
-# ---------------------------------------------------------------------- spaces
 
 
 def say(colour):

@@ -165,8 +165,6 @@ def test_what_is_wrong_with_a_reset_is_of_no_timestep():
     assert caught.value.row == -1
 
 
-# ---------------------------------------------------------------------- a batch that grows by what reports bring
-
 LARGE = S.Box(0, 255, (5000,), np.uint8)
 SMALL = S.Box(0, 255, (5,), np.uint8)
 MIXED = S.Dict(camera=LARGE, joints=S.Tuple([SMALL, S.Text(3)]), words=S.Sequence(S.Box(0, 1, (2,), np.float64)))

@@ -43,8 +43,6 @@ def test_each_account_is_in_the_table():
     }
 
 
-# ---------------------------------------------------------------------- timers
-
 STEP = ("step", 0, 0.0, (("physics", 10, 0.5, (("contacts", 20, 0.2, ()),)),))
 
 
@@ -128,9 +126,6 @@ def test_the_table_of_timers_shows_shares_and_milliseconds():
     assert lines["step"] == ["57.1%", "10", "5"]
     assert lines["contacts"] == ["11.4%", "2", "20"]
     assert "\n    contacts" in text, "under physics, which is under step"
-
-
-# ---------------------------------------------------------------------- infos
 
 
 def test_infos_are_aggregated_where_they_were_there():

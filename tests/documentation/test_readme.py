@@ -35,9 +35,6 @@ def methods(cls: type) -> set[str]:
     return {name for name in dir(cls) if not name.startswith("_") and callable(getattr(cls, name))} - FOR_OTHER_ROOMS
 
 
-# ------------------------------------------------------------------ the README
-
-
 def test_the_readme_can_be_read_in_one_sitting_and_its_links_lead_to_files():
     assert len(README.splitlines()) <= 110
     files = [link for link in re.findall(r"\]\(([^)#]+)\)", README) if "://" not in link]
@@ -80,9 +77,6 @@ def test_the_first_snippet_runs(capsys):
     snippet = re.search(r"^```python\n(.*?)^```$", README, re.DOTALL | re.MULTILINE).group(1)
     exec(snippet.replace("10_000", "500").replace("(100)", "(3)"), {})
     assert capsys.readouterr().out.count("\n") == 2
-
-
-# ------------------------------------------------------------------ the pages
 
 
 def test_every_public_name_and_method_is_on_a_page():

@@ -37,8 +37,6 @@ from streamsampler.workers.board import StatusBoard, board_bytes
 from tests.faults.undisturbed import SEED, calls, undisturbed
 from tests.patience import PATIENCE
 
-# ---------------------------------------------------------------------- the arena
-
 
 @pytest.fixture
 def arena():
@@ -151,9 +149,6 @@ def test_what_was_recorded_in_the_arena_is_sent_without_a_copy(arena):
     assert writer._regions.end == 0
 
 
-# ---------------------------------------------------------------------- messages
-
-
 @given(sizes=st.lists(st.integers(0, 5000), min_size=1, max_size=20))
 def test_what_is_packed_comes_out_again(sizes):
     head = b"head" * 3
@@ -233,9 +228,6 @@ def test_the_board():
     assert board.progress(1).version == 0
 
 
-# ---------------------------------------------------------------------- workers
-
-
 def test_the_last_answers_of_a_dead_worker_are_read_also_where_its_death_is_seen_first(tmp_path, monkeypatch):
     with FailPoint("sent", worker=0, occurrence=1, folder=tmp_path).armed():
         sampler = MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1, seed=SEED)
@@ -280,9 +272,6 @@ def test_who_is_started_after_the_end_of_all_ends_too():
         engine.kill()
         engine.restart(0)
         assert engine.wait(PATIENCE) == [Died(0, -signal.SIGKILL)]
-
-
-# ---------------------------------------------------------------------- the fork server
 
 
 def telling_env():

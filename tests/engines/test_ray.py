@@ -159,9 +159,6 @@ def test_two_samplers_side_by_side(make):
     assert len(second.obtain_trajectories(5)) == 5
 
 
-# ---------------------------------------------------------------------- what a cluster lacks
-
-
 def fails(match: str, error: type[Exception] = SamplerError, **options: Any) -> None:
     with pytest.raises(error, match=match):
         RaySampler("random", "CartPole-v1", seed=1, **{"n_workers": 2, **options})
@@ -214,9 +211,6 @@ def test_arguments_that_cannot_work_are_refused(ray_cluster, options, match):
     fails(match, UsageError, **options)
 
 
-# ---------------------------------------------------------------------- where no cluster is; without starting one
-
-
 def test_nobody_listens(monkeypatch):
     import ray
 
@@ -240,8 +234,6 @@ def test_the_engine_is_another_samplers():
     with pytest.raises(UsageError, match="make a RaySampler"):
         registry.check_engine("ray", "fork", {})
 
-
-# ---------------------------------------------------------------------- ends, and clusters of others
 
 ENDS = """
 from streamsampler import RaySampler

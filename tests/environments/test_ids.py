@@ -121,9 +121,6 @@ def test_unknown_ids(env_id, message):
     assert len(str(caught.value)) < 200
 
 
-# ---------------------------------------------------------------------- specs
-
-
 def test_a_spec_that_is_not_registered_keeps_its_arguments_and_wrappers():
     wrapper = WrapperSpec("Doubling", f"{__name__}:Doubling", {"factor": 5})
     entry_points: list[Any] = [Scripted, lambda size: Scripted(size), functools.partial(Scripted)]

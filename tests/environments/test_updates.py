@@ -262,9 +262,6 @@ def test_short_names(env, name):
     assert as_env_update(update) is update
 
 
-# ---------------------------------------------------------------------- the worker's number
-
-
 def positional(worker_number, /):
     return worker_number
 

@@ -40,9 +40,6 @@ def locally(agent=zero, env=Known, *, n_workers=1, seed=1, sampler_options=(), *
         return evaluate(sampler=sampler, **arguments)
 
 
-# ---------------------------------------------------------------------- how many
-
-
 def test_exactly_so_many_on_any_number_of_workers():
     with LocalSampler(zero, Known, seed=3) as sampler:
         batch = sampler.obtain_trajectories(40)
@@ -96,9 +93,6 @@ def test_a_sampler_that_is_there_is_used_and_stays_open():
         assert second.returns.tolist() == [value_of(seed) + 1 for seed in second.seeds]
         assert evaluate(zero, RARE, sampler=sampler, seeds=[10, 11]).returns.tolist() == [0, 1]
         assert len(sampler.obtain_trajectories(2)) == 2
-
-
-# ---------------------------------------------------------------------- until a precision is reached
 
 
 def prefix(values, holds):
@@ -243,9 +237,6 @@ def test_a_return_that_is_not_finite_ends_the_search_for_a_precision():
     assert found.stopped == "no interval of the mean return holds: a return is not finite"
 
 
-# ---------------------------------------------------------------------- environments that differ
-
-
 CARTPOLE, ACROBOT = gymnasium.spec("CartPole-v1"), gymnasium.spec("Acrobot-v1")
 
 
@@ -280,9 +271,6 @@ def test_a_sampler_of_several_tasks_is_evaluated_with_a_warning(caplog):
     assert found.environment == ["CartPole-v1", "Acrobot-v1"]
     assert "the mean is one of different environments: CartPole-v1, Acrobot-v1" in caplog.text
     assert "note: the mean is one of different environments" in str(found)
-
-
-# ---------------------------------------------------------------------- success, ends, what is left out
 
 
 @pytest.mark.parametrize("key", ["success", "is_success"])
@@ -382,9 +370,6 @@ def test_agents_have_names_and_with_predict_are_deterministic_unless_told_otherw
     assert evaluate(zero, Known, **given).agent == {"name": "zero"}
     assert evaluate("random", Known, **given).agent == {"name": "RandomAgent"}
     assert " at 0x" not in str(evaluate(lambda _: 0, Known, **given))
-
-
-# ---------------------------------------------------------------------- numbers, text, files
 
 
 def test_numbers_are_those_of_the_returns():
@@ -493,9 +478,6 @@ def test_files_that_are_something_else_are_refused(tmp_path, change, message):
     path.write_bytes(path.read_bytes()[:-30])
     with pytest.raises(StorageError, match="is no JSON"):
         Evaluation.load(path)
-
-
-# ---------------------------------------------------------------------- wrong arguments, Ctrl-C, progress
 
 
 @pytest.mark.parametrize(

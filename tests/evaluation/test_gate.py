@@ -42,9 +42,6 @@ def decision(low=-1.0, high=1.0, **changed) -> GateDecision:
     return GateDecision(**{**arguments, **changed})
 
 
-# ---------------------------------------------------------------------- decisions
-
-
 @pytest.mark.parametrize(
     ("low", "high", "margin", "outcome"),
     [
@@ -155,8 +152,6 @@ def test_a_margin_that_no_agent_exceeds_is_refused():
     assert checked_margin(0, "success", (0.0, 0.5)) == 0.0
 
 
-# ---------------------------------------------------------------------- the interval of the gate
-
 RNG = np.random.default_rng(3)
 NORMAL, SKEWED = RNG.normal(0, 1, 200), RNG.exponential(1, 200)
 
@@ -218,9 +213,6 @@ def test_where_few_pairs_differ_the_interval_reaches_twice_as_far():
     assert gate_interval(one, bounds=(-5.0, 5.0)) == bounded_interval(one, (-5.0, 5.0))
 
 
-# ---------------------------------------------------------------------- tests that are looked at after each pair
-
-
 def test_a_test_with_a_margin_goes_on_until_the_margin_is_outside():
     rng = np.random.default_rng(1)
     first = rng.uniform(0.3, 0.7, 600)
@@ -258,9 +250,6 @@ def test_pairs_like_those_that_were_seen_say_how_many_more_it_takes():
     assert anytime_interval(repeated, (-1.0, 1.0), 0.95).low > -0.1
     assert not anytime_interval(repeated[:-1], (-1.0, 1.0), 0.95).low > -0.1
     assert expected_pairs(seen, (-1e6, 1e6), 0.95, 0.1) is None
-
-
-# ---------------------------------------------------------------------- pairs
 
 
 def pairs(differences, successes=None, **changed) -> Pairs:
@@ -319,9 +308,6 @@ def test_the_verdict_after_a_test_is_by_an_interval_that_holds_whenever_one_stop
     assert found.decision(0.2, "success").interval == test.interval == found.success_difference_interval
     assert found.decision(0.2, "success").more == expected_pairs(differences, (-1.0, 1.0), 0.9, 0.2)
     assert found.mean_difference_interval == Unknown("all differences are equal"), "the test is of success rates"
-
-
-# ---------------------------------------------------------------------- comparisons
 
 
 class Told(gymnasium.Env):

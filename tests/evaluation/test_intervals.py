@@ -135,9 +135,6 @@ def test_values_that_do_not_vary_are_neither_skewed_nor_grouped(values):
         assert not in_two_groups(array)
 
 
-# ---------------------------------------------------------------------- equal values, two values, bounds
-
-
 def ones(k, n):
     return np.repeat([1.0, 0.0], [k, n - k])
 
@@ -229,9 +226,6 @@ def test_values_that_are_not_finite_have_no_interval(values):
         assert set(middle_intervals(np.array(values)).values()) == {Unknown("a return is not finite")}
 
 
-# ---------------------------------------------------------------------- whenever one stops
-
-
 def slow_betting(values, mean, level=0.95):
     """Say whether a bet refutes a mean in [0, 1]: as the paper has it, without a grid."""
     above = below = 1.0
@@ -298,9 +292,6 @@ def test_discordant_pairs_are_a_mixture_of_bets():
     for _ in range(8):
         pairs.add(True, False)
     assert pairs.p_value == close(math.exp(-wanted), rel=EXACT), "a test that has decided takes it back"
-
-
-# ---------------------------------------------------------------------- pairs
 
 
 def test_pairs_are_worth_what_their_correlation_saves():

@@ -293,9 +293,6 @@ def test_blocks_that_get_longer_do_not_go_on(tmp_path):
         evaluated(n_trajectories=80, resume=tmp_path / "x.json", **options)
 
 
-# ---------------------------------------------------------------------- what is refused
-
-
 def test_what_is_of_another_run_is_refused_with_both_values(tmp_path):
     path = tmp_path / "x.json"
     evaluated(n_trajectories=9, out=path)

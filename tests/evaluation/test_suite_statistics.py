@@ -74,9 +74,6 @@ def ends(interval):
     return interval.low, interval.high
 
 
-# ---------------------------------------------------------------------- means
-
-
 def test_tasks_with_the_same_seeds_have_the_interval_of_their_means_on_each_seed():
     tasks = shared(normal(40, 1), 10 * normal(40, 2), normal(40, 3))
     column = np.mean([task.values for task in tasks], axis=0)
@@ -233,9 +230,6 @@ def test_success_rates_have_an_interval_from_the_first_trajectory_on():
         suite_success_interval(shared(np.array([0.5, 1.0])))
 
 
-# ---------------------------------------------------------------------- interquartile means
-
-
 def test_the_interquartile_mean_is_that_of_all_scores_and_each_task_weighs_the_same():
     for n, n_tasks in ((1, 1), (1, 3), (3, 5), (10, 2), (33, 7)):
         columns = [normal(n, seed) * (1 + seed) for seed in range(n_tasks)]
@@ -291,9 +285,6 @@ def test_resamples_have_as_many_seeds_of_each_part():
     assert (counts[:, 10:].sum(axis=1) == 8).all()
 
 
-# ---------------------------------------------------------------------- profiles
-
-
 def test_a_profile_is_the_share_of_runs_above_each_threshold_averaged_over_tasks():
     thresholds = np.linspace(-3, 9, 25)
     tasks = shared(normal(30, 1), normal(20, 2))
@@ -325,9 +316,6 @@ def test_a_profile_of_what_is_no_number_is_refused():
         profile(shared(np.array([1.0, math.nan])), np.array([1.0]))
     with pytest.raises(UsageError, match=r"shape \(0,\)"):
         profile(shared(normal(5)), np.array([]))
-
-
-# ---------------------------------------------------------------------- pairs
 
 
 def test_the_probability_of_improvement_is_averaged_over_tasks():
@@ -402,9 +390,6 @@ def test_holm_leaves_tasks_without_an_interval_unsure():
     assert holm([]) == []
     with pytest.raises(UsageError, match="level must be between 0 and 1"):
         holm([clear], 95)
-
-
-# ---------------------------------------------------------------------- scores
 
 
 def test_scores_that_fit_no_seeds_are_refused():

@@ -177,9 +177,6 @@ def test_what_is_saved_acts_as_in_training(tmp_path: Path) -> None:
         assert len(evaluate(agent, "CartPole-v1", num_trajectories=2, n_workers=0)) == 2
 
 
-# ---------------------------------------------------------------------- with a memory
-
-
 @pytest.mark.parametrize("options", [{}, {"worker_class": VecWorker, "worker_args": {"n_envs": 2}}], ids=str)
 def test_the_learners_memory_is_that_of_the_agent(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where episodes go on, in the middle of episodes, and in each iteration."""
@@ -206,9 +203,6 @@ def test_values_of_last_observations_are_those_of_the_memory() -> None:
         np.testing.assert_allclose(values[0, : len(expected)].numpy(), expected, atol=1e-5)
 
 
-# ---------------------------------------------------------------------- several agents
-
-
 @pytest.mark.core
 def test_several_agents_learn_the_same_for_any_number_of_workers() -> None:
     game = "tests.scripted.zoo:parallel_env"
@@ -225,9 +219,6 @@ def test_several_agents_learn() -> None:
     lines = "\n".join(run(ppo_multiagent.main, "tests.scripted.zoo:parallel_env", *more))
     first, *_, last = [float(value) for value in re.findall(r"iteration \d+: mean return ([\d.]+)", lines)]
     assert last > 1.3 * first
-
-
-# ---------------------------------------------------------------------- TRPO
 
 
 def test_conjugate_gradients_solve_linear_equations() -> None:

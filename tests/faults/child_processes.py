@@ -142,9 +142,6 @@ def n_closed(folder: Path) -> int:
     return sum(words.count("closed") for words in notes(folder).values())
 
 
-# ---------------------------------------------------------------------- a user's program
-
-
 def program(folder: str, end: str, closing: float) -> None:
     """Sample, and end as `end` says; for ends from outside, sample until they come."""
     from functools import partial

@@ -57,8 +57,6 @@ def make(n_workers=2, env=ScriptedEnv, **options):
     return MultiprocessingSampler(ScriptedAgent(), env, n_workers=n_workers, **options)
 
 
-# ---------------------------------------------------------------------- the ends of a program
-
 WITHIN = 2.0
 # The environment, and the fault that each of three workers meets in its first step; a leak of no bytes only counts it.
 BUSY = {
@@ -205,9 +203,6 @@ def test_a_parent_that_forked_is_killed():
             os.kill(child, signal.SIGKILL)
 
 
-# ---------------------------------------------------------------------- the ends of a sampler
-
-
 def ignores_interrupts(pid):
     with open(f"/proc/{pid}/status") as file:
         masks = dict(line.split(":\t") for line in file.read().splitlines() if line.startswith("Sig"))
@@ -308,9 +303,6 @@ def test_nothing_accumulates_over_samplers():
     assert [now - then for now, then in zip(resources(), before, strict=True)] == [set()] * 4
 
 
-# ---------------------------------------------------------------------- starts
-
-
 def test_workers_start_side_by_side_and_not_all_at_once(monkeypatch):
     launch, await_start, said = links.launch, worker_child.WorkerChild.await_start, []  # type: ignore[attr-defined]
 
@@ -360,9 +352,6 @@ def test_a_fork_server_that_is_orphaned_in_its_start_up(tmp_path):
         process.send_signal(signal.SIGKILL)
         process.wait()
         assert gone([starting])
-
-
-# ---------------------------------------------------------------------- what environments start
 
 
 @pytest.mark.usefixtures("patient")

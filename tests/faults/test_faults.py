@@ -43,8 +43,6 @@ def is_right_afresh(sampler: Any) -> bool:
     return batch == expected(batch.agent_version)
 
 
-# ---------------------------------------------------------------------- the table: place and kind
-
 PHASES = {
     "construct": "making the environment",
     "reset": "resetting the environment",
@@ -149,8 +147,6 @@ def test_too_many_losses_are_an_error_that_names_the_cause(
     assert faults.fired() == n_lost
 
 
-# ---------------------------------------------------------------------- deaths at each place of a worker's loop
-
 N_WORKERS = 3
 SHAPES = (2,), (2_000,)  # which is through shared memory
 LOOP = itertools.product(["start", "continue", "rollout", "write", "send", "sent"], (1, 2), SHAPES)
@@ -188,9 +184,6 @@ def test_a_death_at_a_place_of_the_loop(tmp_path, point, worker, occurrence, sha
     assert fail_point.fired()
     assert gone_within(pids, 0)
     assert sampler.stats.restarts == (point != "exit")
-
-
-# ---------------------------------------------------------------------- several deaths
 
 
 def test_several_deaths_of_several_kinds_in_one_call_and_all_workers_at_once(tmp_path):
@@ -264,9 +257,6 @@ def test_one_that_was_slow_and_died_is_replaced_by_the_next_call():
         assert sampler.stats.restarts == 1
 
 
-# ---------------------------------------------------------------------- too much memory
-
-
 @pytest.mark.slow
 def test_a_worker_that_leaks_is_replaced_between_tickets(tmp_path):
     """Each leak is so large that the worker may keep two of them, and not three."""
@@ -291,9 +281,6 @@ def test_a_limit_of_memory_that_no_worker_can_keep_gives_a_warning(caplog):
         assert calls(sampler, 2) == undisturbed(2)
         assert sampler.stats.replaced > 0
     assert [record.getMessage() for record in caplog.records if "all the time" in record.getMessage()]
-
-
-# ---------------------------------------------------------------------- what cannot be used
 
 
 def test_a_refused_update_is_not_in_force_afterwards():

@@ -130,9 +130,6 @@ def test_a_managers_worker_that_dies_while_it_starts_is_started_again(tmp_path):
                 manager.launch()
 
 
-# ---------------------------------------------------------------------- multiprocessing's own fork server
-
-
 @pytest.fixture
 def servers_of_queues(monkeypatch):
     """Kills the fork server of `multiprocessing` with the next requests in its hands: a list with how many."""

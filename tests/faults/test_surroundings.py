@@ -101,9 +101,6 @@ def test_no_module_looks_at_the_wall_clock_to_decide():
     assert [path for path in package.rglob("*.py") if wall_clock.search(path.read_text())] == []
 
 
-# ---------------------------------------------------------------------- variables and the working directory
-
-
 class Looks(gymnasium.Env):
     """Its rewards are what a variable says; the info of a reset has the working directory."""
 
@@ -198,8 +195,6 @@ def test_the_fork_server_of_queues_leaves_no_file_where_its_parent_was_killed(tm
     assert done.returncode == -signal.SIGKILL
     assert list(tmp_path.iterdir()) == []
 
-
-# ---------------------------------------------------------------------- a slow worker
 
 SLOW_STEP = 1.5
 

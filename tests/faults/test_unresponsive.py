@@ -53,9 +53,6 @@ def limit_ends(monkeypatch, seconds):
         monkeypatch.setattr(module, "END_SECONDS", seconds)
 
 
-# ---------------------------------------------------------------------- workers
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("unkillable")
 def test_a_hung_worker_that_no_signal_ends_is_given_up(tmp_path, monkeypatch):
@@ -115,9 +112,6 @@ def test_a_worker_that_was_stopped_and_goes_on(tmp_path):
         helper.join()
         assert faults.fired() == 1
         assert sampler.stats.restarts == 0
-
-
-# ---------------------------------------------------------------------- fork servers
 
 
 @pytest.fixture
@@ -242,9 +236,6 @@ def test_a_stopped_fork_server_does_not_hold_up_the_end_of_the_program():
     assert gone(list(map(int, done.stdout.split())))
 
 
-# ---------------------------------------------------------------------- watchdogs
-
-
 def test_a_watchdog_that_is_stopped_does_not_hold_up_the_end(monkeypatch):
     monkeypatch.setattr(worker_child, "_REPORT_SECONDS", 0.1)
     with make() as sampler:
@@ -272,8 +263,6 @@ def test_a_worker_whose_watchdog_is_killed_is_a_loss(caplog):
         assert sampler.worker_pids() != [worker]
         assert caplog.text.count("worker 0 lost its watchdog process, and was killed, while") == 1
 
-
-# ---------------------------------------------------------------------- garbage, and copies of a worker
 
 NO_MESSAGE, NO_ANSWER, HANGS = "that is no message", "sent what is no answer", "made no progress"
 GARBAGE = {

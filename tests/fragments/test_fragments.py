@@ -47,9 +47,6 @@ def local(agent: Any = None, env: Any = Sticky, **options: Any) -> LocalSampler:
     return LocalSampler(agent or Restorable(), env, seed=SEED, **options)
 
 
-# ---------------------------------------------------------------------- what there is in a batch
-
-
 def cart_pole() -> Any:
     return gymnasium.make("CartPole-v1")
 
@@ -197,9 +194,6 @@ def test_each_episode_has_the_reset_options_of_the_call_in_which_it_began(option
     assert len(set(offsets.values())) >= 3
 
 
-# ---------------------------------------------------------------------- which environments go on
-
-
 def test_other_environments_begin_fresh_episodes():
     with local() as sampler, local() as whole:
         sampler.obtain_fragments(4, 2), whole.count_as_called()
@@ -320,9 +314,6 @@ def test_all_environments_are_closed(options, n_made):
         sampler.obtain_fragments(3, 2)
         sampler.obtain_trajectories(1)
     assert Closing.n_open == 0
-
-
-# ---------------------------------------------------------------------- errors and interrupts
 
 
 class WithoutFragments(DefaultWorker):

@@ -211,9 +211,6 @@ def test_chance_in_constructors_and_hooks_is_the_same_for_any_number_of_workers(
     assert found[0] == found[1]
 
 
-# ---------------------------------------------------------------------- what is called, and how often
-
-
 class Notes:
     """Lines in a file, which several processes append to."""
 
@@ -322,9 +319,6 @@ class Broken(Sticky):
         if self.t == 4:
             raise OSError("out of order")
         return super().step(action)
-
-
-# ---------------------------------------------------------------------- what cannot work
 
 
 class Unpicklable:

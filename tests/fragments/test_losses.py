@@ -152,9 +152,6 @@ def test_actors_that_are_killed(ray_cluster):
             kill(sampler, 1)
 
 
-# ---------------------------------------------------------------------- what is not restored
-
-
 NO_STATE, DIFFERENT = "no get_state", "did not lead to the same observations"
 
 

@@ -88,9 +88,6 @@ class Draw(random.Random):
         return super().__new__(cls)
 
 
-# ------------------------------------------------------------------ what is seen
-
-
 def add(found: Any, value: Any) -> None:
     """Add a value to a digest: its structure, types, shapes and bytes."""
     if isinstance(value, dict):
@@ -128,9 +125,6 @@ def seen_of(batch: Any) -> dict[str, Any]:
         names = "returns", "took_part", "reset_infos", "last_infos"
         seen["episodes"] = {name: getattr(batch.episodes, name) for name in names}
     return seen
-
-
-# ------------------------------------------------------------------ agents and environments
 
 
 class Measuring:
@@ -293,9 +287,6 @@ class Tasked(Counting):
         """Make a step."""
         observation, reward, *rest = super().step(action)
         return observation, reward + self.task + 8 * self.mass + 1024 * self.size, *rest
-
-
-# ------------------------------------------------------------------ samplers
 
 
 @contextmanager

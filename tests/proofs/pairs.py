@@ -143,9 +143,6 @@ def at_fault(row: Row) -> Collection[str] | None:
     return next((refusal.when for refusal in REFUSALS if refusal.matches(row)), None)
 
 
-# ------------------------------------------------------------------ run a row
-
-
 class Place(NamedTuple):
     """Where a row is run: an engine, or "local", and how many workers there are."""
 
@@ -335,9 +332,6 @@ def _told(error: BaseException) -> tuple[str, str]:
     original = getattr(error, "original", None)
     name = type(error).__name__ if original is None else f"{type(error).__name__} of {type(original).__name__}"
     return name, re.sub(r"\bworker \d+", "worker #", str(error))
-
-
-# ------------------------------------------------------------------ what must hold
 
 
 def check_row(row: Row, tally: Counter[str]) -> None:

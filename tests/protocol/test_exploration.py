@@ -192,8 +192,6 @@ def test_long_runs(plans, options, expected, seeds):
     assert expected <= happened.keys()
 
 
-# ---------------------------------------------------------------------- the key, and what the exploration reaches
-
 CHANGES: list[Any] = [
     lambda world: world.scheduler.throughput.measure([7], 0.5, 0),
     lambda world: world.scheduler.workers[1].side.mark_for_replacement(),

@@ -42,9 +42,6 @@ def indices_of(gathering: Gathering) -> list[int]:
     return [index for span in gathering.result.spans() for index in span.indices]
 
 
-# ---------------------------------------------------------------------- any course of events
-
-
 def sequential(plan: GatherPlan) -> list[int]:
     """Return what one process sampling alone would have returned."""
     indices: list[int] = []
@@ -271,9 +268,6 @@ def test_any_course_of_events_gives_as_many_of_each_task(
     assert found + indices_of(gathering) == made_up(left_out, first, n_of_task, n_tasks)
 
 
-# ---------------------------------------------------------------------- sizes
-
-
 @pytest.mark.parametrize("longer", [True, False])
 @pytest.mark.usefixtures("few_first_blocks")
 def test_blocks_get_longer_once_it_is_known_that_workers_run_such(longer: bool) -> None:
@@ -424,9 +418,6 @@ def test_in_order_of_arrival_no_worker_is_idle_while_the_batch_is_incomplete(pla
     assert take(gathering, 3) is not None
 
 
-# ---------------------------------------------------------------------- failures and copies
-
-
 def test_what_comes_after_a_failure_for_good_is_not_handed_out() -> None:
     gathering = Gathering(Exactly(20), n_workers=2)
     first, second = take(gathering, 0), take(gathering, 1)
@@ -499,9 +490,6 @@ def test_forgotten_spans_keep_the_numbers_of_the_others() -> None:
     assert [span.report for span in result.spans()] == [2, 3]
     assert [span.report for span in result.spans(3)] == [3]
     assert result.n_trajectories == 4
-
-
-# ---------------------------------------------------------------------- tickets that are assigned before the call
 
 
 def advanced(plan: GatherPlan, n_workers: int = 2, throughput: Throughput | None = None, **options: Any) -> Gathering:

@@ -61,9 +61,6 @@ def test_a_result_is_expected_to_be_a_little_larger_than_asked_for():
     assert expected_rows(Exactly(7), None) == (8, 7)
 
 
-# ---------------------------------------------------------------------- parts of a run
-
-
 @given(of=st.integers(1, 40), more=st.integers(0, 200), block=st.integers(1, 9), last=st.integers(1, 9))
 def test_parts_follow_each_other_and_are_of_about_one_size(of, more, block, last):
     n = (of + more - 1) * block + min(last, block)

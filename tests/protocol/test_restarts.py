@@ -29,9 +29,6 @@ def death(seconds=0.0, worker=0, **more):
     return Incident(worker, "was killed by SIGKILL", Phase.STEP, 7, 3, seconds, **more)
 
 
-# ---------------------------------------------------------------------- policy
-
-
 @pytest.mark.parametrize(
     ("name", "values"),
     [
@@ -59,9 +56,6 @@ def test_exceptions_are_known_by_the_names_of_their_classes():
     kinds = tuple(f"{kind.__module__}.{kind.__qualname__}" for kind in Odd.__mro__)
     policies = [Policy(restart_on=named) for named in ((OSError,), (ValueError, Odd), (ValueError,), ())]
     assert [policy.restarts_on(kinds) for policy in policies] == [True, True, False, False]
-
-
-# ---------------------------------------------------------------------- losses
 
 
 @pytest.mark.parametrize(
@@ -218,9 +212,6 @@ def test_causes_of_death(exitcode, words):
     assert re.search(words, cause_of_death(exitcode))
 
 
-# ---------------------------------------------------------------------- hangs
-
-
 class Waits:
     """A sampler that looks at one worker's row, with time that passes as it is told to."""
 
@@ -299,9 +290,6 @@ def test_a_watch_only_where_there_is_a_limit():
     assert Policy(step_timeout=2.0, construction_timeout=0.8).watch().interval == 0.1
     only_construction = Policy(construction_timeout=8.0).watch()
     assert only_construction.interval == 1.0
-
-
-# ---------------------------------------------------------------------- trajectories that seem never to end
 
 
 def length_watch(needed=100, side_by_side=1, now=0.0):

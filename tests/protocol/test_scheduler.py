@@ -103,9 +103,6 @@ def of(kind, instructions):
     return [each for each in instructions if isinstance(each, kind)]
 
 
-# ---------------------------------------------------------------- calls
-
-
 def test_a_call_abandons_what_runs_and_gives_each_worker_a_start():
     driven = Driven(2, Exactly(8))
     abandon, *sends = driven.said
@@ -184,9 +181,6 @@ def test_while_one_worker_checks_for_all_no_other_one_has_work():
     assert {send.worker for send in of(Send, driven.said)} == {0}
     assert of(Send, driven.said)[0].message.check
     assert 1 in {send.worker for send in of(Send, driven.handle(driven.report(0)))}
-
-
-# ---------------------------------------------------------------- faults
 
 
 def test_a_failure_ends_the_call_when_its_turn_has_come():
@@ -281,9 +275,6 @@ def test_deaths_that_something_outside_may_have_caused_are_losses_by_chance():
             assert (incident.likeness.subject, incident.likeness.by_chance) == (subject, by_chance), (death, stack)
 
 
-# ---------------------------------------------------------------- hangs
-
-
 def test_a_worker_is_killed_for_a_hang_once_and_its_successor_is_watched():
     """Also one that hangs before it retires: a loss like any other."""
     driven = Driven(step_timeout=1.0)
@@ -343,9 +334,6 @@ def test_an_event_loop_that_waits_does_not_hang():
     assert driven.now - began > 1.0
 
 
-# ---------------------------------------------------------------- replacing
-
-
 def answer_all(driven, worker=0, **about):
     said = []
     while driven.tickets(worker):
@@ -388,9 +376,6 @@ def test_an_exception_that_counts_as_a_loss_costs_the_worker():
     assert isinstance(of(Warn, said)[0].fact, LossReplaced)
     said += answer_all(driven, given_up=True, lengths=[])
     assert of(Retire, said) == [Retire(0)]
-
-
-# ---------------------------------------------------------------- in advance
 
 
 def test_tickets_in_advance_are_kept_if_the_call_would_have_cut_them():

@@ -151,8 +151,6 @@ def test_a_worker_that_was_slow_once_is_tried_again():
     assert sum(shares[-5:]) >= 40
 
 
-# ---------------------------------------------------------------------- lanes
-
 # Measured: a call of a network with two layers of 64 units, and a step of the environment with what is recorded.
 CARTPOLE, CHEETAH, WALKER = (40e-6, 8e-6), (45e-6, 60e-6), (30e-6, 82e-6)
 

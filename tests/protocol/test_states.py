@@ -41,8 +41,6 @@ def test_the_whole_transition_table(state):
                 next_state(state, event)
 
 
-# ---------------------------------------------------------------------- the worker's end
-
 TICKETS = Ticket(1, range(3)), Ticket(1, range(3, 5))
 
 
@@ -65,9 +63,6 @@ def test_a_start_on_top_of_unanswered_tickets_is_refused():
     side.receive(Continue(TICKETS))
     with pytest.raises(ProtocolError, match="Start"):
         side.receive(Start(2, TICKETS))
-
-
-# ---------------------------------------------------------------------- the sampler's end
 
 
 def launched(*tickets, version=1):

@@ -154,9 +154,6 @@ def test_copies_are_assigned_while_all_that_runs_is_of_one_section():
     assert gathering.assign_copy(1, now=5.0) == Assignment(range(1))
 
 
-# ---------------------------------------------------------------------- the scheduler
-
-
 def driven_by(*amounts: int, n_workers: int = 1, check: bool = False, first: int = 0, **options: Any) -> Driven:
     sections = sections_of(*amounts, first=first, check=check)
     plan = Streamed(limit=sections[-1].stop, fixed=True, sections=sections)

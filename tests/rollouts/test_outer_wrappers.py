@@ -265,9 +265,6 @@ def test_the_script_itself_steps_what_is_below_the_wrappers(worker, hooks, calle
     assert {*one.env_infos["caller"]} == {caller}
 
 
-# ---------------------------------------------------------------- fragments
-
-
 def fragments(env, worker, lengths=(3, 1, 4, 2, 13, 1), n_envs=2, **options):
     with LocalSampler(Chooses(), env, seed=3, **WORKERS[worker], **options) as sampler:
         return [sampler.obtain_fragments(length, n_envs) for length in lengths]
@@ -308,9 +305,6 @@ def test_a_limit_may_change_within_an_episode():
 def test_the_script_itself_steps_what_is_below_the_wrappers_in_fragments(worker, hooks, caller):
     for batch in fragments(partial(unchecked, NamesItsCaller()), worker, n_envs=1, hooks=hooks):
         assert {*batch.env_infos["caller"]} == {caller}
-
-
-# ---------------------------------------------------------------- which wrappers are left out
 
 
 def checked(env):

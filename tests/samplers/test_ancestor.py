@@ -72,8 +72,6 @@ def test_the_ancestors_program_runs() -> None:
             copied.shutdown_worker()
 
 
-# ---------------------------------------------------------------------- obtain_samples
-
 WEIGHTS = np.array([0.0, 0.5, 0.0, -0.5])
 
 
@@ -115,9 +113,6 @@ def test_what_is_no_iteration_number_is_an_error(sampler: Any, args: Any, option
     with pytest.raises(error, match=message):
         sampler.obtain_samples(*args, **options)
     assert sampler.agent_version == 0
-
-
-# ---------------------------------------------------------------------- making samplers
 
 
 def test_a_worker_factory_may_come_first_or_by_name() -> None:
@@ -163,9 +158,6 @@ def test_old_arguments_of_worker_factories_are_taken_with_a_warning_or_refused()
         FACTORY(max_path_length=0)
     with pytest.raises(TypeError, match="max_path"):
         FACTORY(max_path=7)
-
-
-# ---------------------------------------------------------------------- names of today
 
 
 def test_old_names_are_errors_that_name_todays(sampler: Any) -> None:

@@ -213,9 +213,6 @@ def test_fragments_and_a_lag_go_on_in_a_cluster(ray_cluster):
     check("one", calls, 2, ("ray", 2), ("ray", 1), staleness=1)
 
 
-# ---------------------------------------------------------------------- what the state has, and what it needs
-
-
 def local(agent: Any = None, env: Any = Tasked, **options: Any) -> LocalSampler:
     return LocalSampler(Restorable() if agent is None else agent, env, **{"seed": SEED, "check": None, **options})
 
@@ -508,9 +505,6 @@ class Failing(Tasked):
         return observation, float("nan"), *rest
 
 
-# ---------------------------------------------------------------------- episodes that cannot be restored
-
-
 @pytest.mark.parametrize(
     ("agent", "env", "options", "call", "why"),
     [
@@ -559,9 +553,6 @@ def one_that_works() -> int:
         if env.length == 1:
             return seed
     raise AssertionError
-
-
-# ---------------------------------------------------------------------- errors
 
 
 WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {

@@ -25,9 +25,6 @@ OWN = fingerprint().without_torch().bits
 A, B = Fingerprint("numpy=aa", "here"), Fingerprint("numpy=bb", "there")
 
 
-# ---------------------------------------------------------------------- what is decided, without a worker
-
-
 def test_one_warning_names_all_who_differ():
     found = Fingerprints("warn")
     assert [found.record(0, A), found.record(2, B)] == ["", ""]
@@ -64,9 +61,6 @@ def test_a_worker_that_is_replaced_is_compared_with_the_one_before():
     found = Fingerprints(None)
     assert [found.record(0, A), found.record(1, B), found.warning(), found.refusal()] == [""] * 4
     assert found.bits == ["numpy=aa", "numpy=bb"]
-
-
-# ---------------------------------------------------------------------- in samplers
 
 
 def warnings_of(caplog):
@@ -161,9 +155,6 @@ def test_the_first_report_tells_it_and_it_is_forgotten_when_the_worker_dies(monk
     assert (told, forgotten) == ([0, 0], [0])
 
 
-# ---------------------------------------------------------------------- real processes
-
-
 @pytest.mark.slow
 def test_a_process_with_other_kernels_is_named(monkeypatch, caplog):
     """The worker that takes a dead one's place has other environment variables, as it would on another machine.
@@ -189,8 +180,6 @@ def test_a_process_with_other_kernels_is_named(monkeypatch, caplog):
         assert sampler.obtain_samples(400) == batch
         assert sampler.obtain_exact_trajectories(10) == second, "an agent of integers does not depend on kernels"
 
-
-# ---------------------------------------------------------------------- folders
 
 AMOUNT: dict[str, Any] = {"n_timesteps": 300, "shard_size": 100}
 

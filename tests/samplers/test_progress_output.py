@@ -87,9 +87,6 @@ def test_progress_goes_to_standard_error(capsys: pytest.CaptureFixture[str]) -> 
     assert line.startswith("sampling: 100%  3/3 trajectories")
 
 
-# ---------------------------------------------------------------------- notebooks
-
-
 class Widget:
     """What a notebook's bar was told."""
 
@@ -146,9 +143,6 @@ def test_the_real_tqdm_takes_what_it_is_told() -> None:
     bar.set_description_str(" 50%  5/10 timesteps")
     bar.close()
     assert " 50%  5/10 timesteps" in stream.getvalue()
-
-
-# ---------------------------------------------------------------------- which
 
 
 @pytest.mark.parametrize(

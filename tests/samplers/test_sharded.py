@@ -44,9 +44,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-# ---------------------------------------------------------------------- what the folder holds
-
-
 @pytest.mark.parametrize("amount", [{"n_timesteps": 500}, {"n_trajectories": 20}])
 def test_a_folder_holds_what_one_call_returns_and_where_it_is_from(
     tmp_path: Path, amount: Any, capsys: pytest.CaptureFixture[str]
@@ -79,9 +76,6 @@ def test_processes_write_the_same_folder(whole: Path, tmp_path: Path, capsys: py
         sample_to_folder(sampler, tmp_path / "out", **AMOUNT)
     assert contents(tmp_path / "out") == contents(whole)
     assert capsys.readouterr().err == "", "progress is shown when it is asked for"
-
-
-# ---------------------------------------------------------------------- ended, and resumed
 
 
 def interrupted(sampler: Any, folder: Path, at: int = 3, **amount: Any) -> None:
@@ -292,9 +286,6 @@ def test_memory_does_not_grow_with_what_is_sampled(tmp_path: Path) -> None:
     assert peaks[1] < peaks[0] + 30, f"{peaks} MB"
 
 
-# ---------------------------------------------------------------------- extended
-
-
 def extended(folder: Path, amounts: list[dict[str, Any]], **options: Any) -> list[TrajectoryFolder[Any, Any]]:
     """Ask for one amount after the other, each in a sampler of its own; return what came of each."""
     found = []
@@ -351,9 +342,6 @@ def test_a_folder_is_not_resumed_with_less_or_by_another_count(whole: Path, amou
     with make() as sampler, pytest.raises(UsageError, match=words):
         sample_to_folder(sampler, whole, **amount, shard_size=100, resume=True)
     assert contents(whole) == before
-
-
-# ---------------------------------------------------------------------- wrong arguments
 
 
 def test_an_unfinished_folder_is_not_resumed_with_other_arguments(tmp_path: Path) -> None:

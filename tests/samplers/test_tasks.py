@@ -55,9 +55,6 @@ def local(*envs: Any, agents: Any = always_zero, **options: Any) -> LocalSampler
     return LocalSampler(agents, tasks_of(*envs), seed=3, **options)
 
 
-# ---------------------------------------------------------------------- the same trajectories as alone
-
-
 @pytest.mark.parametrize("number", mostly_slow(range(60), quick=len(KINDS)))
 @pytest.mark.parametrize("n_workers", mostly_slow([2, 1, 5], quick=1))
 def test_each_task_has_the_trajectories_of_its_own_sampler(n_workers, number):
@@ -124,9 +121,6 @@ class Interrupting(AnyLength):
             Interrupting.left -= 1
             raise KeyboardInterrupt
         return super().step(action)
-
-
-# ---------------------------------------------------------------------- environments
 
 
 class Numbered(AnyLength):
@@ -216,9 +210,6 @@ def test_a_worker_that_is_lost_in_closing_names_the_task_and_costs_it_nothing(ho
         assert sampler.stats.failed_trajectories == 0
     if n_workers == 1:
         assert caplog.messages[-1] == "worker 0 ended before the environment of task 'pick' was closed"
-
-
-# ---------------------------------------------------------------------- failures
 
 
 class Failing(Steps):
@@ -393,9 +384,6 @@ class OneByOne:
         return 0, {}
 
 
-# ---------------------------------------------------------------------- the check that trajectories depend on seeds
-
-
 class Drifting(Steps):
     """Goes on counting from one trajectory to the next."""
 
@@ -425,9 +413,6 @@ def test_a_task_that_is_refused_lets_those_before_it_pass():
             came.extend(taken(sampler.task_stream(whole(3))))
         assert (came, caught.value.task) == ([(0, 0), (0, 1), (0, 2)], 1)
         assert streamed(sampler, whole(1, 2, 0)) == [(2, 0), (0, 0)]
-
-
-# ---------------------------------------------------------------------- arguments
 
 
 def refused(text: str, agents: Any, envs: Any, make: Any = LocalSampler, **options: Any) -> None:
@@ -513,9 +498,6 @@ def test_calls_of_samplers_of_one_task_are_refused():
         assert streamed(sampler, whole(1, 1)) == [(1, 0)]
     with LocalSampler(always_zero, Steps) as sampler, pytest.raises(UsageError, match="made with envs=OfTasks"):
         sampler.task_stream([TaskRun(0, 0, 1)])
-
-
-# ---------------------------------------------------------------------- ends
 
 
 class Slow(Steps):

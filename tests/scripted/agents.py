@@ -95,9 +95,6 @@ class Stamping:
         (self.version,) = values
 
 
-# ---------------------------------------------------------------------- several rows at a time
-
-
 class Balancing:
     """CartPole's angle decides: exact arithmetic, row by row the same in any batch."""
 

@@ -26,9 +26,6 @@ ZERO = np.zeros(1, np.float32)
 LINE = spaces.Box(-np.inf, np.inf, (1,), np.float32)
 
 
-# ---------------------------------------------------------------------- timing
-
-
 class Steps(gymnasium.Env[Any, Any]):
     """Ends after as many steps as it is told, each of which takes as long as it is told.
 
@@ -180,9 +177,6 @@ class Marathon(Steps):
             if self.breaks:
                 raise RuntimeError("broken on purpose")
         return super().step(action)
-
-
-# ---------------------------------------------------------------------- data
 
 
 class Nested(gymnasium.Env[Any, Any]):

@@ -72,9 +72,6 @@ def same(agent: Any, env: Any, calls: Any = both_kinds, **options: Any) -> list[
     return found
 
 
-# ---------------------------------------------------------------------- the same batches
-
-
 @pytest.mark.parametrize("game", mostly_slow([Turns, Comings]))
 @pytest.mark.parametrize("which", mostly_slow(["both", *sorted(set(AGENTS) - {"both"})]))
 def test_batches_are_those_of_vec_worker(which: str, game: Any) -> None:
@@ -221,9 +218,6 @@ def test_environments_are_replaced_by_others_with_other_agents_or_with_one() -> 
     same("random", Comings, calls)
 
 
-# ---------------------------------------------------------------------- whoever is ready goes on
-
-
 LONG = {"red_0": Stay(0, 50), "blue_0": Stay(2, 50)}
 
 
@@ -250,8 +244,6 @@ def test_environments_go_on_without_slow_ones(which: str, tmp_path: Path) -> Non
     with parent(AGENTS[which], Slow, n_envs=2, env_kwargs={"pipe": tmp_path / "pipe"}) as sampler:
         assert sampler.obtain_fragments(60) == expected
 
-
-# ---------------------------------------------------------------------- losses
 
 RESTORABLE: dict[str, Any] = {
     "both": {"red": Knowing(1), "blue": Rowwise(2)},
@@ -370,9 +362,6 @@ def test_agents_may_change_what_they_are_shown(tmp_path: Path, caplog: Any) -> N
     assert "again" not in caplog.text
 
 
-# ---------------------------------------------------------------------- what is refused, and who is blamed
-
-
 @pytest.mark.slow
 def test_what_environments_raise_is_no_error_of_recording() -> None:
     phases = []
@@ -395,9 +384,6 @@ def test_environments_have_the_same_agents(other: Any, words: str) -> None:
 
     with parent(Chooser(), game) as sampler, pytest.raises(RolloutError, match=words):
         sampler.obtain_trajectories(2)
-
-
-# ---------------------------------------------------------------------- agents that stay here
 
 
 def test_policies_are_the_callers_own() -> None:
@@ -469,9 +455,6 @@ def test_environments_draw_from_no_generator_that_they_share(where: str) -> None
 
     with parent(Rowwise(), Drawing) as sampler, pytest.raises(RolloutError, match="drew from a global generator"):
         sampler.obtain_trajectories(1)
-
-
-# ---------------------------------------------------------------------- what is told of environments
 
 
 class Observing(Turns):

@@ -320,9 +320,6 @@ def test_workers_that_die_together_and_spend_the_quota(on_failure):
         assert manager.failures == 2
 
 
-# ---------------------------------------------------------------------- environments that say in infos that they failed
-
-
 class Sick(Counting):
     """Says at the action 8 that it is abnormal, in words of its own at 7, and in a reset whose options say so."""
 
@@ -391,9 +388,6 @@ def test_a_wrong_action_is_an_error_of_its_caller_and_no_failure_of_the_environm
         assert manager.recv().observations.tolist() == [[1.0]]
         manager.reset([0])
     assert manager.failures == 0
-
-
-# ---------------------------------------------------------------------- Ctrl-C
 
 
 CODE = (os.path.dirname(streamsampler.stepping.__file__), os.path.dirname(engine.__file__), linked.__file__)

@@ -76,9 +76,6 @@ def reference(agents, envs, n_envs=4, **options):
     return LocalSampler(agents, envs, worker_class=VecWorker, **options)
 
 
-# ---------------------------------------------------------------------- the same batches
-
-
 def whole_trajectories(sampler):
     yield sampler.obtain_trajectories(9)
     yield sampler.obtain_samples(60)
@@ -281,9 +278,6 @@ def test_groups_of_rows_are_asked_for_in_turn(n_groups, turns, without_3, withou
     assert found() == (None, False)
     live[:] = ready[:] = False
     assert found() == (None, True)
-
-
-# ---------------------------------------------------------------------- the same errors
 
 
 class LocalError(Exception):
@@ -516,9 +510,6 @@ def test_calls_that_cannot_work_are_errors():
         for call, error, match in CALLS:
             with pytest.raises(error, match=match):
                 call(sampler)
-
-
-# ---------------------------------------------------------------------- the agent is here, and environments are not
 
 
 class Service(Exact):

@@ -109,9 +109,6 @@ def test_longer_episodes_are_not_restored(agent, limit, lost, tmp_path, caplog):
     assert batch.continued.tolist() == [not lost] * 3
 
 
-# ---------------------------------------------------------------------- a loss while a fragment is taken back
-
-
 def killing_while(env_id: int, then: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lose a process once, when an environment that is being taken back is asked for its third step.
 
@@ -267,9 +264,6 @@ def test_a_loss_of_an_environment_that_has_taken_all_its_timesteps(tmp_path):
         assert found == [sampler.obtain_fragments(10, 2) for _ in range(2)]
 
 
-# ---------------------------------------------------------------------- whole trajectories
-
-
 class Killing(Drawn):
     """Kills a process when all rows have been asked for 32 times; whether they are independent is given."""
 
@@ -335,9 +329,6 @@ def test_a_trajectory_that_was_left_out_is_not_wanted_back(tmp_path):
         batch = sampler.obtain_trajectories(1)
         assert batch.indices.tolist() == [1]
         assert agent.n_asked >= 40
-
-
-# ---------------------------------------------------------------------- losses, hangs and Ctrl-C
 
 
 @pytest.mark.slow

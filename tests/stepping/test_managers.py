@@ -24,9 +24,6 @@ LONG = functools.partial(Counting, 9)
 ONES = np.array([1, 1])
 
 
-# ---------------------------------------------------------------------- steps and resets
-
-
 @pytest.mark.parametrize("autoreset", MODES)
 def test_what_follows_the_end_of_an_episode(autoreset):
     manager: Any = SerialEnvManager(functools.partial(Counting, info_at=3), n_envs=2, seed=0, autoreset=autoreset)
@@ -134,9 +131,6 @@ def test_random_actions_are_functions_of_seed_and_environment():
     assert len({tuple(force) for _, both in drawn[0] for force in both}) == 8
 
 
-# ---------------------------------------------------------------------- seeds and options
-
-
 def begins_of(manager, n_steps, first):
     """Return the seeds with which the episodes of each environment begin, where none takes more than one timestep."""
     seen = [first] + [manager.step(np.zeros(manager.n_envs, np.int64)) for _ in range(n_steps)]
@@ -181,9 +175,6 @@ def test_options_are_remembered_until_they_are_forgotten(new_manager):
     for _ in range(2):
         manager.step(ONES)
     assert manager.get_attr("options") == [{"hard": True}, None]
-
-
-# ---------------------------------------------------------------------- attributes, methods, logs, accounts
 
 
 def test_calls_and_attributes(new_manager):
@@ -275,9 +266,6 @@ def test_accounts(new_manager):
     assert tree.timesteps == 15
     assert tree.children["script"].children["learn"].count == 1
     assert manager.stats.flat()["gauges/loss"] == 0.5
-
-
-# ---------------------------------------------------------------------- environments, and their ends
 
 
 def test_what_environments_are_made_of():

@@ -32,9 +32,6 @@ def two(envs=LONG, n_workers=2, **options):
     return EnvManager(envs, n_envs=2, n_workers=n_workers, seed=0, **options)
 
 
-# ---------------------------------------------------------------------- deaths
-
-
 def test_a_worker_that_dies_is_an_error_that_names_its_environments():
     with EnvManager(LONG, n_envs=4, n_workers=2, seed=0, on_failure="raise") as manager:
         manager.reset()
@@ -107,9 +104,6 @@ def test_losses_longer_ago_than_restart_window_are_forgiven():
         kill(manager)
         with pytest.raises(WorkerDiedError, match=r"2 losses within 4 s, and max_restarts is 1"):
             manager.step(ONES)
-
-
-# ---------------------------------------------------------------------- hangs
 
 
 class Hanging(Counting):
@@ -229,9 +223,6 @@ def test_waiting_takes_less_than_2_percent_of_a_core(limits):
         used, waited = time.process_time() - used, time.perf_counter() - began
         assert waited > 2.8
         assert used < 0.02 * waited
-
-
-# ---------------------------------------------------------------------- scripts, forks, and what is left
 
 
 def run_script(script, *arguments):

@@ -199,9 +199,6 @@ def test_an_episode_is_restored_with_options_that_are_forgotten(face, caplog):
     assert caplog.records == []
 
 
-# ---------------------------------------------------------------------- while some wait for their next try
-
-
 @pytest.mark.parametrize("how", ["raise", "kill"])
 def test_others_go_on_while_one_waits(tmp_path, how):
     envs = [Faults(tmp_path, Fault(how)).env(Counting), functools.partial(Counting, 10**6)]
@@ -254,9 +251,6 @@ def test_what_has_failed_for_good_is_made_anew_before_its_reset(monkeypatch):
         ((seed, _),) = manager.reset().observations.tolist()
         for timestep in range(1, 20):
             assert manager.step([1]).observations.tolist() == [[seed, timestep]]
-
-
-# ---------------------------------------------------------------------- what was called and set
 
 
 class Lesson(Counting):
@@ -406,9 +400,6 @@ def test_so_many_calls_are_repeated_and_attributes_that_were_set_to_something_el
         (record,) = caplog.records
         assert "environment 0 cannot be restored from now on: more than 1,000 times its methods" in record.message
         assert manager.step(np.array([9])).failed.all()
-
-
-# ---------------------------------------------------------------------- the process's global generators
 
 
 class Drawing(gymnasium.Env):

@@ -91,9 +91,6 @@ def assert_a_samplers(batch: MultiAgentBatch, env: Any, policies: Any = RED_AND_
         assert same(found.agents, expected[name].agents)
 
 
-# ---------------------------------------------------------------------- batches
-
-
 @pytest.mark.parametrize("game", mostly_slow(GAMES, 3))
 @pytest.mark.parametrize("autoreset", mostly_slow(MODES, 2))
 def test_batches_are_those_of_samplers(new_manager: Any, game: Any, autoreset: Any) -> None:
@@ -230,9 +227,6 @@ def test_actions_outside_their_space_that_an_environment_took() -> None:
             with pytest.raises(ActionError, match=words) if steps.ended.any() else contextlib.nullcontext():
                 recorder.add(steps)
         assert recorder.n_left_out == 1
-
-
-# ---------------------------------------------------------------------- what policies see
 
 
 def test_a_policy_sees_who_acts_and_who_has_ended(new_manager: Any) -> None:
@@ -384,9 +378,6 @@ def test_random_actions_are_a_function_of_the_seed() -> None:
     assert len({repr(it) for it, _ in streams[0]}) > 6
 
 
-# ---------------------------------------------------------------------- what policies send
-
-
 def test_what_is_sent_is_for_those_that_are_to_act(new_manager: Any) -> None:
     """And nothing is sent otherwise."""
     manager = new_manager(Comings, n_envs=2, seed=1)
@@ -482,9 +473,6 @@ def test_environments_may_have_other_agents() -> None:
         with pytest.raises(UsageError, match=r"of the agents red_0, .*at once: here all environments must"):
             manager.recorder()
         assert list(manager.action_spaces[2]) == list(Turns.possible_agents)
-
-
-# ---------------------------------------------------------------------- failures and ends
 
 
 WRONG: list[tuple[Any, str]] = [
@@ -611,9 +599,6 @@ def test_so_many_episodes(new_manager: Any, autoreset: Any) -> None:
         manager.step({})
 
 
-# ---------------------------------------------------------------------- programs drawn at random
-
-
 class SeveralProgram(Program):
     """Sends random actions to agents in both managers."""
 
@@ -664,9 +649,6 @@ def test_random_programs_give_the_same_whoever_is_killed(game: Any, autoreset: A
         run()
 
 
-# ---------------------------------------------------------------------- methods, attributes, parameters
-
-
 class Scaled(Comings):
     """Shows a number that parameters set."""
 
@@ -701,9 +683,6 @@ def test_parameters_besides_those_that_an_environment_has(new_manager: Any) -> N
     manager.set_parameters({"scale": 4.0})
     assert manager.reset().info_by_row[1]["parameters"] == {"scale": 4.0}
     assert manager.get_attr("scale") == [4.0, 4.0]
-
-
-# ---------------------------------------------------------------------- a program of ML-Agents
 
 
 def test_the_loop_of_ml_agents(new_manager: Any) -> None:

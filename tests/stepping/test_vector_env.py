@@ -211,9 +211,6 @@ def test_steps_and_resets_that_begin_and_are_waited_for(tmp_path):
         env.close(timeout=3)
 
 
-# ---------------------------------------------------------------------- failures
-
-
 @pytest.mark.parametrize("autoreset", MODES)
 def test_an_episode_that_fails_is_truncated_and_marked(autoreset):
     env = serial(on_failure="reset", autoreset=autoreset)
@@ -294,9 +291,6 @@ def test_an_abnormal_environment_is_left_to_a_caller_who_resets():
     assert env.step(np.array([8, 1]))[3].tolist() == [True, False]
     env.reset(options={"reset_mask": np.array([True, False])})
     assert env.step(ONES)[0][:, 1].tolist() == [1, 2]
-
-
-# ---------------------------------------------------------------------- errors of Gymnasium
 
 
 def test_calls_at_the_wrong_time_raise_what_can_be_caught_as_gymnasiums_classes(tmp_path):

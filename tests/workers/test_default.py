@@ -77,9 +77,6 @@ def run(worker: DefaultWorker, n: int, first: int = 0, version: int = 1) -> Any:
     return worker.rollout(Ticket(version, range(first, first + n)), [0] * n)
 
 
-# ---------------------------------------------------------------------- what is odd
-
-
 @pytest.mark.parametrize("at", [1, 64, 65, 399])
 @pytest.mark.parametrize("odd", [[8.0, 8.0], np.full(2, 8.0), np.full(2, 8, ">f4")], ids=["list", "float64", "swapped"])
 def test_an_odd_observation_anywhere_is_converted(odd, at):
@@ -169,9 +166,6 @@ def test_a_limit_truncates_at_its_timestep(limit):
     assert rollouts.terminated.tolist() == [limit >= 100] * 3
 
 
-# ---------------------------------------------------------------------- versions, progress and times
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("at", [1, 64, 150])
 def test_a_newer_version_ends_the_rollout_within_its_timestep(kind, at, monkeypatch):
@@ -232,9 +226,6 @@ def test_times_are_measured_and_the_phase_stays_what_it_was(kind):
     with pytest.raises(UsageError, match=r"get_action must return \(action, agent_info\)"):
         run(worker, 1)
     assert worker.phase == board.progress(0).phase == Phase.ACTION
-
-
-# ---------------------------------------------------------------------- leaving out trajectories that raise
 
 
 class Clock:
@@ -308,9 +299,6 @@ def test_an_error_that_is_no_trajectorys_is_raised(monkeypatch):
     assert worker.trajectory is None
     worker._recorder.finish = finish
     assert run(worker, 3).n_trajectories == 3
-
-
-# ---------------------------------------------------------------------- seams
 
 
 class Chatty(ScriptedEnv):

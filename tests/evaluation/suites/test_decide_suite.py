@@ -41,9 +41,6 @@ def lengths(found: SuiteComparison) -> dict[str, list[int]]:
     return {name: [len(it) for it in found[name].evaluations] for name in found}
 
 
-# ---------------------------------------------------------------------- tests, and rounds
-
-
 def test_bounds_are_those_of_the_mean_over_tasks():
     bounds = {"push": (0.0, 100.0), "lift": (-10, 10)}
     assert bounds_over_tasks("return", bounds, None) == (-5, 55)
@@ -150,9 +147,6 @@ def test_a_task_in_which_an_agent_failed_is_left_out_of_later_rounds():
     assert [found.plan.states[f"{agent} in push"].n for agent in AGENTS] == [20, 0]
     assert found.evaluations("old")["hold"].returns.shape == (found.n,)
     assert found.tests["new"].outcome == "worse"
-
-
-# ---------------------------------------------------------------------- comparisons
 
 
 def test_a_comparison_goes_on_until_the_mean_over_tasks_is_decided():

@@ -133,9 +133,6 @@ def test_rows_that_depend_on_their_place_are_seen():
     assert probe(Slotted(), example, N_ROWS) == (True, False)
 
 
-# ----------------------------------------------------------------------
-
-
 class Living(Walk):
     """Counts those that are there."""
 

@@ -182,9 +182,6 @@ def test_agents_are_not_asked_what_silent_slots_show(mode):
         assert len(set(drawn.tolist())) == len(drawn)
 
 
-# ---------------------------------------------------------------------- seeds
-
-
 def test_an_environment_that_ignores_the_seeds_of_resets_is_made_from_one_for_each_block():
     gc.collect()  # others' environments close themselves when they are collected
     batches, before = [], Deaf.living
@@ -207,8 +204,6 @@ def test_a_change_of_what_is_made_again_is_refused():
         with pytest.raises(RolloutError, match="a change of it would be lost"):
             sampler.obtain_trajectories(6, env_update=Tasks())
 
-
-# ---------------------------------------------------------------------- blocks that get longer
 
 FIRSTS = [0, 3, 6, 9, 12, 15, 18, 24, 30, 36, 48, 60, 72, 96, 120, 144, 192, 240]
 """Where blocks begin that get longer, with three slots; each following one has 48 trajectories."""
@@ -279,9 +274,6 @@ def test_streams_begin_with_the_first_trajectory_where_blocks_get_longer():
         assert list(itertools.islice(sampler.stream(first_trajectory=6), 3)) == whole[6:]
 
 
-# ---------------------------------------------------------------------- silence
-
-
 @pytest.mark.usefixtures("few_first_blocks")
 def test_a_hint_names_a_block_size_where_many_environments_stand_silent(caplog):
     def hints():
@@ -312,9 +304,6 @@ def test_a_hint_names_a_block_size_where_many_environments_stand_silent(caplog):
     (hint,) = hints()
     assert "at the end of each block, of 3 trajectories on average, they wait for the longest one" in hint
     assert 'cost less: batches of more trajectories have them, and so has worker_args={"block_size": ' in hint
-
-
-# ---------------------------------------------------------------------- errors
 
 
 class Both(Deaf, gymnasium.Env):  # type: ignore[misc]

@@ -79,9 +79,6 @@ def test_a_block_is_what_counts():
         assert list(islice(one.stream(), 20)) == list(batch)
 
 
-# ---------------------------------------------------------------------- agents with a memory
-
-
 class Strict(Steps):
     """Takes integers as its space draws them: Gymnasium checks those faster than integers of Python."""
 
@@ -193,9 +190,6 @@ def test_an_agent_gets_a_hint_once(agent, env, words, caplog):
     assert all(word in record.getMessage() for word in words)
 
 
-# ---------------------------------------------------------------------- environments
-
-
 class Task(Steps):
     def set_task(self, task):
         self.length = task
@@ -212,9 +206,6 @@ def test_every_kind_of_update_reaches_every_slot():
             assert sampler.obtain_trajectories(7, env_update=update).lengths.tolist() == [length] * 7
         assert sampler.obtain_trajectories(7, env_update="CartPole-v1").lengths.min() > 5
     assert not hasattr(env, "t"), "the user's own was never run"
-
-
-# ---------------------------------------------------------------------- errors
 
 
 class Breaking(Drawn):

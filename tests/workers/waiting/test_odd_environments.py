@@ -37,9 +37,6 @@ def twin(agent: Any = None, env: Any = Game, **options: Any) -> LocalSampler:
     return LocalSampler(agent or Draws(), env, seed=SEED, **options)
 
 
-# ---------------------------------------------------------------------- what raises
-
-
 class Odd(Waits):
     """Does something in the third step of long trajectories."""
 
@@ -178,9 +175,6 @@ def test_a_constructor_with_an_event_loop() -> None:
         assert sampler.obtain_trajectories(30) == expected.obtain_trajectories(30)
 
 
-# ---------------------------------------------------------------------- what waits for nothing
-
-
 class Endless(Game):
     """Never ends, and waits for nothing, while there is a note; tells at its hundredth timestep."""
 
@@ -213,9 +207,6 @@ def test_a_trajectory_that_waits_for_nothing_is_called_off(env: Any, tmp_path: P
             expected.obtain_trajectories(1)
             assert sampler.obtain_trajectories(30) == expected.obtain_trajectories(30)
     told.close()
-
-
-# ---------------------------------------------------------------------- what trajectories share
 
 
 class DrawsGlobally(Game):
@@ -358,9 +349,6 @@ def test_hooks_of_an_environment_that_is_left() -> None:
         assert batch.episode_infos["sum"].tolist() == batch.returns.tolist()
 
 
-# ---------------------------------------------------------------------- tasks of its own
-
-
 class Times(Waits):
     """Times what it does in tasks that it starts."""
 
@@ -409,9 +397,6 @@ def test_tasks_that_an_environment_leaves_end_with_the_sampler() -> None:
     with make(LocalSampler, Draws(), Beats, in_flight=3) as sampler:
         sampler.obtain_trajectories(9)
     assert len(Beats.ends) == 3
-
-
-# ---------------------------------------------------------------------- where several things happen at once
 
 
 class SlowToMake(Waits):

@@ -77,10 +77,6 @@ class Blocks(Game):
         return super().step(action)
 
 
-# ----------------------------------------------------------------------
-# What comes out.
-
-
 @pytest.mark.parametrize("in_flight", mostly_slow([7, 1, 50]))
 @pytest.mark.parametrize("n_workers", mostly_slow([3, 1, 2]))
 @pytest.mark.parametrize("kind", [LocalSampler, MultiprocessingSampler])
@@ -240,10 +236,6 @@ def test_within_a_running_loop() -> None:
 
     with twin() as expected:
         assert asyncio.run(cell()) == expected.obtain_samples(100)
-
-
-# ----------------------------------------------------------------------
-# What environments raise and draw, measure and set.
 
 
 class BreaksOnThread(Blocks, Breaks):
