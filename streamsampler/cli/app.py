@@ -11,9 +11,14 @@ import sys
 
 import click
 
-from streamsampler.cli.check import bench, check
-from streamsampler.cli.evaluate import compare, evaluate
-from streamsampler.cli.files import export, info, merge, plot
+from streamsampler.cli.bench import bench
+from streamsampler.cli.check import check
+from streamsampler.cli.compare import compare
+from streamsampler.cli.evaluate import evaluate
+from streamsampler.cli.export import export
+from streamsampler.cli.info import info
+from streamsampler.cli.merge import merge
+from streamsampler.cli.plot import plot
 from streamsampler.cli.replay import replay
 from streamsampler.cli.sample import sample
 from streamsampler.cli.streams import Interrupts, stream_errors_shown

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from streamsampler.cli.request import policy_rows, spread_text
-from streamsampler.cli.running import Tally, finite
+from streamsampler.cli.summary import policy_rows, spread_text
+from streamsampler.cli.tallies import Tally, finite
 from streamsampler.core.errors import DamagedShardError, StorageError
 from streamsampler.core.words import table
 from streamsampler.data import npz as storage

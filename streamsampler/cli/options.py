@@ -1,338 +1,24 @@
-"""Options shared by several commands, and the conversion of their values."""
+"""Options shared by several commands."""
 
 from __future__ import annotations
 
-import ast
-import difflib
-import inspect
-import json
 import re
-import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from decimal import Decimal
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
+from streamsampler.cli.grouped import is_from_file, option, options_of
+from streamsampler.cli.values import ABOVE_ZERO, FROM_ZERO, POSITIVE, by_key, count_or, parse_value, size
 from streamsampler.core.arguments import GROUPS
 from streamsampler.engines.launch.start_methods import START_METHODS
 from streamsampler.engines.registry import ENGINES
-
-TYPED = "streamsampler.cli.typed"
-"""Key of a context's `meta` with the typed command: its name, and then its arguments."""
-_FILE = "streamsampler.cli.config"
-"""Key of a context's `meta` with the name of the file of options."""
-
-_JOINED = {"seeds", "without_infos"}
-"""Options of a single text that may be a list in a file."""
-
-
-_OTHER_WORDS = {
-    "--num-trajectories": ("--episodes", "--n-episodes", "--num-episodes", "--trajectories", "--n-trajectories"),
-    "--num-samples": ("--timesteps", "--n-timesteps", "--num-timesteps", "--total-timesteps", "--steps", "--n-steps"),
-}
-"""Options under their names in other libraries, where spelling alone would not suggest ours."""
-
 
 RUNS, _, WHERE, REPRODUCIBLE, RECORDED, FAILS, _ = GROUPS
 """Headings of groups of options, the same as for the library's arguments."""
 
 
-class GroupedOption(click.Option):
-    """An option with a heading.
-
-    Attributes:
-        heading: The heading.
-    """
-
-    def __init__(self, *args: Any, heading: str, **attributes: Any) -> None:
-        super().__init__(*args, **attributes)
-        self.heading = heading
-
-    def process_value(self, ctx: click.Context, value: Any) -> Any:
-        """Convert a value.
-
-        Raises:
-            click.BadParameter: The conversion fails; the message names the file with the value.
-        """
-        try:
-            return super().process_value(ctx, value)
-        except click.BadParameter as error:
-            if not is_from_file(ctx, str(self.name)):
-                raise
-            raise click.BadParameter(f"{error.message} (in {ctx.meta[_FILE]!r})", ctx, self) from None
-
-
-class SeveralArgument(click.Argument):
-    """An argument with one or more typed values, or else the values in a file of options."""
-
-    def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> tuple[Any, ParameterSource]:
-        """Return the values and their origin."""
-        # click 8.2.0 mistakes an empty tuple for a typed value.
-        typed = {name: value for name, value in opts.items() if name != self.name or value}
-        return super().consume_value(ctx, typed)
-
-
-def option(heading: str, *names: str, **attributes: Any) -> Callable[[Any], Any]:
-    """Return `click.option` with a heading."""
-    return click.option(*names, cls=GroupedOption, heading=heading, **attributes)
-
-
-def options_of(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a decorator that adds several options to a command, in this order."""
-
-    def decorate(command: Any) -> Any:
-        for decorator in reversed(decorators):
-            command = decorator(command)
-        return command
-
-    return decorate
-
-
-def is_from_file(ctx: click.Context, name: str) -> bool:
-    return ctx.get_parameter_source(name) is ParameterSource.DEFAULT_MAP
-
-
-class GroupedCommand(click.Command):
-    """Lists its options under their headings, in order of first appearance; adds `--config`.
-
-    The part of its docstring from "Examples:" on is printed below the options, line by line.
-    """
-
-    def __init__(self, *args: Any, **attributes: Any) -> None:
-        super().__init__(*args, **attributes)
-        self.help, _, examples = inspect.cleandoc(self.help or "").partition("\n\nExamples:")
-        self.epilog = "\b\nExamples:" + examples.replace("\n\n", "\n\n\b\n")
-        config = GroupedOption(
-            ["--config"], heading="Options from a file", callback=_from_file, is_eager=True, expose_value=False,
-            metavar="FILE",
-            help="Read options from a TOML file, such as 'num-trajectories = 100'; typed options override it.",
-        )  # fmt: skip
-        self.params.append(config)
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments, and store them in `ctx.meta[TYPED]`."""
-        ctx.meta[TYPED] = (ctx.command_path, *args)
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            there = {name for param in self.params for name in param.opts}
-            for name, others in _OTHER_WORDS.items():
-                if name in there and error.option_name in others:
-                    message = f"No such option {error.option_name!r}. Did you mean {name!r}?"
-                    raise click.NoSuchOption(error.option_name, message, ctx=ctx) from None
-            raise
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the groups into the help."""
-        groups: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            if record is not None and isinstance(parameter, click.Option):
-                groups.setdefault(getattr(parameter, "heading", "Other options"), []).append(record)
-        for heading, records in groups.items():
-            with formatter.section(heading):
-                formatter.write_dl(records)
-
-
-def command(short_help: str) -> Callable[[Any], Any]:
-    """Return a decorator that makes a function a command; its docstring is the help, examples last."""
-    return click.command(cls=GroupedCommand, short_help=short_help)
-
-
-def _from_file(ctx: click.Context, _param: click.Parameter, name: str | None) -> None:
-    """Read a command's options from a file, unless they are typed: an option's callback.
-
-    Raises:
-        click.BadParameter: The file cannot be read, is no TOML, or has unknown options.
-    """
-    if name is not None:
-        take_options(ctx, name, contents_of_file(name, "TOML", tomllib.loads))
-
-
-def take_options(ctx: click.Context, name: str, found: Mapping[str, Any]) -> None:
-    """Set a command's options from the contents of a file, unless they are typed.
-
-    Raises:
-        click.BadParameter: The file has options unknown to the command.
-    """
-    params = {}
-    for param in ctx.command.params:
-        long = next((each for each in param.opts if each.startswith("--")), str(param.name))
-        params[long.removeprefix("--").replace("_", "-")] = param
-    del params["config"]
-    ctx.meta[_FILE], ctx.default_map = name, {**(ctx.default_map or {})}
-    for key, value in found.items():
-        if (known := params.get(key.replace("_", "-"))) is None:
-            near = difflib.get_close_matches(key.replace("_", "-"), params, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else f" There are {', '.join(sorted(params))}."
-            raise click.BadParameter(f"{name!r} has {key!r}, which is not an option of {ctx.command.name}.{hint}")
-        ctx.default_map[str(known.name)] = _as_typed(value, known, f"{name!r}: {key}")
-
-
-def contents_of_file(name: str, kind: str, loads: Callable[[str], Any]) -> Any:
-    """Return the contents of a file.
-
-    Raises:
-        click.BadParameter: The file cannot be read, or is of another kind.
-    """
-    try:
-        return loads(Path(name).read_bytes().decode())
-    except OSError as error:
-        raise click.BadParameter(f"{name!r} cannot be read: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:
-        raise click.BadParameter(f"{name!r} is no {kind}: {error}") from None
-
-
-def _as_typed(value: Any, param: click.Parameter, what: str) -> Any:
-    """Return a value as the command line would pass it: as text, except for flags."""
-    if getattr(param, "is_flag", False):
-        if not isinstance(value, bool):
-            raise click.BadParameter(f"{what} should be true or false, but is {value!r}")
-        return value
-    if isinstance(value, Mapping) and param.name == "env_kwargs":
-        return [f"{key}={item!r}" for key, item in value.items()]
-    takes_list = getattr(param, "multiple", False) or param.nargs != 1 or param.name in _JOINED
-    items = value if takes_list and isinstance(value, list) else [value]
-    for item in items:
-        if isinstance(item, bool) or not isinstance(item, str | int | float):
-            raise click.BadParameter(f"{what} should be a text or a number, but is {item!r}")
-    texts = [str(item) for item in items]
-    if getattr(param, "multiple", False) or param.nargs == -1:
-        return texts
-    if param.nargs != 1 and len(texts) != param.nargs:
-        raise click.BadParameter(f"{what} should be a list of {param.nargs} values, but is {value!r}")
-    return texts if param.nargs != 1 else ",".join(texts)
-
-
-_COUNT = re.compile(
-    r"(?P<thousands>[0-9]{1,3}(,[0-9]{3})+)"
-    r"|(?P<number>[+-]?([0-9]+(_[0-9]+)*(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]{1,3})?) ?(?P<unit>[kMGB])?",
-    re.IGNORECASE,
-)
-_UNITS = {"": 1, "k": 1_000, "m": 1_000_000, "g": 1_000_000_000}
-_DIGITS = re.compile(r"[0-9]{1,18}")
-_SIZE = re.compile(r"(?P<number>[0-9]+(\.[0-9]*)?|\.[0-9]+) ?(?P<unit>[KMGT])(i?B)?", re.IGNORECASE)
 _PART = re.compile(r"([0-9]{1,18}) ?/ ?([0-9]{1,18})")
-_JSON_WORDS = {"true": True, "false": False, "null": None}
-
-
-class _Number(click.FloatRange):
-    name = "number"  # for errors: click's own name is "float range"
-
-
-class _WholeNumber(click.IntRange):
-    name = "whole number"
-
-
-ABOVE_ZERO = _Number(min=0, min_open=True)
-FROM_ZERO = _WholeNumber(min=0)
-
-
-class Count(click.IntRange):
-    """A whole number as people write it: 100000, 100_000, 100,000, 1e5, 100k; k, M and G are thousands, and so on.
-
-    A comma separates thousands, so a possible decimal comma is an error: 1,5k and 1,500k are refused.
-    """
-
-    name = "count"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the integer.
-
-        Raises:
-            click.BadParameter: The value is no integer, or out of range.
-        """
-        match = _COUNT.fullmatch(value.strip()) if isinstance(value, str) else None
-        if match is None:
-            if isinstance(value, str):
-                hint = "; a decimal point is a point, as in 1.5k" if "," in value else ""
-                self.fail(f"{value!r} is not a whole number, such as 5000, 5_000, 5e3 or 5k{hint}", param, ctx)
-            return super().convert(value, param, ctx)
-        digits = match["thousands"] or match["number"]
-        number = Decimal(digits.replace(",", "").replace("_", "")) * _UNITS[(match["unit"] or "").lower()]
-        if number != number.to_integral_value():
-            self.fail(f"{value!r} is not a whole number", param, ctx)
-        if abs(number) >= 2**63:
-            self.fail(f"{value!r} is too large", param, ctx)
-        return super().convert(int(number), param, ctx)
-
-
-def parse_value(text: str) -> Any:
-    """Parse a Python literal, or JSON's true, false and null; any other text stays as it is."""
-    if text in _JSON_WORDS:
-        return _JSON_WORDS[text]
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        return text
-
-
-def json_list(name: str, example: str) -> list[Any]:
-    """Return the list in a JSON file.
-
-    Raises:
-        click.BadParameter: The file cannot be read, or has no list; shows the example.
-    """
-    found = contents_of_file(name, "JSON", json.loads)
-    if not isinstance(found, list):
-        raise click.BadParameter(f"{name!r} should have a list such as {example}")
-    return found
-
-
-def size(text: str) -> int:
-    """Return the number of bytes of 500M, 500MB or 500MiB: K, M, G and T are powers of 1,024. An option's type.
-
-    A number alone is refused: its unit may be megabytes or bytes.
-
-    Raises:
-        click.BadParameter: The text is no size.
-    """
-    match = _SIZE.fullmatch(text.strip())
-    n_bytes = float(match["number"]) * 1024 ** " KMGT".index(match["unit"].upper()) if match else 0.0
-    if not 1 <= n_bytes < 2**63:
-        raise click.BadParameter(f"{text!r} is no amount of memory with a unit, such as 500MB or 2GB")
-    return int(n_bytes)
-
-
-def count_or(**words: str | None) -> Callable[[click.Context, click.Parameter, str], int | str | None]:
-    """Return a callback that accepts an integer of at least 0, or a word in place of its value.
-
-    The callback raises `click.BadParameter` for anything else.
-    """
-
-    def convert(_ctx: click.Context, _param: click.Parameter, text: str) -> int | str | None:
-        if (word := text.strip().lower()) in words:
-            return words[word]
-        if not _DIGITS.fullmatch(word):
-            raise click.BadParameter(f"{text!r} is neither an integer of at least 0 nor 'none'")
-        return int(word)
-
-    return convert
-
-
-def by_key(pairs: Iterable[str], form: str, option: str | None = None) -> dict[str, str]:
-    """Return texts of the form ``key=text``, by key.
-
-    Args:
-        pairs: Keys and texts.
-        form: Form of a pair, for errors.
-        option: The option of the pairs; None if click names it.
-
-    Raises:
-        click.BadParameter: A pair has another form, or a key is repeated.
-    """
-    found: dict[str, str] = {}
-    for pair in pairs:
-        key, equals, text = pair.partition("=")
-        if not equals:
-            raise click.BadParameter(f"{pair!r} is not of the form {form}", param_hint=option)
-        if key in found:
-            raise click.BadParameter(f"{key!r} is given twice", param_hint=option)
-        found[key] = text
-    return found
 
 
 def _env_kwargs(_ctx: click.Context, _param: click.Parameter, pairs: Iterable[str]) -> dict[str, Any]:
@@ -357,18 +43,6 @@ def _part(text: str) -> tuple[int, int]:
     if match is None:
         raise click.BadParameter(f"{text!r} is not the number of a part and of all parts, such as 2/7")
     return int(match[1]), int(match[2])
-
-
-def existing(name: str, *suffixes: str, what: str = "FILE|FOLDER") -> Path:
-    """Return the path of an existing file or folder, whose name may lack a suffix.
-
-    Raises:
-        click.BadParameter: No such file exists.
-    """
-    for suffix in ("", *suffixes):
-        if Path(name + suffix).exists():
-            return Path(name + suffix)
-    raise click.BadParameter(f"no such file or folder: {name!r}", param_hint=what)
 
 
 def given_amounts(
@@ -400,8 +74,6 @@ def given_amounts(
     return given
 
 
-POSITIVE = Count(min=1)
-
 NAMED_AGENTS = (
     "'random', or 'package.module:object' for an agent, a function observation -> action, an object with predict, a "
     "torch module, or a class or function that makes such an agent from the observation space and the action space. "
@@ -417,13 +89,9 @@ DETERMINISTIC = option(
     "drawing. The default of evaluate and compare is --deterministic, but for torch modules, and of sample, "
     "--stochastic.",
 )  # fmt: skip
-
 STATISTICS = option(RUNS, "--vec-normalize", metavar="FILE", help=f"With --agent model.zip: {WHAT_STATISTICS_ARE}.")
-
 VIDEO_EXTRA = "Needs PyAV ('pip install av'), and an environment with render_mode 'rgb_array'."
-
 ENV_ID = click.argument("env_id", metavar="ENV_ID")
-
 AGENT = options_of(
     option(RUNS, "--agent", default="random", show_default=True, metavar="NAME",
         help=f"The agent: {NAMED_AGENTS}"),
@@ -431,7 +99,6 @@ AGENT = options_of(
     DETERMINISTIC,
 )  # fmt: skip
 """The agent."""
-
 ENVIRONMENT = options_of(
     option(RUNS, "--env-kwarg", "env_kwargs", callback=_env_kwargs, multiple=True, metavar="KEY=VALUE",
         help="An argument for making the environment: a Python literal, or true, false or null; anything else is "
@@ -443,7 +110,6 @@ ENVIRONMENT = options_of(
         help="Truncate trajectories after N timesteps."),
 )  # fmt: skip
 """The environment."""
-
 HOW = options_of(
     option(
         WHERE, "--workers", type=FROM_ZERO, metavar="N", show_default="the usable cores",
@@ -471,13 +137,11 @@ HOW = options_of(
         help="The same seed gives the same trajectories, whatever the number of workers."),
 )  # fmt: skip
 """Number of workers, seed, and connection of the processes."""
-
 FINGERPRINT = option(
     REPRODUCIBLE, "--fingerprint", type=click.Choice(["warn", "error", "none"]), default="warn",
     show_default=True, callback=lambda _ctx, _param, text: None if text == "none" else text,
     help="The reaction to processes whose numerical kernels differ from each other, or from those of the folder to "
          "resume: there the same seed may give other trajectories.")  # fmt: skip
-
 FAILURES = options_of(
     option(FAILS, "--on-failure", type=click.Choice(["raise", "drop"]), default="raise",
         show_default=True,
@@ -503,28 +167,22 @@ FAILURES = options_of(
         metavar="SECONDS", help="Longest time for closing all environments at the end."),
 )  # fmt: skip
 """Handling of failures."""
-
 _QUIET = "Print nothing on standard error but errors"
 QUIET = option("Output", "-q", "--quiet", is_flag=True, help=f"{_QUIET}.")
-
 QUIET_WITH_MODELS = option(
     "Output", "-q", "--quiet", is_flag=True,
     help=f"{_QUIET}, and the warning that a model's statistics are missing.",
 )  # fmt: skip
 """For commands with `--agent`."""
-
 JSON_LINE = "Print the result as a JSON object in a single line."
-
 PRINTED = options_of(
     option("Output", "--json", "as_json", is_flag=True,
         help="Print the result as a JSON object over several lines; '| jq -c .' makes it a single line."),
     QUIET_WITH_MODELS,
 )  # fmt: skip
 """Options of output, for commands that print a document, such as an evaluation."""
-
 PRINTED_LINE = options_of(option("Output", "--json", "as_json", is_flag=True, help=JSON_LINE), QUIET_WITH_MODELS)
 """Options of output, for commands that print a summary."""
-
 PART = option(
     "In parts", "--part", type=_part, metavar="I/N",
     help="Only the I-th, from 1 on, of N contiguous ranges of the trajectories, such as 2/7: for job arrays on "
@@ -532,15 +190,12 @@ PART = option(
     "Impossible if the number of trajectories is unknown beforehand.",
 )  # fmt: skip
 """The part of the trajectories."""
-
 SAMPLED_BY = options_of(ENVIRONMENT, HOW, FINGERPRINT, FAILURES)
 """For all commands that run an environment."""
-
 POLICY_OF = option(
     RUNS, "--policy-of", multiple=True, metavar="AGENT=POLICY",
     help="The policy of an agent, in an environment of several; may be repeated, and then names all agents.",
 )  # fmt: skip
-
 POLICIES = options_of(
     option(RUNS, "--agent", multiple=True, default=("random",), show_default=True, metavar="[POLICY=]NAME",
         help=f"The agent: {NAMED_AGENTS} For several agents in an environment (PettingZoo's), once for each policy, "

@@ -10,12 +10,13 @@ from typing import Any
 import click
 
 from streamsampler.cli import options as shared
-from streamsampler.cli.options import command, option, options_of
+from streamsampler.cli.grouped import command, option, options_of
+from streamsampler.cli.values import POSITIVE, Count, existing
 
 _WHICH = options_of(
-    option("Which", "--index", type=shared.Count(min=0), required=True, metavar="I",
+    option("Which", "--index", type=Count(min=0), required=True, metavar="I",
         help="The trajectory's index, as in batch.indices."),
-    option("Which", "--agent-version", "version", type=shared.POSITIVE, metavar="N",
+    option("Which", "--agent-version", "version", type=POSITIVE, metavar="N",
         help="The agent version, if trajectories of several versions have this index."),
 )  # fmt: skip
 
@@ -31,9 +32,9 @@ _AGENT = options_of(
 )  # fmt: skip
 
 _HOW = options_of(
-    option("Vectorisation, if the file does not have it", "--vec", type=shared.POSITIVE, metavar="N",
+    option("Vectorisation, if the file does not have it", "--vec", type=POSITIVE, metavar="N",
         help="Environments side by side in each process."),
-    option("Vectorisation, if the file does not have it", "--worker-threads", type=shared.POSITIVE, metavar="N",
+    option("Vectorisation, if the file does not have it", "--worker-threads", type=POSITIVE, metavar="N",
         help="Threads of a network."),
 )  # fmt: skip
 
@@ -65,14 +66,15 @@ def replay(
     Exit codes:
       0 the same as recorded, 1 a difference or a failure, 2 wrong usage, 130 after Ctrl-C, 143 after SIGTERM
     """
-    source = shared.existing(path, ".npz", ".json")
-    from streamsampler.cli import naming
+    source = existing(path, ".npz", ".json")
+    from streamsampler.cli.agents import take_policies
+    from streamsampler.cli.environments import env_update_of
     from streamsampler.cli.running import running
     from streamsampler.evaluation.replay import refuse_evaluation
     from streamsampler.evaluation.replay import replay as replayed
     from streamsampler.workers.vec.worker import VecWorker
 
-    naming.take_policies(options)
+    take_policies(options)
     if options["vec_normalize"] is not None and options["agent"] is None:
         raise click.UsageError("--vec-normalize is for a model of Stable-Baselines3: give --agent model.zip, too.")
     how = {name: options[name] for name in ("max_episode_length", "worker_threads", "env_kwargs", "policy_of")}
@@ -81,7 +83,7 @@ def replay(
     with running(ctx, "replaying", quiet=quiet, imports=imports) as run:
         refuse_evaluation(source, options["index"])
         if options["env"] is not None:
-            naming.env_update_of(options["env"], options["env_kwargs"])  # imports the environment's module
+            env_update_of(options["env"], options["env_kwargs"])  # imports the environment's module
         found = replayed(
             source, options["index"], agent=None if options["agent"] is None else _agent(source, options),
             env=options["env"], version=options["version"], actions=options["actions"], video=options["video"],
@@ -98,7 +100,7 @@ def _agent(path: Path, options: Mapping[str, Any]) -> Any:
         UsageError: The agent is for other spaces, or the file has no policy of this name.
     """
     from streamsampler.agents.policies import SHARED
-    from streamsampler.cli.naming import load_policies
+    from streamsampler.cli.agents import load_policies
     from streamsampler.core.errors import UsageError
     from streamsampler.data import npz as storage
     from streamsampler.data.codec import decode_space

@@ -9,14 +9,15 @@ from typing import Any
 import click
 
 from streamsampler.cli import options as shared
-from streamsampler.cli.options import TYPED, command, option, options_of
+from streamsampler.cli.grouped import TYPED, command, option, options_of
+from streamsampler.cli.values import POSITIVE, json_list
 
 _WHERE = "trajectories are written to a .npz file, or with --shard-size to a folder; streamsampler.load reads both"
 _AMOUNTS = ("num_samples", "num_trajectories", "trajectories_per_worker")
 
 
 def _tasks(name: str) -> list[Any]:
-    found = shared.json_list(name, '[0.5, {"goal": [1, 2]}]')
+    found = json_list(name, '[0.5, {"goal": [1, 2]}]')
     if not found:
         raise click.BadParameter(f"{name!r} holds no task")
     return found
@@ -33,12 +34,12 @@ def _without_infos(text: str) -> list[str]:
 
 
 _HOW_MUCH = options_of(
-    option("How much (exactly one of these)", "--num-samples", type=shared.POSITIVE, metavar="N",
+    option("How much (exactly one of these)", "--num-samples", type=POSITIVE, metavar="N",
         help="At least N timesteps, in the shortest sequence of whole trajectories. Numbers may be written 100000, "
              "100_000, 1e5 or 100k."),
-    option("How much (exactly one of these)", "--num-trajectories", type=shared.POSITIVE, metavar="N",
+    option("How much (exactly one of these)", "--num-trajectories", type=POSITIVE, metavar="N",
         help="Exactly N trajectories."),
-    option("How much (exactly one of these)", "--trajectories-per-worker", type=shared.POSITIVE, metavar="N",
+    option("How much (exactly one of these)", "--trajectories-per-worker", type=POSITIVE, metavar="N",
         help="Exactly N trajectories for each worker."),
 )  # fmt: skip
 
@@ -59,7 +60,7 @@ _OUTPUT = options_of(
         help="Write the trajectories to a .npz file, which streamsampler.load and numpy.load read. An existing file "
              "is replaced. After Ctrl-C the finished trajectories are written, to FILE.partial.npz if FILE existed "
              "before. With --shard-size, a folder of such files."),
-    option("Output", "--shard-size", type=shared.POSITIVE, metavar="N",
+    option("Output", "--shard-size", type=POSITIVE, metavar="N",
         help="Write files of at least N timesteps each to the folder --out, as soon as they are complete. At most "
              "about three of them are in memory."),
     option("Output", "--resume", is_flag=True,
@@ -106,11 +107,11 @@ def sample(
     ((kind, number),) = shared.given_amounts(ctx, options, _AMOUNTS).items()
     _take_shard_size(options)
     _check(options, kind)
-    from streamsampler.cli import request as report
-    from streamsampler.cli import streams
-    from streamsampler.cli.naming import checked_file, checked_folder, take_policies
+    from streamsampler.cli import streams, summary
+    from streamsampler.cli.agents import take_policies
     from streamsampler.cli.request import Request, carry_out
     from streamsampler.cli.running import running
+    from streamsampler.cli.targets import checked_file, checked_folder
 
     out = options.pop("out")
     if out is not None and options["shard_size"] is None:
@@ -124,10 +125,10 @@ def sample(
             run.if_interrupted = f"nothing was added to {request.out}"
         outcome = carry_out(request, run)
     if not run.shows_end:
-        streams.print_error(report.as_line(request, outcome))
-    text = report.as_text(request, outcome)
+        streams.print_error(summary.as_line(request, outcome))
+    text = summary.as_text(request, outcome)
     if as_json:
-        text = json.dumps(report.as_json(request, outcome), allow_nan=False)
+        text = json.dumps(summary.as_json(request, outcome), allow_nan=False)
     run.finish(text, kept=outcome.written)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from streamsampler.cli.options import existing
+from streamsampler.cli.values import existing
 
 if TYPE_CHECKING:
     from streamsampler.cli.running import CliRun

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from streamsampler.cli import options as shared
-from streamsampler.cli.options import is_from_file, option, options_of
+from streamsampler.cli.grouped import contents_of_file, is_from_file, option, options_of, take_options
+from streamsampler.cli.values import POSITIVE
 
 if TYPE_CHECKING:
-    from streamsampler.cli.naming import Spaces
+    from streamsampler.cli.environments import Spaces
 
 _KEYS = ("env", "env-kwargs", "num-trajectories", "normalise", "bounds", "agent")
 _EXAMPLE = '[tasks.push] with env = "Push-v1"'
@@ -95,11 +96,11 @@ def _from_suite(ctx: click.Context, _param: click.Parameter, name: str | None) -
     """
     if name is None:
         return None
-    found = shared.contents_of_file(name, "TOML", tomllib.loads)
+    found = contents_of_file(name, "TOML", tomllib.loads)
     tasks = found.pop("tasks", None)
     if not isinstance(tasks, Mapping) or not tasks:
         raise click.BadParameter(f"{name!r} has no tasks: write a table for each,  {_EXAMPLE}")
-    shared.take_options(ctx, name, found)
+    take_options(ctx, name, found)
     entries: dict[str, TaskEntry] = {}
     for task, said in tasks.items():
         entries |= _entries(f"{name!r}: [tasks.{task}]", task, said)
@@ -150,7 +151,7 @@ SUITE = options_of(
     option(shared.RUNS, "--task", "tasks", multiple=True, metavar="NAME",
         help="With --suite: only this task, as in a job array; may be repeated. 'streamsampler merge' makes the file "
              "of a whole run from the files of all tasks, byte for byte."),
-    option(shared.WHERE, "--open-envs", type=shared.POSITIVE, metavar="N", show_default="2",
+    option(shared.WHERE, "--open-envs", type=POSITIVE, metavar="N", show_default="2",
         help="With --suite: largest number of tasks with an open environment in each process."),
 )  # fmt: skip
 """The options of a suite."""
@@ -183,7 +184,7 @@ def environments_of(suite: SuiteFile, options: Mapping[str, Any]) -> tuple[dict[
         UsageError: No environment has this id; names the task.
         click.ClickException: Making an environment fails.
     """
-    from streamsampler.cli import naming
+    from streamsampler.cli.environments import environment_of
     from streamsampler.evaluation.suites.suite_arguments import with_task
 
     envs: dict[str, Any] = {}
@@ -192,7 +193,7 @@ def environments_of(suite: SuiteFile, options: Mapping[str, Any]) -> tuple[dict[
         envs[name] = task.env_id
         if not options["tasks"] or name in options["tasks"]:
             kwargs = {**options["env_kwargs"], **task.env_kwargs}
-            envs[name], spaces[name] = with_task(name, naming.environment_of, task.env_id, kwargs)
+            envs[name], spaces[name] = with_task(name, environment_of, task.env_id, kwargs)
     return envs, spaces
 
 
@@ -207,7 +208,7 @@ def agents_of(suite: SuiteFile, options: Mapping[str, Any], spaces: Mapping[str,
     Raises:
         UsageError: No such agent exists; names the task.
     """
-    from streamsampler.cli import naming
+    from streamsampler.cli.agents import is_model_file, load_agents
     from streamsampler.evaluation.suites.suite_arguments import with_task
 
     agents, models = dict[str, Any](), dict[str, Any]()
@@ -217,8 +218,8 @@ def agents_of(suite: SuiteFile, options: Mapping[str, Any], spaces: Mapping[str,
         if said["agent"] in models:
             agents[name] = models[said["agent"]]
             continue
-        agents[name] = with_task(name, partial(naming.load_agents, said, of_task, predicting=True))
-        if naming.is_model_file(said["agent"]):
+        agents[name] = with_task(name, partial(load_agents, said, of_task, predicting=True))
+        if is_model_file(said["agent"]):
             models[said["agent"]] = agents[name]  # a file is read once; the library checks the spaces of each task
     return lambda task: agents[task]
 
@@ -227,7 +228,7 @@ def agents_to_compare(
     suite: SuiteFile, options: Mapping[str, Any], spaces: Mapping[str, Spaces]
 ) -> list[Callable[[str], Any]]:
     """Return a function from a task's name to its agent, for each agent to compare; see `agents_of`."""
-    from streamsampler.cli import naming
+    from streamsampler.cli.agents import load_each
     from streamsampler.evaluation.suites.suite_arguments import with_task
 
     if own := next((name for name, task in suite.tasks.items() if task.agent is not None), None):
@@ -236,7 +237,7 @@ def agents_to_compare(
     of_tasks: dict[str, list[Any]] = {}
     for name, of_task in spaces.items():
         load = partial(
-            naming.load_each, names, options["vec_normalize"], [of_task] * len(names), options["deterministic"],
+            load_each, names, options["vec_normalize"], [of_task] * len(names), options["deterministic"],
             predicting=True,
         )  # fmt: skip
         of_tasks[name] = with_task(name, load)

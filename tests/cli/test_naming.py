@@ -14,8 +14,8 @@ import pytest
 from gymnasium import spaces
 
 from streamsampler.agents.random import RandomAgent
-from streamsampler.cli.evaluate import short_names
-from streamsampler.cli.naming import load_agent
+from streamsampler.cli.agents import load_agent
+from streamsampler.cli.compare import short_names
 from streamsampler.engines.launch.start_methods import import_path
 from streamsampler.errors import UnknownAgentError
 from tests.cli.harness import SCRIPTED

@@ -8,8 +8,8 @@ import click
 import pytest
 
 from streamsampler.cli.app import cli
-from streamsampler.cli.options import Count, parse_value, size
-from streamsampler.cli.request import storable
+from streamsampler.cli.sampler_options import storable
+from streamsampler.cli.values import Count, parse_value, size
 from streamsampler.evaluation.evaluation import Evaluation
 from tests.cli.harness import invoke, told
 

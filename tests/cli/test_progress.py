@@ -15,8 +15,10 @@ import pytest
 
 from streamsampler import LocalSampler
 from streamsampler.cli.app import cli
-from streamsampler.cli.running import CliRun, Follower, Tally, notices_shown
+from streamsampler.cli.notices import notices_shown
+from streamsampler.cli.running import CliRun, Follower
 from streamsampler.cli.streams import Interrupts
+from streamsampler.cli.tallies import Tally
 from streamsampler.core import progress
 from streamsampler.core.progress import Bar, Snapshot, clock, describe, output_on
 from tests.cli.harness import Terminal, invoke

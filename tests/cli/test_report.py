@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import streamsampler
-from streamsampler.cli import request as report
-from streamsampler.cli.running import Spread, Tally
+from streamsampler.cli import summary
+from streamsampler.cli.tallies import Spread, Tally
 from streamsampler.core.errors import RemoteTraceback, StorageError
 from streamsampler.core.words import count, duration
 from streamsampler.workers.explain import traceback_of
@@ -21,7 +21,7 @@ from streamsampler.workers.explain import traceback_of
 @pytest.mark.parametrize(
     ("written", "text"),
     [
-        *((report.number(value), text) for value, text in [
+        *((summary.number(value), text) for value, text in [
             (0.0, "0"), (12.0, "12"), (-1234.5, "-1,234.50"), (0.012345, "0.0123"), (1.5e9 + 0.5, "1.5e+09")
         ]),
         (count(1, "trajectory"), "1 trajectory"),
@@ -30,10 +30,10 @@ from streamsampler.workers.explain import traceback_of
         *((duration(seconds), text) for seconds, text in [
             (0.004, "0.00 s"), (0.5, "0.50 s"), (12.34, "12.3 s"), (59.99, "1 min 00 s"), (3723, "1 h 02 min 03 s")
         ]),
-        *((report._left_over("abandoned", {"trajectories": n, "timesteps": m}), text) for n, m, text in [
+        *((summary._left_over("abandoned", {"trajectories": n, "timesteps": m}), text) for n, m, text in [
             (0, 0, "0 abandoned"), (2, 1_500, "2 abandoned (1,500 timesteps)"), (0, 57, "57 timesteps abandoned")
         ]),
-        *((report._restarts({"restarts": n, "hangs": hangs, "replaced": grown}), text) for n, hangs, grown, text in [
+        *((summary._restarts({"restarts": n, "hangs": hangs, "replaced": grown}), text) for n, hangs, grown, text in [
             (0, 0, 0, ""), (2, 0, 0, "2"), (1, 1, 0, "1, 1 hung"), (0, 0, 1, "0, 1 used too much memory")
         ]),
     ],
@@ -57,7 +57,7 @@ def test_numbers(written: str, text: str) -> None:
 )
 def test_spreads(values: list[float], text: str) -> None:
     spread = Spread.of(values)
-    assert report.spread_text({**spread.facts(), "standard_error": spread.standard_error}, len(values)) == text
+    assert summary.spread_text({**spread.facts(), "standard_error": spread.standard_error}, len(values)) == text
 
 
 @given(st.lists(st.lists(st.floats(-1e6, 1e6), max_size=5), max_size=5))

@@ -1,4 +1,4 @@
-"""The commands on files: `export`, `info`, `merge` and `plot`."""
+"""The command `export`."""
 
 from __future__ import annotations
 
@@ -8,19 +8,9 @@ from typing import Any
 
 import click
 
-from streamsampler.cli.options import (
-    JSON_LINE,
-    PRINTED,
-    PRINTED_LINE,
-    QUIET,
-    Count,
-    SeveralArgument,
-    by_key,
-    command,
-    existing,
-    option,
-    options_of,
-)
+from streamsampler.cli.grouped import SeveralArgument, command, option, options_of
+from streamsampler.cli.options import PRINTED_LINE
+from streamsampler.cli.values import Count, by_key, existing
 
 _OF_EVALUATIONS = "sb3"
 """The only format of evaluations; all others are formats of trajectories."""
@@ -154,7 +144,7 @@ def _export_trajectories(paths: list[Path], name: str, out: Path, options: dict[
 
 def _export_evaluations(paths: list[Path], out: Path, options: dict[str, Any]) -> dict[str, Any]:
     """Write evaluations, and return a description of the export."""
-    from streamsampler.cli.naming import checked_file
+    from streamsampler.cli.targets import checked_file
     from streamsampler.core.words import count
     from streamsampler.evaluation.evaluation import Evaluation
     from streamsampler.formats.export import save_evaluations
@@ -174,127 +164,3 @@ def _export_evaluations(paths: list[Path], out: Path, options: dict[str, Any]) -
     written = save_evaluations(evaluations, out)
     n_trajectories = sum(map(len, evaluations.values()))
     return {"format": "sb3", "evaluations": len(paths), "trajectories": n_trajectories, "out": str(written)}
-
-
-@command("Show what is in a file or a folder.")
-@click.argument("path", metavar="FILE|FOLDER")
-@option("Output", "--json", "as_json", is_flag=True, help=JSON_LINE)
-@option("Output", "--quick", is_flag=True, help="Do not read every byte, and overlook damaged observations.")
-@click.pass_context
-def info(ctx: click.Context, /, path: str, as_json: bool, quick: bool) -> None:
-    """Show the contents of a file or a folder of sample, evaluate or compare.
-
-    Of trajectories: environment, agent, trajectories, timesteps, returns, spaces, seed and version, and of a folder its
-    damaged or missing shards, which mean exit code 1. Of an evaluation or a comparison: its result as printed before,
-    with settings and versions.
-
-    Examples:
-      streamsampler info cartpole.npz
-      streamsampler info big --quick --json
-      streamsampler info evaluation.json
-    """
-    found = existing(path, ".npz", ".json")
-    from streamsampler.cli.contents import contents_of
-    from streamsampler.cli.running import running
-    from streamsampler.cli.streams import print_error
-    from streamsampler.core.words import count
-
-    with running(ctx, "reading") as run:
-        contents = contents_of(found, quick=quick)
-    if n_damaged := len(contents.damaged):
-        print_error(f"Error: {count(n_damaged, 'shard')} of {path} cannot be read")
-    run.finish(json.dumps(contents.facts(), allow_nan=False) if as_json else contents.text(), failed=n_damaged > 0)
-
-
-@command("Merge the parts of an evaluation.")
-@click.argument("parts", cls=SeveralArgument, metavar="PART...", nargs=-1, required=True)
-@options_of(
-    option("Output", "-o", "--out", required=True, metavar="FILE",
-        help="File of the whole run; an existing file is replaced."),
-    PRINTED,
-)  # fmt: skip
-@click.pass_context
-def merge(ctx: click.Context, /, parts: tuple[str, ...], out: str, as_json: bool, quiet: bool) -> None:
-    """Merge the parts of a run, and write the file of a run without parts: the same bytes.
-
-    Each PART is a file of evaluate or compare with --part, in any order. Missing, repeated and incomplete parts, and
-    parts of another run, are named. A warning names parts from processors whose arithmetic differs.
-
-    Examples:
-      streamsampler merge part-*.json --out cartpole.json
-
-    In tasks 1 to 7 of a job array of SLURM, and afterwards:
-      streamsampler evaluate CartPole-v1 --agent model.zip --num-trajectories 700 --seed 1 \
-          --part $SLURM_ARRAY_TASK_ID/7 --out part-$SLURM_ARRAY_TASK_ID.json
-      streamsampler merge part-*.json --out cartpole.json
-
-    Exit codes:
-      0 success, 1 failure, 2 wrong usage, 130 after Ctrl-C, 143 after SIGTERM
-    """
-    paths = [existing(name, what="PART") for name in parts]
-    from streamsampler.cli.naming import checked_file
-    from streamsampler.cli.running import running
-    from streamsampler.cli.streams import failure, print_error
-    from streamsampler.core.errors import UsageError
-    from streamsampler.core.words import count
-    from streamsampler.evaluation.merging import check_paths
-    from streamsampler.evaluation.merging import merge as merged_parts
-
-    target = Path(checked_file(out, ".json", where="merged runs are written to .json files, like their parts"))
-    with running(ctx, "merging", quiet=quiet) as run:
-        run.if_interrupted = "the parts are not merged"
-        check_paths(paths, target)
-        try:
-            merged = merged_parts(paths, target)
-        except UsageError as error:
-            raise failure(str(error)) from None  # the files are at fault, not the command's usage
-    if not run.shows_end:
-        print_error(f"{count(len(parts), 'part')} merged")
-    text = merged.to_json().rstrip("\n") if as_json else f"{merged}\nwritten to: {target}"
-    run.finish(text, kept=target, failed=bool(getattr(merged, "failed", None)))
-
-
-_MOST_NAMES = 3
-"""Most files in the default name of a picture."""
-
-
-@command("Draw returns and lengths.")
-@click.argument("paths", cls=SeveralArgument, nargs=-1, required=True, metavar="FILE|FOLDER...")
-@option(
-    "Output", "-o", "--out", metavar="FILE", show_default="next to the first file, with the names of all",
-    help="The picture: a .png, .svg or .pdf file.",
-)  # fmt: skip
-@option("Output", "--dark", is_flag=True, help="Use colours for a dark page.")
-@QUIET
-@click.pass_context
-def plot(ctx: click.Context, /, paths: tuple[str, ...], out: str | None, dark: bool, quiet: bool) -> None:
-    """Draw the returns and lengths of trajectories: by index, and as distributions.
-
-    PATH is a file or a folder of sample, or a JSON file of evaluate or compare. A comparison's picture also has the
-    returns of both agents, pair by pair. Several files share a picture, without pairs. Needs matplotlib: 'pip install
-    matplotlib'.
-
-    Examples:
-      streamsampler plot cartpole.npz
-      streamsampler plot big --out big-on-dark.png --dark
-      streamsampler plot both.json
-      streamsampler plot old.json new.json --out both.svg
-
-    Exit codes:
-      0 success, 1 failure, 2 wrong usage, 130 after Ctrl-C, 143 after SIGTERM
-    """
-    found = [existing(path, ".npz", ".json") for path in paths]
-    if out is None:
-        first, *_ = whole = [path.resolve() for path in found]
-        names = [path.stem if path.suffix in (".npz", ".json") else path.name for path in whole]
-        name = "-".join(names) if len(names) <= _MOST_NAMES else f"{names[0]}-and-{len(names) - 1}-others"
-        out = str(first.with_name(f"{name}{'-dark' if dark else ''}.png"))
-    from streamsampler.cli.naming import checked_file
-    from streamsampler.cli.running import running
-    from streamsampler.evaluation.chart_style import PICTURES
-    from streamsampler.evaluation.charts import draw
-
-    picture = checked_file(out, *PICTURES, where="pictures are written to .png, .svg or .pdf files")
-    with running(ctx, "drawing", quiet=quiet) as run:
-        draw(found, picture, dark=dark)
-    run.finish(f"written to: {picture}", kept=picture)

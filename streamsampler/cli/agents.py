@@ -1,19 +1,13 @@
-"""Find what users name: modules, environments, agents, policies, models, and files to write."""
+"""Load the agents that users name: objects of modules, models of Stable-Baselines3, and policies by name."""
 
 from __future__ import annotations
 
 import contextlib
 import difflib
-import importlib
 import inspect
-import itertools
-import logging
-import os
 import re
-import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import click
@@ -23,140 +17,16 @@ from gymnasium.spaces import Space
 from streamsampler.agents import base
 from streamsampler.agents.policies import SHARED, Policies
 from streamsampler.agents.random import RandomAgent
-from streamsampler.cli.options import by_key
+from streamsampler.cli.environments import Spaces
+from streamsampler.cli.modules import dotted_name, import_named
 from streamsampler.cli.streams import failure
-from streamsampler.core.atomic import temporary_beside
-from streamsampler.core.errors import StorageError, UnknownAgentError, UnknownEnvironmentError, UsageError
-from streamsampler.core.settings import working_directory
-from streamsampler.data.shards import MANIFEST, check_folder
-from streamsampler.environments.closing import close_env
-from streamsampler.environments.ids import is_pettingzoo_id
-from streamsampler.environments.multi_agent import OpenSpaces, SpacesOfAgents
-from streamsampler.environments.updates import EnvUpdate, as_env_update
+from streamsampler.cli.values import by_key
+from streamsampler.core.errors import UnknownAgentError, UsageError
+from streamsampler.environments.multi_agent import SpacesOfAgents
 from streamsampler.evaluation.agents import evaluated_agent, has_predict
-from streamsampler.workers.explain import traceback_of
 
-Spaces = tuple[Space[Any], Space[Any]]
-"""The environment's observation space and action space."""
-
-_log = logging.getLogger("streamsampler")
 _NO_STATISTICS = "none"
 _POLICY = re.compile(r"[\w-]+=.+", re.DOTALL)
-
-
-def append_current_directory() -> None:
-    """Append the current directory to ``sys.path``: an installed command does not search it.
-
-    At the front, a file such as `re.py` in it would run in place of the module of the same name.
-    """
-    directory = working_directory()
-    if directory is not None and directory not in sys.path and "" not in sys.path:
-        sys.path.append(directory)
-    # The importer's directory listing may be older than a module written a moment ago.
-    importlib.invalidate_caches()
-
-
-def import_named(name: str, what: str, error: type[UsageError] = UsageError) -> ModuleType:
-    """Import a module named by the user, from the current directory if it is nowhere else.
-
-    Args:
-        name: The module's name.
-        what: Purpose of the module, as the start of errors.
-        error: The type of the errors.
-
-    Raises:
-        UsageError: No such module exists, or importing it raised its cause.
-    """
-    append_current_directory()
-    try:
-        module = importlib.import_module(name)
-    except Exception as raised:
-        missing = raised.name if isinstance(raised, ModuleNotFoundError) else None
-        if missing is not None and f"{name}.".startswith(f"{missing}."):
-            raise error(f"{what}: no module {missing!r}{_hint(name)}") from None
-        raise error(f"{what}: importing {name} raised {type(raised).__name__}: {raised}") from raised
-    warn_of_hidden(name)
-    return module
-
-
-def _hint(name: str) -> str:
-    if (dotted := dotted_name(name)) is not None:
-        return f". Give the module's name, not its file's: {dotted!r}"
-    here = working_directory()
-    if here is None:
-        return ", and the working directory was removed"
-    near = difflib.get_close_matches(name, [path.stem for path in Path(here).glob("*.py")], n=1)
-    return f". Did you mean {near[0]!r}?" if near else f", neither installed nor in {here}"
-
-
-def dotted_name(file_name: str) -> str | None:
-    """Return the name of the module in a file; None if the name is no file's."""
-    if not file_name.endswith(".py") and "/" not in file_name:
-        return None
-    return file_name.removesuffix(".py").strip("./").replace("/", ".")
-
-
-def warn_of_hidden(name: str) -> None:
-    """Warn if an imported module hides a module of the same name in the current directory."""
-    top = name.partition(".")[0]
-    here = Path(working_directory() or os.devnull)
-    mine = next((path for path in (here / f"{top}.py", here / top / "__init__.py") if path.is_file()), None)
-    file = getattr(sys.modules.get(top), "__file__", None)
-    if mine is not None and file is not None and not os.path.samefile(file, mine):
-        _log.warning("%s was imported from %s, which hides %s: rename the latter to use it", top, file, mine)
-
-
-def environment_of(env_id: str, env_kwargs: Mapping[str, Any]) -> tuple[EnvUpdate, Spaces]:
-    """Return the maker of an id's environment, and its spaces, from an environment made in this process.
-
-    Raises:
-        UnknownEnvironmentError: No environment has this id.
-        click.ClickException: Making the environment fails.
-    """
-    update = env_update_of(env_id, env_kwargs)
-    try:
-        env = update(None)
-        try:
-            return update, _spaces_of(env)
-        finally:
-            close_env(env)
-    except Exception as error:
-        # Gymnasium's own errors say what to do, and their traceback adds nothing.
-        details = "" if isinstance(error, gymnasium.error.Error) else traceback_of(error)
-        message = f"the environment {env_id} cannot be made and closed: {type(error).__name__}: {error}"
-        if isinstance(error, AttributeError) and error.name in ("close", "render", "metadata"):
-            message += f". Define {error.name} in its class, or derive it from pettingzoo.ParallelEnv or AECEnv"
-        raise failure(message, details) from None
-
-
-def _spaces_of(env: Any) -> Spaces:
-    """Return the spaces of an environment; if any agents may appear, of the agents after a reset."""
-    if isinstance(env.observation_space, OpenSpaces):
-        env.reset(seed=0)
-        of_both = [
-            SpacesOfAgents([(it, of[it]) for it in env.numbers]) for of in (env.observation_space, env.action_space)
-        ]
-        return of_both[0], of_both[1]
-    return env.observation_space, env.action_space
-
-
-def env_update_of(env_id: str, env_kwargs: Mapping[str, Any]) -> EnvUpdate:
-    """Return the maker of an id's environment, `module:id` included.
-
-    Raises:
-        UnknownEnvironmentError: No environment has this id.
-    """
-    module, colon, _ = env_id.rpartition(":")
-    if colon:
-        append_current_directory()
-    try:
-        update = as_env_update(env_id, env_kwargs=env_kwargs)
-    except UnknownEnvironmentError as error:
-        hint = "" if colon or is_pettingzoo_id(env_id) else " Or import it with --import."
-        raise UnknownEnvironmentError(f"{error}{hint}") from error.__cause__
-    if colon:
-        warn_of_hidden(module)
-    return update
 
 
 def load_agent(name: str, observation_space: Space[Any], action_space: Space[Any]) -> Any:
@@ -430,107 +300,3 @@ def take_policies(options: dict[str, Any], env_id: str = "") -> str:
             f"{env_id} is no module of PettingZoo, such as pettingzoo.classic.chess_v6", param_hint="--aec"
         )
     return f"{env_id.removesuffix(':parallel_env')}:env"
-
-
-_FORMATS = frozenset((
-    ".arrow", ".avro", ".csv", ".db", ".eps", ".feather", ".gif", ".gz", ".h5", ".hdf", ".hdf5", ".ipc", ".jpeg",
-    ".jpg", ".json", ".jsonl", ".mat", ".mp4", ".msgpack", ".nc", ".npy", ".npz", ".orc", ".parquet", ".pdf", ".pickle",
-    ".pkl", ".png", ".pt", ".pth", ".safetensors", ".sqlite", ".svg", ".tar", ".tfrecord", ".tgz", ".tsv", ".txt",
-    ".xls", ".xlsx", ".xz", ".yaml", ".yml", ".zarr", ".zip",
-))  # fmt: skip
-"""Suffixes of known formats: a user who requests another format than the written format would be misled."""
-
-
-def checked_file(value: str, suffix: str, *others: str, where: str, option: str = "'--out'") -> Path:
-    """Return a writable file, with the suffix added if missing. Checked before the run, which may take hours.
-
-    Args:
-        value: The file's name.
-        suffix: Its suffix.
-        others: Other permitted suffixes.
-        where: Contents and place, for errors.
-        option: The option with the name.
-
-    Raises:
-        click.BadParameter: The file cannot be written, or has the suffix of another format.
-    """
-    try:
-        return _checked_file(value, suffix, *others, where=where)
-    except click.BadParameter as error:
-        error.param_hint = option
-        raise
-
-
-def _checked_file(value: str, suffix: str, *others: str, where: str) -> Path:
-    given = _named_file(value)
-    suffix = next((each for each in others if given.name.endswith(each)), suffix)
-    if given.is_dir() or not given.name:
-        if (given / MANIFEST).exists():
-            raise _bad_out(f"{value!r} is a folder of shards: resume it with --shard-size and --resume")
-        example = str(given / f"out{suffix}")
-        raise _bad_out(f"{value!r} is a directory: name a file in it, such as {example!r}")
-    _check_format(given, suffix, where)
-    target = given if given.name.endswith(suffix) else given.with_name(f"{given.name}{suffix}")
-    if target.is_dir():
-        raise _bad_out(f"{str(target)!r} is a directory")
-    if not target.parent.is_dir():
-        raise _bad_out(f"no such directory: {str(target.parent)!r}")
-    _try(target)
-    return target
-
-
-def _named_file(value: str) -> Path:
-    """Return the path of a name; refuse names of streams and devices, which have no suffix.
-
-    Raises:
-        click.BadParameter: The name stands for a stream or a device.
-    """
-    path = Path(value)
-    is_device = path.exists() and not (path.is_file() or path.is_dir())
-    if value == "-" or is_device or path.parent == Path("/dev"):
-        raise _bad_out(f"{value!r} is no regular file: give a file's name. Standard output is for the summary only")
-    return path
-
-
-def unused_beside(target: Path) -> Path:
-    """Return an unused file next to a target: `out.partial.npz`, or else `out.partial-2.npz` and so on.
-
-    It receives the trajectories of an interrupted run if the target holds another run.
-    """
-    endings = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
-    names = (f"{target.stem}.partial{ending}{target.suffix}" for ending in endings)
-    return next(path for path in map(target.with_name, names) if not path.exists())
-
-
-def _check_format(given: Path, suffix: str, where: str) -> None:
-    if given.suffix.lower() in _FORMATS - {suffix}:
-        raise _bad_out(f"{str(given)!r}: {given.suffix} is not supported; {where}")
-
-
-def checked_folder(value: str, suffix: str, where: str, *, resume: bool) -> Path:
-    """Return a folder for shards; see `checked_file`."""
-    path = _named_file(value)
-    if not path.exists():
-        _check_format(path, suffix, where)
-    try:
-        check_folder(path, resume=resume)
-    except UsageError as error:
-        raise _bad_out(str(error)) from None
-    except (StorageError, OSError) as error:
-        raise failure(str(error)) from None
-    _try(path / "x" if path.exists() else path)
-    return path
-
-
-def _bad_out(message: str) -> click.BadParameter:
-    return click.BadParameter(message, param_hint="'--out'")
-
-
-def _try(target: Path) -> None:
-    """Create and remove a file next to the target, to find missing rights, a full quota or too long a name now."""
-    trial = temporary_beside(target)
-    try:
-        trial.open("xb").close()
-        trial.unlink()
-    except OSError as error:
-        raise _bad_out(f"{str(target)!r} cannot be written: {error.strerror or error}") from None
