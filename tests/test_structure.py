@@ -69,7 +69,7 @@ STEP_WRAPPERS = {
     "workers.waiting.awaited_env.AwaitedEnv.step",
     "checking.ordinary_env.OrdinaryEnv.step",
 }
-MEASURES_STEPS = {"checking.costs.stepped", "checking.ways._step_vector"}
+MEASURES_STEPS = {"checking.manager_ways._step_vector", "checking.probes.stepped"}
 # Where a check needs steps that no script takes: one that is cancelled in the middle, and what comes after it.
 CANCELS_STEPS = {"checking.waiting._begun", "checking.waiting._results"}
 # Of these receivers `step` asks a server of environments for steps, by their numbers.

@@ -9,7 +9,7 @@ import numpy as np
 from streamsampler.agents.base import acts_alone, agent_waits, as_agent, reset_agent_function, row_keywords, takes_masks
 from streamsampler.agents.draws import Draws
 from streamsampler.agents.masks import ACTION_MASK, ACTION_MASKS, MaskFinder
-from streamsampler.checking.ways import ready_agent
+from streamsampler.checking.choosers import ready_agent
 from streamsampler.core.awaiting import then
 from streamsampler.core.seeding import SeedUse, derived_seed
 from streamsampler.core.serialization import dumps, loads

@@ -16,11 +16,14 @@ from typing import Any
 from gymnasium import Space
 
 from streamsampler.agents.base import as_agent
-from streamsampler.checking.benchmark_report import BenchReport, RoundTally, WayMeasured
-from streamsampler.checking.costs import BenchEnvError, Costs, Probed, probe, processes_for, with_agent
+from streamsampler.checking.benchmark_report import BenchReport, WayMeasured
+from streamsampler.checking.costs import Costs, processes_for
 from streamsampler.checking.hints import hint_of_numpy, hint_of_rows
 from streamsampler.checking.in_flight import enough_in_flight, hint_of_in_flight, numbers_in_flight, why_in_flight
-from streamsampler.checking.ways import Problem, Round, Way, env_code, ways_in_workers, ways_of
+from streamsampler.checking.probes import BenchEnvError, Probed, probe, with_agent
+from streamsampler.checking.round_tally import RoundTally
+from streamsampler.checking.way import Problem, Round, Way, env_code
+from streamsampler.checking.ways import ways_in_workers, ways_of
 from streamsampler.core.errors import UsageError, WorkerError, positive, positive_seconds
 from streamsampler.core.keywords import suggesting
 from streamsampler.core.progress import ProgressArgument, display

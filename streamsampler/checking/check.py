@@ -11,12 +11,11 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
+from streamsampler.checking.apart import call_apart, close_after_use
 from streamsampler.checking.bench import BenchInterruptedError, BenchSettings, MakeAgent, bench_workers
 from streamsampler.checking.benchmark_report import BenchReport
-from streamsampler.checking.costs import Probed, stepped, with_agent
-from streamsampler.checking.other_checkers import run_gymnasium_checker, run_pettingzoo_tests
-from streamsampler.checking.report import (
-    CheckReport,
+from streamsampler.checking.env_facts import Facts, facts_of, waits
+from streamsampler.checking.findings import (
     Finding,
     finding_of_ends,
     finding_of_error,
@@ -25,26 +24,15 @@ from streamsampler.checking.report import (
     findings_of_anomalies,
     not_checked,
 )
-from streamsampler.checking.tasks import (
-    IN_FLIGHT,
-    CheckSetup,
-    EnoughError,
-    Facts,
-    Ran,
-    TimeIsUpError,
-    call_apart,
-    close_after_use,
-    facts_of,
-    finding_of_masks,
-    probe_rows,
-    run,
-    run_elsewhere,
-    run_in_flight,
-    run_twice,
-    waits,
-)
+from streamsampler.checking.limits import CheckSetup, EnoughError, TimeIsUpError
+from streamsampler.checking.other_checkers import run_gymnasium_checker, run_pettingzoo_tests
+from streamsampler.checking.probes import Probed, stepped, with_agent
+from streamsampler.checking.repeated import IN_FLIGHT, run_elsewhere, run_in_flight, run_twice
+from streamsampler.checking.report import CheckReport
+from streamsampler.checking.row_probe import probe_rows
+from streamsampler.checking.runs import Ran, finding_of_masks, run
 from streamsampler.checking.waiting import CANCEL, WAITS, findings_of_waiting
-from streamsampler.checking.ways import env_code
+from streamsampler.checking.way import env_code
 from streamsampler.core.errors import Phase, SamplerError, SerializationError, UsageError, positive, positive_seconds
 from streamsampler.core.keywords import suggesting
 from streamsampler.core.progress import Display, ProgressArgument, display

@@ -15,8 +15,8 @@ from typing import Any
 
 from gymnasium.utils import env_checker
 
+from streamsampler.checking.findings import Finding, not_checked
 from streamsampler.checking.ordinary_env import OrdinaryEnv
-from streamsampler.checking.report import Finding, not_checked
 from streamsampler.core.extras import install_hint
 from streamsampler.workers.explain import summary_of, traceback_of
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from streamsampler.checking.actions import Actions
-from streamsampler.checking.costs import Probed, stepped
+from streamsampler.checking.findings import Finding, Verdict, not_checked
 from streamsampler.checking.ordinary_env import OrdinaryEnv
-from streamsampler.checking.report import Finding, Verdict, not_checked
+from streamsampler.checking.probes import Probed, stepped
 from streamsampler.core.awaiting import is_awaitable
 from streamsampler.core.words import count, duration
 from streamsampler.data.differences import shown

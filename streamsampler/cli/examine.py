@@ -26,7 +26,7 @@ def examine(
         said: The command's activity for the progress display, and the same as a past participle, for Ctrl-C.
         is_failure: Whether a report means exit code 1.
     """
-    from streamsampler.checking.ways import env_code
+    from streamsampler.checking.way import env_code
     from streamsampler.cli.agents import load_agents, statistics_of
     from streamsampler.cli.environments import env_update_of
     from streamsampler.cli.running import running

@@ -13,9 +13,10 @@ import pytest
 from gymnasium import spaces
 
 import streamsampler.checking.bench as bench_module
-from streamsampler.checking import costs
+from streamsampler.checking import probes
 from streamsampler.checking.bench import BenchInterruptedError, bench
-from streamsampler.checking.costs import BenchEnvError, Costs, probe
+from streamsampler.checking.costs import Costs
+from streamsampler.checking.probes import BenchEnvError, probe
 from streamsampler.errors import UsageError
 from streamsampler.workers.factory import usable_cores
 from tests.patience import wait_for_exit_codes
@@ -60,10 +61,10 @@ def unhurried(monkeypatch):
         return replace(probe(*given), costs=Costs(construction=1e-3, reset=1e-4, step=1e-5))
 
     wait_for_exit_codes(monkeypatch)
-    monkeypatch.setattr(costs, "_PROBED_SECONDS", 60.0)
-    monkeypatch.setattr(costs, "_FAST_CONSTRUCTION", math.inf)  # none is made twice because the first took long
+    monkeypatch.setattr(probes, "PROBED_SECONDS", 60.0)
+    monkeypatch.setattr(probes, "_FAST_CONSTRUCTION", math.inf)  # none is made twice because the first took long
     monkeypatch.setattr(bench_module, "probe", known)
-    monkeypatch.setattr(costs, "agent_seconds", lambda *_: (1e-6, False, 0.0))
+    monkeypatch.setattr(probes, "agent_seconds", lambda *_: (1e-6, False, 0.0))
     monkeypatch.setattr(bench_module, "_PATIENCE", 120.0)
     return {"step_timeout": 120.0, "n_workers": 1}
 

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamsampler.checking.benchmark_report import RoundTally
 from streamsampler.checking.costs import Costs, Spinning, processes_for
 from streamsampler.checking.in_flight import enough_in_flight, hint_of_in_flight, numbers_in_flight, why_in_flight
-from streamsampler.checking.ways import Round, Stopwatch, TooSlowError
+from streamsampler.checking.round_tally import RoundTally
+from streamsampler.checking.sampler_ways import Stopwatch
+from streamsampler.checking.way import Round, TooSlowError
 from streamsampler.core.progress import Snapshot
 
 

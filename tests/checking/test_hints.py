@@ -9,8 +9,9 @@ import pytest
 
 from streamsampler.checking.bench import BenchSettings, Measurement, bench
 from streamsampler.checking.benchmark_report import BenchReport, WayMeasured
-from streamsampler.checking.costs import Costs, probe
+from streamsampler.checking.costs import Costs
 from streamsampler.checking.hints import hint_of_numpy, hint_of_rows
+from streamsampler.checking.probes import probe
 from streamsampler.environments.updates import as_env_update
 
 LOCAL = WayMeasured("LocalSampler", "LocalSampler(agent, env)", True, 0, (5.0,))

@@ -12,9 +12,12 @@ from gymnasium.vector import SyncVectorEnv
 
 from streamsampler import LocalSampler, VecWorker, check
 from streamsampler.checking.check import CheckRun
-from streamsampler.checking.costs import Costs, Probed, agent_seconds
-from streamsampler.checking.tasks import Ran, facts_of, finding_of_masks
-from streamsampler.checking.ways import Problem, ways_of
+from streamsampler.checking.costs import Costs
+from streamsampler.checking.env_facts import facts_of
+from streamsampler.checking.probes import Probed, agent_seconds
+from streamsampler.checking.runs import Ran, finding_of_masks
+from streamsampler.checking.way import Problem
+from streamsampler.checking.ways import ways_of
 from streamsampler.environments.updates import apply_any_env_update, as_env_update
 from tests.scripted.masks import PLACES, SPACES, Alone, InRows, Masked, make
 from tests.several.test_masks import Alone as AloneOfSeveral

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from streamsampler.checking.benchmark_report import BenchReport, WayMeasured, recommended
-from streamsampler.checking.report import CheckReport, Finding, finding_of_ends, worst
+from streamsampler.checking.findings import Finding, finding_of_ends, worst
+from streamsampler.checking.report import CheckReport
 
 WORKERS = BenchReport(
     environment="Maze-v0", agent="greedy", n_cores=4, n_workers=4, why_workers="there are 4 cores", seconds=3.0,

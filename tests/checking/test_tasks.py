@@ -11,11 +11,14 @@ from gymnasium import wrappers
 
 from streamsampler import LocalSampler
 from streamsampler.checking import check as checking
-from streamsampler.checking import other_checkers, tasks
+from streamsampler.checking import limits as check_limits
+from streamsampler.checking import other_checkers
+from streamsampler.checking.apart import call_apart
 from streamsampler.checking.check import CheckRun, CheckSettings
+from streamsampler.checking.findings import Finding
+from streamsampler.checking.limits import CheckSetup, TimeIsUpError
 from streamsampler.checking.other_checkers import run_gymnasium_checker, run_pettingzoo_tests
-from streamsampler.checking.report import Finding
-from streamsampler.checking.tasks import CheckSetup, TimeIsUpError, call_apart, probe_rows
+from streamsampler.checking.row_probe import probe_rows
 from streamsampler.environments.updates import as_env_update
 from tests.checking.envs import Agent, Ball, Batched, Nested, Rule
 from tests.scripted.games import Chooser, Comings, Turns
@@ -29,7 +32,7 @@ def in_this_process(monkeypatch):
     def sampler(*given, **options):
         return LocalSampler(*given, **{name: value for name, value in options.items() if name not in OF_PROCESSES})
 
-    monkeypatch.setattr(tasks, "MultiprocessingSampler", sampler)
+    monkeypatch.setattr(check_limits, "MultiprocessingSampler", sampler)
     monkeypatch.setattr(CheckRun, "_share", lambda *_: UNHURRIED)
 
 

@@ -18,7 +18,8 @@ import streamsampler.cli
 from streamsampler.checking.bench import BenchInterruptedError
 from streamsampler.checking.benchmark_report import BenchReport, WayMeasured
 from streamsampler.checking.check import CheckInterruptedError
-from streamsampler.checking.report import CheckReport, Finding
+from streamsampler.checking.findings import Finding
+from streamsampler.checking.report import CheckReport
 from streamsampler.cli.streams import Interrupted, Interrupts
 from streamsampler.data import npz as storage
 from streamsampler.evaluation.comparison import Comparison
