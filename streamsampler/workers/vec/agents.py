@@ -1,4 +1,8 @@
-"""Ask an agent for the actions of several environments at once."""
+"""Ask an agent for the actions of several environments in a single call.
+
+`BatchedAgent` hides the agent's form (`get_actions`, or only `get_action`) from drivers. It holds the seeds of each
+row's trajectory; the agent itself holds memory and parameters.
+"""
 
 from __future__ import annotations
 
@@ -43,16 +47,16 @@ _NONE: dict[str, Any] = {}
 
 
 class BatchedAgent(ABC):
-    """What chooses the actions of n rows, of which some may be silent.
+    """Chooses the actions of n rows; rows without a trajectory are silent.
 
     Attributes:
-        row: The row in hand, for error messages; -1 for all of them.
-        one_by_one: Whether `choose` has to know which rows are live.
-        can_wait: Whether `choose` may be called for some rows while the trajectories of others wait.
-        draws: What rows draw from: those that wait are not to (`Draws.only`).
-        tells_values: Whether `value_of` may return one, as what was chosen last shows.
-        agents: Those that choose: agent number `row % len(agents)` for a row.
-        takes_masks: Whether `choose` is to be called with masks.
+        row: The current row, for error messages; -1 for all rows.
+        one_by_one: Whether `choose` needs the numbers of the live rows.
+        can_wait: Whether `choose` may be called for some rows while other rows' trajectories wait.
+        draws: The random numbers of rows; waiting rows must not draw (`Draws.only`).
+        tells_values: Whether `value_of` may return a value, by the last infos of the agent.
+        agents: The agents; row r has agent number `r % len(agents)`.
+        takes_masks: Whether `choose` needs masks.
     """
 
     agents: Sequence[Agent]
@@ -61,52 +65,33 @@ class BatchedAgent(ABC):
     draws: Draws | None = None
 
     def begin_block(self, seed: int) -> None:  # noqa: B027 - most agents do nothing then
-        """Begin a block, in which nothing may be seen of what was before.
-
-        Args:
-            seed: The seed of the block's first trajectory.
-        """
+        """Reset all rows for a block: its results must not depend on earlier blocks."""
 
     def prepare(self, seeds: list[int]) -> Any:
-        """Prepare for many trajectories at once.
-
-        Args:
-            seeds: Their seeds.
-
-        Returns:
-            What `begin` takes; None if it need not be called.
-        """
+        """Return a value for `begin`, computed for many trajectories at once; None if `begin` need not be called."""
         del seeds
 
     def begin(self, row: int, prepared: Any, position: int) -> None:  # noqa: B027 - most agents do nothing then
-        """Begin a trajectory in a row.
-
-        Args:
-            row: The row.
-            prepared: What `prepare` returned.
-            position: The position of the trajectory's seed among those that were prepared.
-        """
+        """Begin a trajectory in a row; its seed was number `position` of those given to `prepare`."""
 
     @abstractmethod
     def get_state(self) -> Any:
-        """Return what rows remember and draw from, for `set_state`; None if an agent cannot say that."""
+        """Return memory and random generators of all rows; None if the agent cannot."""
 
     @abstractmethod
     def set_state(self, state: Any) -> None:
-        """Go on where the same agent in another worker was when `get_state` returned `state`."""
+        """Continue from a `get_state` in another worker."""
 
     def begin_part(self) -> None:
-        """Let the agent record what it remembers: all rows go on with episodes, in another fragment."""
+        """Let the agent record its memory, before all rows continue in another fragment."""
         for agent in self.agents:
             if callable(begin := getattr(agent, "begin_part", None)):
                 begin()
 
     def value_of(self, row: int, observation: Any) -> float | None:
-        """Return the value of a row's last observation; None where that need not be told while the row is remembered.
+        """Return the value of a row's last observation, while the agent remembers the row.
 
-        Args:
-            row: The row.
-            observation: The observation.
+        The value is None for an agent without values.
         """
         if (get_value := self._get_value(row)) is None:
             return None
@@ -117,35 +102,26 @@ class BatchedAgent(ABC):
 
     @abstractmethod
     def _get_value(self, row: int) -> Callable[[Any], Any] | None:
-        """Return what gives the value of an observation, with what is remembered of a row; see `value_of`."""
+        """Return a function from an observation to its value, given the memory of the row; see `value_of`."""
 
     @abstractmethod
     def choose(
         self, observations: Tree, live: Sequence[int], worker: Worker, record_info: Callable[[int, Any], None],
         masks: NDArray[np.bool_] | None = None,
     ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
-        """Choose the actions of n rows.
+        """Choose the actions of n rows, which are a batch or a sequence; infos are arrays of n, or go to `record_info`.
 
         Args:
-            observations: (n, ...) arrays that are the agent's to change.
-            live: The rows that are not silent. The others' observations are copies of one of theirs.
+            observations: (n, ...) arrays, which the agent may change.
+            live: The rows with a trajectory. All others have a copy of a live row's observation.
             worker: Shows the phase.
-            record_info: Takes a row and its info, where there is an info for each row.
-            masks: (n, k) which actions are allowed, for those that take them; None where the space has no masks.
-
-        Returns:
-            The actions, a batch or a sequence of n, and their infos, in arrays of n, where they come together.
+            record_info: Receives a row and its info, from agents with an info for each row.
+            masks: (n, k) allowed actions, for agents that take masks; None where the space has no masks.
         """
 
 
 class _Together(BatchedAgent):
-    """An agent with `get_actions`.
-
-    Args:
-        agent: The agent.
-        n_rows: How many rows its batches have.
-        n_envs: How many of them may run trajectories; the others, after them, are filled.
-    """
+    """An agent with `get_actions`; of its n_rows rows the first n_envs may run trajectories, the others are padding."""
 
     def __init__(self, agent: Any, n_rows: int, n_envs: int) -> None:
         self._agent, self.agents = agent, [agent]
@@ -158,12 +134,14 @@ class _Together(BatchedAgent):
         self._seeds = [0] * n_rows
         self._starts = np.arange(n_rows) < n_envs
         self._by_row = bool(self._keywords - {"slots"})
-        self.can_wait = self._keywords <= {"draws", "seeds"}  # nothing is remembered from step to step
+        self.can_wait = self._keywords <= {"draws", "seeds"}  # the agent remembers nothing between steps
         self._value_by_row = None if self.can_wait else value_by_row(agent)
 
     def _draw_from(self, draws: Draws) -> None:
         self._draws = self.draws = draws
-        self._same = {"draws": draws} if "draws" in self._keywords else _NONE  # what keywords stand for in each step
+        self._same = (
+            {"draws": draws} if "draws" in self._keywords else _NONE
+        )  # arguments that are the same in each step
 
     def begin_block(self, seed: int) -> None:
         seed = derived_seed(seed, SeedUse.AGENT)
@@ -200,9 +178,9 @@ class _Together(BatchedAgent):
         self, observations: Tree, live: Sequence[int], worker: Worker, record_info: Callable[[int, Any], None],
         masks: NDArray[np.bool_] | None = None,
     ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
-        del record_info  # all rows are asked for, together
+        del record_info  # infos come for all rows together
         if len(live) < self._n_envs and "starts" in self._keywords:
-            # What is remembered of a silent row would run on for ever: no trajectory ends in it.
+            # The memory of a silent row would grow for ever: no trajectory ends in it.
             silent = np.arange(self._n_rows) < self._n_envs
             silent[live] = False
             self._starts |= silent
@@ -216,7 +194,6 @@ class _Together(BatchedAgent):
         return partial(self._value_by_row, slot=row) if self.tells_values and self._value_by_row else None
 
     def _values(self) -> dict[str, Any]:
-        """Return what the keywords stand for in this step."""
         wanted = self._keywords
         if len(wanted) == len(self._same):
             return self._same
@@ -232,8 +209,6 @@ class _Together(BatchedAgent):
 
 
 class _ByMask(_Together):
-    """An agent with `get_actions` and a memory by rows, whose `reset` takes a mask of those that begin a trajectory."""
-
     def __init__(self, agent: Any, n_rows: int, n_envs: int, mask_name: str) -> None:
         super().__init__(agent, n_rows, n_envs)
         self.can_wait = False
@@ -242,10 +217,10 @@ class _ByMask(_Together):
         self._mask_name = mask_name
         self._takes_seed = takes_seed(agent.reset)
         self._by_row = True
-        self._new = True  # whether it has not been told yet how many rows there are
+        self._new = True  # whether the agent has yet to learn the number of rows
 
     def begin_block(self, seed: int) -> None:
-        self._reset = None  # rows are reset, at the first step
+        self._reset = None  # the first step resets the rows
         super().begin_block(seed)
         self._new = True
 
@@ -266,7 +241,7 @@ class _ByMask(_Together):
         rows = np.flatnonzero(self._starts)
         masks = [np.ones(self._n_rows, dtype=np.bool_)] if self._new else []
         if self._takes_seed:
-            # One seed is one row's.
+            # Each row has a seed of its own, so each call resets a single row.
             masks += [np.arange(self._n_rows) == row for row in rows]
         elif not self._new:
             masks = [self._starts.copy()]
@@ -278,8 +253,6 @@ class _ByMask(_Together):
 
 
 class _OneByOne(BatchedAgent):
-    """An agent without `get_actions`; one for all rows, or a copy for each where it keeps state."""
-
     one_by_one = can_wait = True
 
     def __init__(self, agents: list[Agent], n_rows: int) -> None:
@@ -288,7 +261,7 @@ class _OneByOne(BatchedAgent):
         self._get_action = [agent.get_action for agent in agents]
         self.takes_masks = takes_masks(agents[0])
         self._reset = [reset_agent_function(agent) for agent in agents]
-        # Agents that may remember something: they were reset, or never will be.
+        # Agents that may have a memory: they were reset, or have no `reset`.
         self._begun = {number for number, reset in enumerate(self._reset) if reset is None}
         self._has_value = [False] * len(agents)
 
@@ -302,7 +275,7 @@ class _OneByOne(BatchedAgent):
         self._begun = set(state)
         for number, of_agent in state.items():
             if (reset := self._reset[number]) is not None:
-                reset(0)  # what the agent makes there must be there
+                reset(0)  # creates attributes that the memory overwrites
             give_memory(self._agents[number], of_agent)
 
     def prepare(self, seeds: list[int]) -> Any:
@@ -336,7 +309,7 @@ class _OneByOne(BatchedAgent):
                 record_info(row, info)
                 self._has_value[row % len(self._agents)] = "value" in info
                 self.tells_values = self.tells_values or "value" in info
-            actions[row] = snapshot(action)  # the agent may use one array for all of them
+            actions[row] = snapshot(action)  # the agent may return the same array each time
         self.row = -1
         first = actions[live[0]]
         return [actions.get(row, first) for row in range(self._n_rows)], _NONE
@@ -348,7 +321,6 @@ class _OneByOne(BatchedAgent):
 
 
 def probe_rows(agent: Any, spaces: tuple[Space[Any], Space[Any]], n_rows: int) -> Independence:
-    """Check that the rows of an agent's batches do not depend on each other; see `agents.independence.probe`."""
     if not callable(getattr(agent, "get_actions", None)):
         return Independence(conclusive=True, of_place=True)
     space = copy.deepcopy(spaces[0])
@@ -359,10 +331,9 @@ def probe_rows(agent: Any, spaces: tuple[Space[Any], Space[Any]], n_rows: int) -
 
 
 class AgentPool:
-    """The agent, as many times as it is needed.
+    """The agent, and the copies and batched forms made of it.
 
-    Args:
-        hint: Whether to say that an agent would be faster with `get_actions`.
+    With `hint`, it logs how an agent would be faster with `get_actions`.
     """
 
     def __init__(self, *, hint: bool) -> None:
@@ -372,35 +343,28 @@ class AgentPool:
 
     @property
     def row_independent(self) -> bool:
-        """Whether the agent says that the rows of its batches do not depend on each other."""
+        """Whether the agent declares that the rows of its batches do not depend on each other."""
         return is_row_independent(self._agents[0])
 
     @property
     def asked_together(self) -> bool:
-        """Whether the agent is asked for all rows in one call."""
         return callable(getattr(self._agents[0], "get_actions", None))
 
     @property
     def first(self) -> Agent:
-        """The agent, or the first of its copies."""
         return self._agents[0]
 
     def probe(self, spaces: tuple[Space[Any], Space[Any]], n_rows: int) -> Independence:
-        """Check that the rows of the agent's batches do not depend on each other; see `agents.independence.probe`."""
         return probe_rows(self._agents[0], spaces, n_rows)
 
     @property
     def empty(self) -> bool:
-        """Whether there is no agent yet."""
         return not self._agents
 
     def update(self, agent_update: Any, spaces: tuple[Space[Any], Space[Any]] | None) -> None:
-        """Replace the agent, or hand it new parameters; see `agents.updates.apply_agent_update`.
+        """Replace the agent, or pass it new parameters.
 
-        Args:
-            agent_update: The update.
-            spaces: The observation and action space of one environment, for a new agent; None where there
-                is none yet.
+        A new agent gets the spaces of an environment, None before an environment exists.
         """
         self._batched = {}
         old = self._agents[0] if self._agents else None
@@ -412,12 +376,6 @@ class AgentPool:
             self._agents = [updated]
 
     def batched(self, n_slots: int, n_envs: int | None = None) -> BatchedAgent:
-        """Return the agent for so many slots.
-
-        Args:
-            n_slots: How many.
-            n_envs: In how many of them trajectories may run; None for all.
-        """
         wanted = n_slots, n_slots if n_envs is None else n_envs
         if wanted not in self._batched:
             self._batched[wanted] = self._make(*wanted)

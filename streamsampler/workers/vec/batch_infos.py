@@ -1,4 +1,7 @@
-"""Collect infos that come in batches, under Gymnasium's vector convention, and select from columns."""
+"""Collect infos that come in batches, under Gymnasium's vector convention.
+
+Infos of equal form are in growing arrays, until an info of another form comes; then all of them become pieces.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from streamsampler.workers.vec.growing import GrowingColumn
 
 
 def info_of_row(infos: Mapping[str, Any], row: int) -> dict[str, Any]:
-    """Return the info of one row of a batch's infos; see `BatchInfos.record`."""
+    """Return the info of a single row of a batch's infos; see `BatchInfos.record`."""
     found = {}
     for key, value in infos.items():
         mask = _mask(infos.get(f"_{key}"))
@@ -36,19 +39,14 @@ def info_of_row(infos: Mapping[str, Any], row: int) -> dict[str, Any]:
 
 
 class _InfoPiece(NamedTuple):
+    """Copies of the values under a key, of some steps."""
+
     steps: NDArray[np.int64]
     values: Array | list[Any]
 
 
 class _Form(NamedTuple):
-    """An array that infos of constant form have under a key.
-
-    Attributes:
-        key: The key.
-        dtype: The dtype.
-        shape: The shape of a row.
-        column: The rows of all calls so far.
-    """
+    """An array that all infos of a constant form have under a key; `shape` is that of a row."""
 
     key: str
     dtype: np.dtype[Any]
@@ -57,43 +55,32 @@ class _Form(NamedTuple):
 
 
 class BatchInfos:
-    """Collects dicts of arrays, one dict for several steps; copies what is in them.
+    """Collects copies of dicts of arrays; a dict has the infos of several steps.
 
-    As long as all infos have one form, the same keys with arrays of one dtype and shape, each key is one array that
-    grows: that takes a third of the time of pieces, which are joined at the end.
+    As long as all infos have the same keys, dtypes and shapes, each key is an array that grows: a third of the time of
+    pieces, which are joined at the end.
 
     Args:
-        path: What the infos are called in errors, such as `agent_infos`.
+        path: The name of the infos in errors, such as `agent_infos`.
     """
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._pieces: dict[KeyPath, list[_InfoPiece]] = {}
         self._forms: tuple[_Form, ...] = ()
-        # The steps that the arrays have, and the one after their last.
+        # The arrays have the steps from `_first` up to `_next`.
         self._first = self._next = 0
 
     def record_next(
         self, first: int, n: int, infos: Mapping[str, Any], rows: NDArray[np.int64] | None, n_rows: int
     ) -> None:
-        """Record the infos of steps that follow those recorded last.
-
-        Args:
-            first: The first step's number.
-            n: How many steps.
-            infos: See `record`.
-            rows: See `record`.
-            n_rows: How many rows the arrays have.
-
-        Raises:
-            DataError: See `record`.
-        """
+        """Record the infos of the n steps from `first` on, which follow the steps recorded last; see `record`."""
         if not self._forms and not self._pieces:
             self._forms, self._first, self._next = _forms_of(infos, n_rows), first, first
         arrays = self._arrays_of(infos, n_rows) if self._forms and first == self._next else None
         if arrays is None:
             if rows is not None and not _has_rows(infos, n_rows):
-                BatchInfos(self._path).record(np.arange(n_rows), infos)  # raises, unless it can make rows of it
+                BatchInfos(self._path).record(np.arange(n_rows), infos)  # raises, unless the values can become rows
             self.record(np.arange(first, first + n), infos, rows)
             return
         place = first - self._first
@@ -102,7 +89,7 @@ class BatchInfos:
         self._next = first + n
 
     def _arrays_of(self, infos: Mapping[str, Any], n_rows: int) -> list[Array] | None:
-        """Return the arrays of infos that have the form of those before; None for others."""
+        """Return the arrays of infos with the form of all earlier ones; None for others."""
         if infos.__class__ is not dict or len(infos) != len(self._forms):
             return None
         arrays = []
@@ -118,7 +105,7 @@ class BatchInfos:
         return arrays
 
     def _break_up(self) -> None:
-        """Make pieces of the arrays: infos of another form come."""
+        """Make pieces of the arrays, before infos of another form."""
         if self._next > self._first:
             numbers = np.arange(self._first, self._next)
             for form in self._forms:
@@ -130,12 +117,12 @@ class BatchInfos:
 
         Args:
             steps: (n,) the steps' numbers.
-            infos: Arrays of (n, ...), or lists of n values; with `key` there may be `_key`, a boolean mask of (n,)
-                that says in which rows it is there. Dicts nest.
-            rows: Which rows of the arrays are those steps'; None for all of them.
+            infos: Arrays of (n, ...), or lists of n values; next to `key` a boolean mask `_key` of (n,) may mark the
+                rows with the key. Dicts nest.
+            rows: The row of the arrays for each step; None for all rows.
 
         Raises:
-            DataError: A key that is no string, or a value that has not one row for each step; says both.
+            DataError: A key is no string, or a value has another number of rows than steps.
         """
         if not isinstance(infos, Mapping):
             raise DataError(f"{self._path}: the infos of a batch must be a dict, got {type(infos).__name__}")
@@ -147,7 +134,7 @@ class BatchInfos:
         self, prefix: KeyPath, steps: NDArray[np.int64], infos: Mapping[str, Any], rows: Array | None,
         outer: Array | None,
     ) -> None:  # fmt: skip
-        """Record infos, of which `outer` is the mask of the dict itself."""
+        """Record infos; `outer` is the mask of the dict that holds them."""
         for key, value in infos.items():
             if not isinstance(key, str):
                 raise DataError(
@@ -188,12 +175,11 @@ class BatchInfos:
             self._pieces.setdefault(path, []).append(_InfoPiece(steps, _copied(values)))
 
     def clear(self) -> None:
-        """Forget everything."""
         self._pieces.clear()
         self._forms = ()
 
     def forget_before(self, step: int) -> None:
-        """Forget what was recorded before a step, which has the number 0 then."""
+        """Forget earlier steps than this; it has the number 0 then."""
         if self._forms:
             begun = max(step, self._first)
             for form in self._forms:
@@ -204,7 +190,6 @@ class BatchInfos:
             self._pieces[path] = [_InfoPiece(piece.steps - step, piece.values) for piece in pieces[first:]]
 
     def select(self, numbers: NDArray[np.int64], owners: Owners) -> InfoColumns:
-        """Return the infos of some steps; see `data.infos.InfoRecorder.select`."""
         if self._forms:
             return self._selected(numbers, owners)
         found = {path: _column(pieces, numbers) for path, pieces in self._pieces.items() if pieces}
@@ -213,7 +198,6 @@ class BatchInfos:
         return InfoColumns(len(numbers), columns)
 
     def _selected(self, numbers: NDArray[np.int64], owners: Owners) -> InfoColumns:
-        """Return the infos of some steps out of the arrays."""
         places, present = places_of(range(self._first, self._next), numbers)
         columns: dict[KeyPath, InfoColumn] = {}
         if len(places):
@@ -223,7 +207,6 @@ class BatchInfos:
 
 
 def _has_rows(infos: Any, n_rows: int) -> bool:
-    """Whether infos are dicts of arrays, lists and tuples of so many rows."""
     return isinstance(infos, Mapping) and all(
         len(value) == n_rows
         if isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim)
@@ -233,7 +216,7 @@ def _has_rows(infos: Any, n_rows: int) -> bool:
 
 
 def _forms_of(infos: Mapping[str, Any], n_rows: int) -> tuple[_Form, ...]:
-    """Return the form of infos that are arrays of so many rows, without masks; none of others."""
+    """Return the form of infos that are unmasked arrays of so many rows; () for others."""
     forms = []
     for key, values in infos.items() if infos.__class__ is dict else ():
         if (
@@ -276,18 +259,16 @@ def _column(pieces: list[_InfoPiece], numbers: NDArray[np.int64]) -> InfoColumn:
 
 
 class InfosInAnyOrder(InfoRecorder):
-    """Collects infos that come in no order, several for one step maybe; keeps the dicts themselves, unchecked."""
+    """Collects infos in any order, several for a step maybe; keeps the dicts themselves, unchecked."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
         self._infos: dict[int, list[dict[str, Any]]] = {}
 
     def record(self, step: int, info: dict[str, Any]) -> None:
-        """Record an info."""
         self._infos.setdefault(step, []).append(info)
 
     def select(self, numbers: NDArray[np.int64], owners: Owners) -> InfoColumns:
-        """Return the infos of some steps; see `InfoRecorder.select`."""
         recorder = InfoRecorder(self._path)
         for position, number in enumerate(numbers.tolist()):
             for info in self._infos.get(number, ()):
@@ -295,13 +276,11 @@ class InfosInAnyOrder(InfoRecorder):
         return recorder.finish(len(numbers), owners)
 
     def keep(self, numbers: Collection[int]) -> None:
-        """Forget what was recorded of other steps."""
         self._infos = {number: infos for number, infos in self._infos.items() if number in numbers}
 
     def forget_before(self, step: int) -> None:
-        """Forget what was recorded before a step, which has the number 0 then."""
+        """Forget earlier steps than this; it has the number 0 then."""
         self._infos = {number - step: infos for number, infos in self._infos.items() if number >= step}
 
     def clear(self) -> None:
-        """Forget everything."""
         self._infos.clear()

@@ -1,7 +1,7 @@
-"""Keep the values of several rows, step for step: those of environments that are stepped together.
+"""Keep the values of n rows in arrays, step for step.
 
-A value has the number `step * n_rows + row`. Where they have all been written, `gather` brings those that are wanted
-into any order, all at once: so a step of n rows costs a few operations on arrays, not n times as many.
+A value has the number `step * n_rows + row`. `gather` selects numbers in any order at once: so a step costs a few array
+operations, not n times as many.
 """
 
 from __future__ import annotations
@@ -26,9 +26,6 @@ from streamsampler.data.trees import Array, Tree, leaves, snapshot
 from streamsampler.workers.vec.batch_infos import BatchInfos
 from streamsampler.workers.vec.growing import GrowingColumn
 
-# ----------------------------------------------------------------------
-# Walk through the parts of nested spaces, and of their values.
-
 
 def children_of(space: AnySpace, path: str) -> list[tuple[str, AnySpace, Any]] | None:
     """Return path, space and key of each part of a Dict or a Tuple; None for a leaf."""
@@ -40,7 +37,6 @@ def children_of(space: AnySpace, path: str) -> list[tuple[str, AnySpace, Any]] |
 
 
 def leaves_of(space: AnySpace, path: str) -> Iterator[tuple[str, AnySpace]]:
-    """Yield path and space of each leaf."""
     children = children_of(space, path)
     if children is None:
         yield path, space
@@ -50,7 +46,7 @@ def leaves_of(space: AnySpace, path: str) -> Iterator[tuple[str, AnySpace]]:
 
 
 def nested(space: AnySpace, arrays: Iterator[Array]) -> Tree:
-    """Nest arrays, one for each leaf in order, as a space does."""
+    """Nest arrays, in the order of a space's leaves, as the space does."""
     if isinstance(space, gym_spaces.Dict):
         return {key: nested(child, arrays) for key, child in space.spaces.items()}
     if isinstance(space, gym_spaces.Tuple):
@@ -59,7 +55,7 @@ def nested(space: AnySpace, arrays: Iterator[Array]) -> Tree:
 
 
 def values_of(space: AnySpace, value: Any, path: str, error: type[DataError]) -> Iterator[Any]:
-    """Yield what each leaf has of a single value."""
+    """Yield each leaf's part of a single value."""
     children = children_of(space, path)
     if children is None:
         yield value
@@ -67,7 +63,7 @@ def values_of(space: AnySpace, value: Any, path: str, error: type[DataError]) ->
     if isinstance(space, gym_spaces.Dict):
         fits = isinstance(value, Mapping) and value.keys() == space.spaces.keys()
     else:
-        # An array stands for the tuple of its rows: environments of several discrete parts hand out such.
+        # An array stands for the tuple of its rows: environments with several discrete parts return arrays.
         is_sequence = isinstance(value, tuple | list) or (isinstance(value, np.ndarray) and value.ndim > 0)
         fits = is_sequence and len(value) == len(children)
     if not fits:
@@ -76,25 +72,18 @@ def values_of(space: AnySpace, value: Any, path: str, error: type[DataError]) ->
         yield from values_of(child, value[key], name, error)
 
 
-# ----------------------------------------------------------------------
-
-
 _NUMBERS = "biufc"
 _TYPED = (gym_spaces.Box, gym_spaces.Discrete, gym_spaces.MultiDiscrete, gym_spaces.MultiBinary)
 
 
 class Columns:
-    """Checked copies of the values of a space, those of `n_rows` rows at a time.
+    """Checked copies of a space's values, for `n_rows` rows in each step.
 
-    Args:
-        space: The space of a single value.
-        n_rows: How many values a step has.
-        path: What a value is called in errors, such as `action`.
-        error: What is raised for a value that does not fit.
-        buffers: Arrays of (steps, n_rows, ...) to write to, one for each leaf of the space; None for new ones.
+    Errors have the class `error`, and name a value by `path`. The first arrays are `buffers` of (steps, n_rows, ...),
+    in the order of the space's leaves; None for new arrays.
 
     Attributes:
-        n_steps: How many steps were written.
+        n_steps: The number of steps written.
     """
 
     def __init__(
@@ -107,19 +96,15 @@ class Columns:
         self._leaves = [_LeafColumn(leaf, n_rows, name, error, next(given)) for name, leaf in leaves_of(space, path)]
         self._n_rows = n_rows
         self._only = self._leaves[0] if isinstance(space, _TYPED) else None
-        self._keys: tuple[str, ...] = ()  # of a Dict without Dicts and Tuples in it
+        self._keys: tuple[str, ...] = ()  # of a flat Dict
         if isinstance(space, gym_spaces.Dict) and len(self._leaves) == len(space.spaces):
             self._keys = tuple(space.spaces)
 
     def append(self, batch: Any) -> None:
-        """Check a batch and write a copy of it, of the dtypes of the space, as the next step.
+        """Check a batch and write a copy of it, in the dtypes of the space, as the next step.
 
-        Args:
-            batch: Leaves of shape (n_rows, ...); or a sequence of n_rows values.
-
-        Raises:
-            DataError: It does not fit; says both shapes. An attribute `row` of the error tells the row, if it is one
-                row's fault.
+        A batch has leaves of (n_rows, ...), or is a sequence of n_rows values. If a single row is at fault, the error's
+        `row` is its number.
         """
         if self._only is not None:
             self._only.copy(self.n_steps, self._only.checked(batch, self._n_rows))
@@ -129,16 +114,15 @@ class Columns:
         self.n_steps += 1
 
     def checked(self, batch: Any, n: int) -> list[Array]:
-        """Check n values, and return each leaf of them, of the dtypes of the space; see `append`."""
+        """Check n values, and return each leaf of them in the dtypes of the space."""
         return list(self._checked(batch, n)) if self._only is None else [self._only.checked(batch, n)]
 
     def put_checked(self, step: int, rows: Any, checked: list[Array]) -> None:
-        """Write a copy of values that were checked to some rows of a step: to a list of them, or to a slice."""
         for leaf, values in zip(self._leaves, checked, strict=True):
             leaf.at(step)[rows] = values
 
     def extend(self, values: Tree, n: int) -> None:
-        """Write copies of n values that were checked, leaves of (n, ...), as the next n steps; there is one row."""
+        """Write n checked values, leaves of (n, ...), as the next n steps; `n_rows` is 1."""
         if self._only is not None:
             self._only.extend(self.n_steps, cast("Array", values))
         else:
@@ -147,25 +131,20 @@ class Columns:
         self.n_steps += n
 
     def nested(self, parts: Iterable[Array]) -> Tree:
-        """Nest arrays, one for each leaf in order, as the space does."""
         return next(iter(parts)) if self._only is not None else nested(self._space, iter(parts))
 
     def row_batch(self, step: int) -> Tree:
-        """Return the (n_rows, ...) values of a step, which is at most the next one: views to read, or to write to.
+        """Return the (n_rows, ...) values of a step, the next step at most: views to read, or to write to.
 
-        A loop may write a row itself that has just the shape and dtype of its leaf, and `put` any other. Views hold
-        until room is made for more steps. Writing to the next step makes it a step: set `n_steps`.
+        A loop may write rows of exactly the leaf's shape and dtype itself; `put` is for any other. Views become invalid
+        when more steps need room. To add a written next step, set `n_steps`.
         """
         if self._only is not None:
             return self._only.at(step)
         return nested(self._space, (leaf.at(step) for leaf in self._leaves))
 
     def put(self, step: int, row: int, value: Any) -> None:
-        """Check a single value and write a copy of it to a row of a step.
-
-        Raises:
-            DataError: It does not fit; says both shapes.
-        """
+        """Check a single value and write a copy of it to a row of a step."""
         if (only := self._only) is not None:
             only.at(step)[row] = only.converted(value)
             return
@@ -173,39 +152,36 @@ class Columns:
             leaf.at(step)[row] = leaf.converted(part)
 
     def _parts(self, value: Any) -> Iterable[Any]:
-        """Return what each leaf has of a single value."""
         if self._keys and value.__class__ is dict and len(value) == len(self._keys):
             try:
-                return [value[key] for key in self._keys]  # the way below takes 3 µs more for three of them
+                return [value[key] for key in self._keys]  # `values_of` takes 3 µs more for three keys
             except KeyError:
-                pass  # which it tells of
+                pass  # `values_of` raises the error
         return values_of(self._space, value, self._path, self._error)
 
     def put_converted(self, step: int, row: int, converted: list[Any]) -> None:
-        """Write what `converted` returned to a row of a step."""
         for leaf, part in zip(self._leaves, converted, strict=True):
             leaf.at(step)[row] = part
 
     def converted(self, value: Any) -> list[Any]:
-        """Check a single value as `put` does, and return each leaf of it as it is stored."""
+        """Check a single value, and return each leaf of it in its stored form."""
         return [leaf.converted(part) for leaf, part in zip(self._leaves, self._parts(value), strict=True)]
 
     def gather(self, numbers: NDArray[np.int64], allocate: Allocate | None = None) -> Tree:
-        """Return the values of some numbers, in their order: a tree of (k, ...); see `GrowingColumn.gather`."""
+        """Return the values with some numbers, in their order: a tree of (k, ...)."""
         return nested(self._space, (leaf.gather(numbers, allocate) for leaf in self._leaves))
 
     def forget_before(self, step: int) -> None:
-        """Forget what was written before a step, which has the number 0 then."""
+        """Forget earlier steps than this; it has the number 0 then."""
         for leaf in self._leaves:
             leaf.forget_before(step, self.n_steps)
         self.n_steps -= step
 
     def clear(self) -> None:
-        """Forget everything, and keep the memory."""
         self.n_steps = 0
 
     def _checked(self, batch: Any, n: int) -> Iterator[Array]:
-        """Yield the values of each leaf, (n, ...): those of a batch that is nested as the space, or of n values."""
+        """Yield the (n, ...) values of each leaf, from a nested batch, or from n values."""
         return self._checked_part(self._space, batch, n, self._path, iter(self._leaves))
 
     def _checked_part(
@@ -233,7 +209,7 @@ class Columns:
 
 
 class _LeafColumn(GrowingColumn):
-    """The values of one leaf of a space; objects, where its space is none of arrays."""
+    """The values of a single leaf; objects for spaces without arrays."""
 
     def __init__(
         self, space: AnySpace, n_rows: int, path: str, error: type[DataError], buffer: Array | None = None
@@ -241,16 +217,15 @@ class _LeafColumn(GrowingColumn):
         self._leaf = Leaf(space, path, error)
         self._space, self._path, self._error = space, path, error
         self._shape, self._dtype = self._leaf.shape, self._leaf.dtype
-        self._copied_dtype = None if self._dtype.hasobject else self._dtype  # of batches that are copied as they are
+        self._copied_dtype = None if self._dtype.hasobject else self._dtype  # of batches that need no conversion
         self._is_index = isinstance(space, gym_spaces.Discrete) and self._dtype == np.int64
         super().__init__(n_rows, self._dtype, self._shape, buffer)
 
     def empty(self, n: int) -> Array:
-        """Return an array for n values."""
         return np.empty((n, *self._shape), self._dtype)
 
     def checked(self, batch: Any, n: int) -> Array:
-        """Check a batch of n values and return it, (n, ...) of the leaf's dtype: the same object where it is that."""
+        """Check a batch of n values; return (n, ...) of the leaf's dtype, the same object if possible."""
         dtype, shape = self._dtype, (n, *self._shape)
         if batch.__class__ is np.ndarray and batch.dtype is self._copied_dtype and batch.shape == shape:
             return batch
@@ -259,7 +234,7 @@ class _LeafColumn(GrowingColumn):
         if batch.__class__ is not np.ndarray:
             array = self._as_array(batch)
             if array.dtype.kind not in _NUMBERS and isinstance(batch, list | tuple) and len(batch) == n:
-                return self._each(batch, n)  # of which one is no number; together they have become something else
+                return self._each(batch, n)  # a value is no number, so that NumPy chose another dtype
             batch = array
         if batch.shape != shape:
             raise self._error(
@@ -278,14 +253,13 @@ class _LeafColumn(GrowingColumn):
         return made
 
     def converted(self, value: Any) -> Any:
-        """Return a single value as it is stored."""
         if self._dtype.hasobject:
             if isinstance(self._space, gym_spaces.Text) and not isinstance(value, str):
                 raise self._error(f"{self._path} should be a str, and is {short(value)}")
             return snapshot(value)
         if self._is_index:
             try:
-                # Takes what can be an index, which is every integer and nothing else.
+                # Accepts all kinds of integers, and nothing else.
                 number = operator.index(value)
                 if -(1 << 63) <= number < 1 << 63:
                     return number
@@ -303,25 +277,18 @@ class _LeafColumn(GrowingColumn):
 
 
 class ColumnsRecorder:
-    """Records what n rows did in each step, in columns, and gathers trajectories.
+    """Records each step of n rows in columns, and gathers trajectories.
 
     The value of a row in a step has the number ``step * n_rows + row``.
 
-    Args:
-        observation_space: The space of a single observation.
-        action_space: The space of a single action.
-        n_rows: How many rows.
-        env_infos: Records the infos of steps.
-        episode_infos: Records the infos of resets.
-
     Attributes:
-        n_rows: The same.
-        step: The step in hand.
-        observations: The observations, those before each step.
+        n_rows: The number of rows.
+        step: The current step.
+        observations: The observations before each step.
         actions: The actions.
-        agent_infos: The agent's infos, by number, where they come for all rows together.
-        record_agent_info: Takes (number, info), where they come one by one.
-        n_begun: How many trajectories began.
+        agent_infos: The infos of agents that return them for all rows together.
+        record_agent_info: Receives (number, info) from agents with an info for each row.
+        n_begun: The number of trajectories begun.
     """
 
     def __init__(
@@ -337,7 +304,6 @@ class ColumnsRecorder:
         self.step = self.n_begun = 0
 
     def clear(self) -> None:
-        """Forget everything."""
         for part in (
             self.observations, self.actions, self._env_infos, self._episode_infos, self.agent_infos, self._agent_info
         ):  # fmt: skip
@@ -345,12 +311,7 @@ class ColumnsRecorder:
         self.step = self.n_begun = 0
 
     def numbers_from(self, first: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the numbers of all values of trajectories that go on in their rows, one trajectory after the other.
-
-        Args:
-            first: The number of the first value of each.
-            lengths: Their timesteps.
-        """
+        """Return the numbers of all values of trajectories, in their order; each trajectory stays in a row."""
         n_rows = self.n_rows
         numbers = np.repeat(first - (np.cumsum(lengths) - lengths) * n_rows, lengths)
         return numbers + np.arange(0, len(numbers) * n_rows, n_rows)
@@ -360,22 +321,13 @@ class ColumnsRecorder:
         rewards: Callable[[NDArray[np.int64]], Array], last_observations: Callable[[], Tree],
         terminated: NDArray[np.bool_], truncated: NDArray[np.bool_], values: Mapping[int, float],
     ) -> Rollouts:  # fmt: skip
-        """Return trajectories.
+        """Return trajectories, from the numbers of their values and of their resets' infos (`episodes`).
 
-        Args:
-            numbers: The numbers of all their values.
-            lengths: Their timesteps.
-            episodes: What their resets' infos were recorded as.
-            allocate: Makes the arrays of what there is of each timestep.
-            rewards: Returns the rewards of numbers, in their order.
-            last_observations: Returns their last observations.
-            terminated: How they ended.
-            truncated: How they ended.
-            values: The agent's values of their last observations, as far as they were told, by position, rising.
+        `values` are the agent's values of last observations, by ascending position; positions may be missing.
 
         Raises:
-            ActionError: An action outside its space; its attribute `position` is the trajectory's position among them.
-            DataError: A trajectory with infos with a key `_x` next to a key `x`, with the same attribute.
+            ActionError: An action outside its space; its attribute `position` is the trajectory's position.
+            DataError: A trajectory has infos with a key `_x` next to a key `x`; with the same attribute.
         """
         stops = np.cumsum(lengths)
         actions = self.actions.gather(numbers, allocate)
@@ -397,7 +349,7 @@ class ColumnsRecorder:
             truncated=truncated,
             lengths=lengths,
             env_infos=self._env_infos.select(numbers, owners),
-            # An agent always uses the same of the two.
+            # An agent records in only a single form.
             agent_infos=agent_infos if agent_infos.columns else self.agent_infos.select(numbers, owners),
             episode_infos=episode_infos,
             has_last_values=bool(values),
@@ -414,11 +366,7 @@ def _at_row(row: int) -> Iterator[None]:
 
 
 def sequence_of(batch: Any, n_rows: int, path: str, error: type[DataError]) -> list[Any]:
-    """Return the values of a batch that is a sequence of n values.
-
-    Raises:
-        DataError: It is none.
-    """
+    """Return the list of a batch's n values; raise an error if the batch is no sequence of n values."""
     is_sequence = isinstance(batch, list | tuple) or (isinstance(batch, np.ndarray) and batch.ndim > 0)
     if not is_sequence or len(batch) != n_rows:
         raise error(f"a batch for {path} should be a sequence of {n_rows} values, and is {short(batch)}")

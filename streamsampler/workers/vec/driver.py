@@ -1,4 +1,8 @@
-"""Drive scripts side by side: one call of the agent chooses the actions of all rows that run one."""
+"""Drive the scripts of several rows: a single agent call chooses the actions of all live rows.
+
+`RowsDriver` owns each row's script and binding, and the recorder that rows share. An exception belongs to the row
+`_row`; -1 stands for the whole batch.
+"""
 
 from __future__ import annotations
 
@@ -33,23 +37,23 @@ _ACTION_NUMBER, _STEP_NUMBER = phase_number(Phase.ACTION), phase_number(Phase.ST
 
 
 class RowsDriver:
-    """Drives the scripts of a fixed number of rows, each with an environment of its own.
+    """Drives the scripts of a fixed number of rows, each with its own environment.
 
-    A subclass starts scripts, and takes their ends.
+    Subclasses start scripts, and end their trajectories.
 
     Args:
         worker: Shows the phase.
-        envs: The environments; there may be fewer than rows.
-        spaces: Observation and action space of one environment.
-        n_rows: How many rows the agent's batches have: those of the environments, and filled ones after them.
-        callers: For each environment what calls its hooks: those that keep something from one timestep to the next see
-            one trajectory after the other, as in `DefaultWorker`. None without hooks.
+        envs: The environments, as many as rows or fewer.
+        spaces: Observation and action space of an environment.
+        n_rows: The rows of the agent's batches: those of the environments, then padding.
+        callers: The hooks of each environment: stateful hooks see consecutive trajectories, as in `DefaultWorker`.
+            Empty without hooks.
         in_order: See `StepRecorder`.
 
     Attributes:
         spaces: The same.
-        seconds: The seconds of resets, of the agent and of steps since they were last set to 0.
-        n_ran: The timesteps that were run and are in no answer yet.
+        seconds: The seconds of resets, of the agent and of steps, since a caller set them to 0.
+        n_ran: The timesteps run and not yet reported.
     """
 
     def __init__(
@@ -66,17 +70,17 @@ class RowsDriver:
             self._recorder = self._new_recorder(is_shared=in_order and not callers)
         self._hooks = [ShownTrajectory(worker, caller) for caller in callers]
         self._agent: BatchedAgent | None = None
-        self._sends: list[Any] = [None] * len(envs)  # those of the rows' scripts
-        self._bindings: list[Binding] = []  # for scripts that begin
-        self._live: list[int] = []  # the rows that are not silent
-        self._sources: NDArray[np.int64] | None = None  # where some are silent: each row's original
+        self._sends: list[Any] = [None] * len(envs)  # `send` of each row's script
+        self._bindings: list[Binding] = []  # for new scripts
+        self._live: list[int] = []  # the rows with a trajectory
+        self._sources: NDArray[np.int64] | None = None  # with silent rows: the live row that each row copies
         self._singles: list[Any] = []  # the last actions, by row
-        self._masks: RowMasks | None = None  # for an agent that takes them
-        self._rounds = False  # whether environments get actions as they are recorded, and not as they were chosen
-        self._row = -1  # the row in hand; -1 while it is about all of them
-        self._infos_together: Mapping[str, Any] = {}  # the agent's, of all rows
-        self._info_of: dict[int, dict[str, Any]] = {}  # the agent's, where there is one for each row
-        self._version = 0  # of the ticket in hand
+        self._masks: RowMasks | None = None  # for agents that take masks
+        self._rounds = False  # whether environments get recorded actions, and not chosen ones
+        self._row = -1  # the current row; -1 for all rows
+        self._infos_together: Mapping[str, Any] = {}  # the agent's infos of all rows
+        self._info_of: dict[int, dict[str, Any]] = {}  # the agent's info of each row
+        self._version = 0  # of the current ticket
         self.seconds = [0.0, 0.0, 0.0]
         self.n_ran = 0
 
@@ -85,33 +89,29 @@ class RowsDriver:
         return BatchRecorder(*self.spaces, n_envs, n_rows, in_order=self._in_order, shared=is_shared)
 
     def set_rows(self, n_rows: int) -> None:
-        """Let the agent's batches have so many rows from now on; no trajectory is between two timesteps."""
+        """Change the number of rows in the agent's batches; call this only between timesteps."""
         if n_rows == self._n_rows:
             return
         self._n_rows, self._masks = n_rows, None
         if isinstance(self._recorder, BatchRecorder):
             self._recorder = self._new_recorder(is_shared=self._recorder.is_shared)
 
-    # ------------------------------------------------------------------ scripts
-
     def _bind(self) -> None:
-        """Look up what scripts call from now on, where each row has one recorder."""
+        """Compute the bindings of new scripts, if each row keeps its recorder."""
         if not isinstance(self._recorder, JointRows):
             self._bindings = list(map(self._binding, range(len(self._envs))))
 
     def _bound(self, row: int) -> Binding:
-        """Return what a script that begins in a row, or goes on there, is bound to."""
         return self._bindings[row] if self._bindings else self._binding(row)
 
     def _binding(self, row: int) -> Binding:
-        """Return the binding of a script that runs in a row."""
         hooks: Any = self._hooks[row] if self._hooks else None
         recorder: Any = self._recorder.rows[row]
         env, is_called = self._envs[row], bool(self._hooks) or isinstance(self._recorder, JointRows)
         return Binding(env.step, recorder, hooks, outer=None if is_called else OuterWrappers(env))
 
     def _start(self, row: int, script: Script, binding: Binding | None = None) -> None:
-        """Let a script run up to its first action in this call; a binding lets one go on."""
+        """Run a script up to its first action in this call; a suspended script needs a binding."""
         self._row, self._sends[row] = row, script.send
         try:
             script.send(binding)
@@ -122,21 +122,17 @@ class RowsDriver:
             raise
 
     def release(self) -> None:
-        """Close the scripts: they hold observations, maybe in memory that is shared with a process.
-
-        They are closed before their environments are, and not left to `gc`.
-        """
+        """Close the scripts, before their environments: they hold observations, maybe in a process's shared memory."""
         for send in self._sends:
             if send is not None:
                 send.__self__.close()
         self._sends = [None] * len(self._sends)
 
     def _note(self, error: BaseException) -> None:
-        """Note the phase in which the script of the row in hand raised an exception."""
+        """Set the phase in which the current row's script raised an exception."""
         self._worker.phase = phase_of(error, self._worker.phase, self._worker.phase)
 
     def _context_of(self, row: int, index: int, seed: int, version: int) -> TrajectoryContext:
-        """Return the context of a trajectory for hooks."""
         assert self._agent is not None
         agents, one_by_one, worker = self._agent.agents, self._agent.one_by_one, self._worker
         agent, env = agents[row % len(agents)], self._envs[row]
@@ -146,10 +142,7 @@ class RowsDriver:
             reset_agent=reset_agent_function(agent) if one_by_one else None,
         )  # fmt: skip
 
-    # ------------------------------------------------------------------ a step of all rows
-
     def _round(self) -> None:
-        """Ask the agent once, and send the scripts their actions."""
         row, seconds = self._worker.row, self.seconds
         words = row.words
         self._row = -1
@@ -164,19 +157,13 @@ class RowsDriver:
         seconds[2] += perf_counter() - between
 
     def _singles_of(self, actions: Any) -> list[Any]:
-        """Return the actions of all rows, one by one."""
         return actions if isinstance(self._recorder, JointRows) else singles_of(self.spaces[1], actions)
 
     def _choose(self, rows: list[int], sources: NDArray[np.int64] | None) -> Any:
-        """Let the agent choose actions on the observations of rows, and record them.
+        """Ask the agent for the actions of ascending rows, and record them; return those of all rows of the batch.
 
-        Args:
-            rows: The rows, rising.
-            sources: For each row of the agent's batch the number of the row that it copies; None for no copies.
-                The same array has the same numbers in each call.
-
-        Returns:
-            The actions of all rows of the batch, as environments get them.
+        `sources` has the row that each row of the batch copies; None for no copies. Callers pass the same array for the
+        same numbers.
         """
         worker, recorder = self._worker, self._recorder
         assert self._agent is not None
@@ -200,7 +187,7 @@ class RowsDriver:
         return recorded if self._rounds else actions
 
     def _take_infos(self, rows: Sequence[int]) -> dict[int, Any]:
-        """Return the infos that came with the rows' observations, for masks; they are not needed again."""
+        """Remove and return the infos of the rows' current observations, for masks."""
         infos = {}
         for row in rows:
             recorder = self._recorder.rows[row]
@@ -255,7 +242,7 @@ class RowsDriver:
         self._recorder.end_step(live)
 
     def _shown(self, row: int) -> Any:
-        """Show the action of a row to hooks; return a copy for its environment."""
+        """Show a row's action to its hooks; return a copy for the environment."""
         hooks = self._hooks[row]
         assert hooks.context is not None
         self._worker.enter(_STEP)
@@ -267,15 +254,15 @@ class RowsDriver:
         return own_copy(hooks.context.action)
 
     def _take_end(self, row: int, end: End) -> None:
-        """Take the end of a row's script."""
+        """End the trajectory of a row, with the result of its script."""
         raise NotImplementedError
 
     def _leave_out(self, row: int, error: AbnormalTrajectoryError) -> None:
-        """Take the end of a row's script whose trajectory is in no batch, which hooks have seen."""
+        """Drop the trajectory of a row, after its script raised the error; its hooks know already."""
         raise NotImplementedError
 
     def _raises_alone(self, row: int) -> bool:
-        """Return whether the agent raises when all rows have one row's observation."""
+        """Return whether the agent raises when all rows have this row's observation."""
         assert self._agent is not None
         batch = self._recorder.repeated(row)
         masks = None if self._masks is None else self._masks.repeated(row)

@@ -1,8 +1,7 @@
-"""Run fragments side by side: the environments of a group take each timestep together, in one batch of the agent.
+"""Run fragments in groups: all environments of a group take each timestep together, in a single agent batch.
 
-Which environments share a batch, and in which row each is, does not depend on the number of workers: group g has
-environments `g * n_rows` to `(g + 1) * n_rows - 1`. So even agents whose rows depend on each other do the same for any
-number of workers. Each group has a copy of the agent, and the global generators have their own state in each.
+Group g has environments `g * n_rows` to `(g + 1) * n_rows - 1`, for any number of workers. So agents with dependent
+rows give the same results, too. Each group has a copy of the agent, and its own state of the global generators.
 """
 
 from __future__ import annotations
@@ -32,19 +31,11 @@ from streamsampler.workers.vec.agents import AgentPool, BatchedAgent
 from streamsampler.workers.vec.driver import RowsDriver
 from streamsampler.workers.vec.steps import RowTrajectory
 
-# ----------------------------------------------------------------------
-# Environments of fragments that take each timestep together, and what goes on in them from call to call.
-
 
 class Group(RowsDriver):
-    """The environments that take each timestep together.
+    """Environments that take each timestep together; their episodes continue from call to call.
 
-    Args:
-        number: The group's number.
-        rows: The environments.
-        worker: The worker.
-        batch_rows: Returns how many rows a batch of the agent in force has: as many as environments, or more.
-        more: Further ones of `RowsDriver`.
+    `batch_rows` returns the rows of the current agent's batches, at least the number of environments.
     """
 
     def __init__(
@@ -58,21 +49,19 @@ class Group(RowsDriver):
         self._most = worker.context.max_episode_length
         self._pool = AgentPool(hint=worker.context.worker_number == 0 and not number)
         self._in_force = InForce(worker, self._update)
-        self._seed = rows[0].seed  # of the global generators, and of agents that are not reset by rows
+        self._seed = rows[0].seed  # for the global generators, and for agents without a reset by rows
         self._generators: Any = None
-        self._left: list[int] = []  # how many timesteps each row has still to take
+        self._left: list[int] = []  # the timesteps left in each row
         self._running: list[RowTrajectory] = []  # by row
         self._ended: list[list[RowTrajectory]] = []
 
     def set_rows(self, n_rows: int) -> None:
-        """Let the agent's batches have so many rows; see `RowsDriver.set_rows`."""
         super().set_rows(n_rows)
         n_envs = len(self.rows)
         self._sources = None if n_rows == n_envs else np.where(np.arange(n_rows) < n_envs, np.arange(n_rows), 0)
 
     @property
     def agent(self) -> BatchedAgent:
-        """The agent, for the rows of this group."""
         assert self._agent is not None
         return self._agent
 
@@ -83,7 +72,7 @@ class Group(RowsDriver):
         return self._pool.batched(self._n_rows)
 
     def update_agent(self, load: Callable[[str], Any]) -> None:
-        """Make the agent, or hand it the parameters and filters, that are in force."""
+        """Make the agent, or apply the latest parameters and filters to it."""
         if self._in_force.apply(load):
             self.set_rows(self._batch_rows())
             self._agent = self._made_agent()
@@ -106,13 +95,10 @@ class Group(RowsDriver):
             self._worker.phase = Phase.AGENT_RESET
             self.agent.begin(position, prepared, 0)
 
-    # ------------------------------------------------------------------ running
-
     def run(self, version: int, n_timesteps: int) -> bool:
         """Run a fragment; return whether its version may still run.
 
-        Raises:
-            BaseException: What agent or environment raise; `worker.trajectory` says in which episode.
+        `worker.trajectory` is the episode at fault when agent or environment raise.
         """
         self._row = self.agent.row = -1
         self._version = version
@@ -125,7 +111,6 @@ class Group(RowsDriver):
             raise
 
     def _explain(self, error: BaseException) -> None:
-        """Say in which row's episode it was raised, and raise a better error where the reason is known."""
         worker = self._worker
         position = self._position_at_fault(error)
         row = self.rows[position]
@@ -141,12 +126,12 @@ class Group(RowsDriver):
             locate(error, row.env, None)
 
     def _position_at_fault(self, error: BaseException) -> int:
-        """Return the position of the row that an exception is about; the first one, where it may be any."""
+        """Return the position of the row at fault; 0 if any row may be."""
         position = max(self._row, self.agent.row)
         if position < 0 and (position := row_at_fault(error, -1)) < 0:
             names = ", ".join(str(row.index) for row in self.rows)
             error.add_note(f"get_actions had the observations of trajectories {names}")
-        # A row of no environment has a copy of the first one's observation.
+        # A padding row has a copy of the first row's observation.
         return position if 0 <= position < len(self.rows) else 0
 
     def _run(self, version: int, n_timesteps: int) -> bool:
@@ -164,7 +149,7 @@ class Group(RowsDriver):
         return True
 
     def _run_rows(self, version: int) -> bool:
-        """Let all rows take the timesteps that they have left."""
+        """Run all rows for their remaining timesteps."""
         worker = self._worker
         for position in range(len(self.rows)):
             self._begin(position)
@@ -184,12 +169,12 @@ class Group(RowsDriver):
             self._cut(position)
 
     def _cut(self, position: int) -> None:
-        """End a row's part at the end of the fragment, if an episode goes on."""
+        """Suspend a row's episode at the fragment's end."""
         if (script := self.rows[position].script) is not None:
             self._take_end(position, script.throw(Cut()))
 
     def _begin(self, position: int) -> None:
-        """Begin an episode in a row, or go on with the one that is there."""
+        """Begin or resume a row's episode."""
         worker, row, began = self._worker, self.rows[position], perf_counter()
         worker.row.set_phase(Phase.RESET)
         row.begin_fragment()
@@ -208,7 +193,6 @@ class Group(RowsDriver):
         self._recorder.rows[position].info = self.rows[position].info
 
     def _begin_next(self, position: int) -> None:
-        """Begin another episode in a row."""
         worker, row = self._worker, self.rows[position]
         worker.phase = Phase.RESET
         worker.take_in_hand(row.index)
@@ -226,7 +210,7 @@ class Group(RowsDriver):
         return reset_function(row.env, self._worker.resets, (0,))
 
     def _take_end(self, row: int, end: End) -> None:
-        """End the part of a row's episode in this fragment, and begin the next episode if there are timesteps left."""
+        """End a row's part in this fragment, and begin the next episode if timesteps are left."""
         part, of_env = self._running[row], self.rows[row]
         part.length, of_env.length = end.n_timesteps - of_env.length, end.n_timesteps
         of_env.info = end.info
@@ -246,14 +230,12 @@ class Group(RowsDriver):
         self._recorder.end(part, end, self.agent, self._worker)
 
     def metrics(self) -> tuple[tuple[str, str], ...]:
-        """Return how each metric of the fragment becomes one number; see `messages.Report`."""
+        """Return how each metric is reduced to a number; see `messages.Report`."""
         parts = [part for ended in self._ended for part in ended]
         return tuple({name: how for part in parts for name, how in part.metrics}.items())
 
-    # ------------------------------------------------------------------ what is told of it
-
     def gather(self) -> Rollouts:
-        """Return the parts of episodes in this fragment, in order of environment, then time."""
+        """Return the parts of this fragment, ordered by environment, then time."""
         worker, parts = self._worker, [each for ended in self._ended for each in ended]
         owners = [each.index for each in parts]
         rollouts = worker.finished(partial(self._gathered, parts), owners, self.rows[0].env)
@@ -276,15 +258,10 @@ class Group(RowsDriver):
         return self._recorder.gather(parts, self._worker.context.allocate)
 
     def take_over(self, standings: Mapping[int, Standing], version: int, *, agent_is_replaced: bool) -> int:
-        """Go on where another worker was lost; return how many timesteps environments were run for it.
+        """Continue the episodes of a lost worker; return the timesteps run to restore them.
 
-        Args:
-            standings: Where the rows stand, by the numbers of their environments.
-            version: The agent version in hand.
-            agent_is_replaced: Whether the agent was replaced since then.
-
-        Raises:
-            AbandonedError: The version may not run any more.
+        `standings` has the state of each row, by environment number. Raises an AbandonedError if the version may not
+        run any more.
         """
         packed = next((it.agent for row in self.rows if (it := standings[row.number]).agent), None)
         self._worker.phase = Phase.RESET
@@ -302,7 +279,7 @@ class Group(RowsDriver):
         return ran
 
     def _restore(self, row: FragmentRow, standing: Standing, version: int, agent_is_known: bool) -> int:
-        """Restore a row's episode, if one went on; return how many timesteps its environment was run for it."""
+        """Restore a row's suspended episode; return the timesteps run for it."""
         return completed(row.restore(self._worker, standing, version, agent_is_known=agent_is_known))
 
     def _restore_agent(self, packed: bytes, *, is_replaced: bool) -> None:
@@ -313,36 +290,28 @@ class Group(RowsDriver):
             row.kept = its if row.length else None
 
     def _lose_all(self, why: str) -> None:
-        """Let new episodes begin in all rows in which one went on, because the agent remembers none of them."""
+        """Discard all suspended episodes, because the agent's memory of them is lost."""
         for row in self.rows:
             if row.length:
                 row.lose(why)
         self.agent.begin_block(self._seed)
 
 
-# ----------------------------------------------------------------------
-
-
 class RunningGroups(Running):
-    """The groups of environments of fragments that a worker has; see `Running`.
+    """The groups of a worker, of `n_rows` environments each; see `Running`.
 
-    Args:
-        worker: The worker.
-        base_version: The agent version in which these environments began.
-        n_rows: How many environments a group has.
-        group: Makes a group.
+    `base_version` is the agent version at the start of these environments.
     """
 
     def __init__(self, worker: Worker, base_version: int, n_rows: int, group: Callable[..., Group] = Group) -> None:
         super().__init__(worker, base_version)
         self._n_rows, self._group = n_rows, group
         self._groups: dict[int, Group] = {}
-        # What was told when a lost worker was replaced, maybe some calls ago, and the agent then: groups that were
-        # complete are run again in the next call.
+        # The order that replaced a lost worker, maybe some calls ago, and the agent then: groups that were complete are
+        # run again in the next call.
         self._known: tuple[FragmentOrder | None, Any] = None, None
 
     def forget(self) -> None:
-        """Forget the episodes, whose environments stay open; see `Running`."""
         groups, self._groups = self._groups, {}
         for group in groups.values():
             for row in group.rows:
@@ -351,9 +320,9 @@ class RunningGroups(Running):
         super().forget()
 
     def run(self, ticket: Ticket, order: FragmentOrder) -> Outcome:
-        """Run the fragment of a ticket, which is of one group."""
+        """Run the fragment of a ticket, which has a single group."""
         worker, number, restored = self._worker, ticket.indices[0], 0
-        worker.trajectory = None  # what is made and updated here is of none
+        worker.trajectory = None  # updates belong to no trajectory
         is_new = number not in self._groups
         if is_new:
             self._groups[number] = self._new_group(number, order.n_envs)
@@ -373,7 +342,7 @@ class RunningGroups(Running):
         if not group.run(ticket.version, order.n_timesteps):
             return Outcome(None, 0, 0, len(group.rows), worker.ran_timesteps)
         if known is not order and known is not None and self._has_all(known.standings):
-            self._known = None, None  # the actions are not needed any more
+            self._known = None, None  # all groups are restored
         rollouts = group.gather()
         worker.ran_timesteps += restored
         return Outcome(
@@ -382,7 +351,6 @@ class RunningGroups(Running):
         )  # fmt: skip
 
     def _has_all(self, envs: Iterable[int]) -> bool:
-        """Return whether these environments are running."""
         return all(env // self._n_rows in self._groups for env in envs)
 
     def _new_group(self, number: int, n_envs: int) -> Group:

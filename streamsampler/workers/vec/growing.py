@@ -1,4 +1,4 @@
-"""Arrays that grow, step by step."""
+"""An array that grows, step by step."""
 
 from __future__ import annotations
 
@@ -15,13 +15,9 @@ _FEWEST_STEPS = 16
 
 
 class GrowingColumn:
-    """An array of (steps, n_rows, ...) that grows; what is in it is unchecked, and its user counts the steps.
+    """An array of (steps, n_rows, *shape) that grows; it checks no values, and its owner counts the steps.
 
-    Args:
-        n_rows: How many values a step has.
-        dtype: Their dtype.
-        shape: The shape of one.
-        buffer: The array to begin with; None for a new one.
+    The first array is `buffer`; None for a new array.
     """
 
     def __init__(
@@ -33,9 +29,9 @@ class GrowingColumn:
         self._buffer: Array = buffer
 
     def at(self, step: int) -> Array:
-        """Return the (n_rows, ...) values of a step to write to, a view, after making room for them.
+        """Return a view of a step's (n_rows, ...) values to write to, after making room for them.
 
-        What is written to an older view after that may be lost.
+        This may move the values: older views do not write to the column then.
         """
         try:
             return self._buffer[step]  # type: ignore[no-any-return]
@@ -46,14 +42,14 @@ class GrowingColumn:
             return self._buffer[step]  # type: ignore[no-any-return]
 
     def copy(self, step: int, values: Array) -> None:
-        """Copy the (n_rows, ...) values of a step, of a dtype that the column's holds."""
+        """Write the (n_rows, ...) values of a step; the column's dtype holds theirs."""
         if step < len(self._buffer):
             self._buffer[step] = values
         else:
             self.at(step)[...] = values
 
     def extend(self, step: int, values: Array) -> None:
-        """Copy values, (k, ...) of the column's dtype, to as many steps from one on; there is one row."""
+        """Write values, (k, ...) of the column's dtype, to k steps from this step on; `n_rows` is 1."""
         stop = step + len(values)
         if stop > len(self._buffer):
             shorter = self._buffer
@@ -62,22 +58,17 @@ class GrowingColumn:
         self._buffer[step:stop, 0] = values
 
     def gather(self, numbers: NDArray[np.int64], allocate: Allocate | None = None) -> Array:
-        """Return the values of some numbers, in their order.
+        """Return a copy, (k, ...), of the values with some numbers, `step * n_rows + row`, in their order.
 
-        Args:
-            numbers: (k,) numbers, `step * n_rows + row`, of steps that were written.
-            allocate: Makes the array for values that are no objects; None for a new one.
-
-        Returns:
-            (k, ...), a copy.
+        `allocate` makes the array, unless values are objects.
         """
         n_steps, n_rows, *shape = self._buffer.shape
         values = self._buffer.reshape(n_steps * n_rows, *shape)
         if allocate is None or values.dtype.hasobject:
             return values.take(numbers, axis=0)
-        # With the mode "raise" it would be written elsewhere first.
+        # With the mode "raise" NumPy would write to a buffer first.
         return values.take(numbers, 0, allocate((len(numbers), *shape), values.dtype), "clip")
 
     def forget_before(self, step: int, n_steps: int) -> None:
-        """Move what was written from a step on, of `n_steps` steps, to the front: that step has the number 0 then."""
+        """Move the steps from `step` to `n_steps` to the front: `step` has the number 0 then."""
         self._buffer[: n_steps - step] = self._buffer[step:n_steps]

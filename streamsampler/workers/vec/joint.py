@@ -1,4 +1,7 @@
-"""Ask the policies of several agents for the actions of many environments, and record what the agents do in each."""
+"""Several agents in many environments: ask their policies across rows, and record each environment's agents.
+
+`PlayersOfRows` stands in a driver for the agent, `JointRows` for the recorder.
+"""
 
 from __future__ import annotations
 
@@ -32,15 +35,9 @@ _ACTION, _RECORDING = Phase.ACTION, Phase.RECORDING
 
 
 class PlayersOfRows(BatchedAgent):
-    """The policies that play in many environments: stands where an agent stands that chooses the actions of n rows.
+    """The policies that play in many environments, as a `BatchedAgent`: a row is an environment.
 
-    Args:
-        players: The policies.
-        worker: Has the trajectory that begins in hand.
-        tells_all: Whether `choose` tells the infos of those policies, too, that have them for all rows together.
-
-    Attributes:
-        players: The same.
+    `tells_all` lets `choose` record the infos of policies asked across environments, too.
     """
 
     def __init__(self, players: Players, worker: Worker, *, tells_all: bool = False) -> None:
@@ -48,33 +45,29 @@ class PlayersOfRows(BatchedAgent):
 
     @property
     def agents(self) -> list[Any]:  # type: ignore[override]
-        """The tables of the environments: each stands where its environment's agent stands."""
+        """The tables of the environments: hooks see a table as the environment's agent."""
         return self.players.tables
 
     @property
     def can_wait(self) -> bool:  # type: ignore[override]
-        """Whether policies may be asked for some environments while others wait."""
         return all(policy.can_wait for policy in self.players.policies.values())
 
     def prepare(self, seeds: list[int]) -> Any:
-        """Return the seeds of trajectories for their agents."""
         return derived_seeds(seeds, SeedUse.AGENT)
 
     def begin(self, row: int, prepared: Any, position: int) -> None:
-        """Begin a trajectory in a row: the one that the worker has in hand."""
+        """Begin the worker's current trajectory in a row."""
         assert self._worker.trajectory is not None
         self.players.tables[row].begin(self._worker.trajectory, prepared[position])
 
     def get_state(self) -> Any:
-        """Return what the policies remember, for `set_state`; None if one cannot say that."""
         return self.players.get_state() if self.players.are_restorable else None
 
     def set_state(self, state: Any) -> None:
-        """Go on where the same policies were when `get_state` returned `state`."""
         self.players.set_state(state)
 
     def begin_part(self) -> None:
-        """Do nothing: where episodes go on `Players.begin_part` is told where."""
+        """Do nothing: `Players.begin_part` receives the positions of resumed episodes."""
 
     def _get_value(self, row: int) -> Callable[[Any], Any] | None:  # noqa: ARG002 - agents' values are recorded
         return None
@@ -83,8 +76,8 @@ class PlayersOfRows(BatchedAgent):
         self, observations: Any, live: Sequence[int], worker: Worker, record_info: Callable[[int, Any], None],
         masks: NDArray[np.bool_] | None = None,
     ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
-        """Choose the actions of n rows, each a dict by agent; see `BatchedAgent.choose`."""
-        del observations, masks  # tables have them
+        """Choose the actions of rows, each a dict by agent; see `BatchedAgent.choose`."""
+        del observations, masks  # tables have the observations
         words, timesteps_word, watched = worker.row.words, worker.row.timesteps_word, worker.row.attention
         n_before, asked = words[timesteps_word], 0
 
@@ -112,18 +105,15 @@ class PlayersOfRows(BatchedAgent):
 
 
 class JointRows:
-    """Records what the agents of n environments do, each with recorders of its own: one for each ticket that it runs.
+    """Records the agents of n environments, with the interface of a `StepRecorder`.
 
-    It stands where a `StepRecorder` stands.
-
-    Args:
-        envs: The environments.
+    Each environment has a recorder for each of its tickets.
 
     Attributes:
-        n_rows: How many environments there are.
+        n_rows: The number of environments.
         rows: The recorders that the environments' scripts write to.
         keeps_sent: Whether recorders keep the joint actions of parts.
-        step: The step in hand.
+        step: The current step.
     """
 
     def __init__(self, envs: Sequence[MultiAgentEnv]) -> None:
@@ -133,29 +123,28 @@ class JointRows:
         self._make_for(None, ())
 
     def play_with(self, players: Players) -> None:
-        """Record what these policies do, in as many environments."""
+        """Record these policies, in the same environments."""
         if players.tables is not self._tables:
             self._make_for(players, players.tables)
 
     def _make_for(self, players: Players | None, tables: Sequence[Table]) -> None:
         self._players, self._tables = players, tables
-        self._infos: dict[str, BatchInfos] = {}  # of policies that are asked across environments
+        self._infos: dict[str, BatchInfos] = {}  # of policies asked across environments
         self.rows: list[Any] = [None] * self.n_rows
-        self._asked: list[list[int]] = [[] for _ in range(self.n_rows)]  # in which steps
+        self._asked: list[list[int]] = [[] for _ in range(self.n_rows)]  # the steps of each row
         self._of_tickets: list[dict[Hashable, JointRecorder]] = [{} for _ in range(self.n_rows)]
         self._free: list[list[JointRecorder]] = [[] for _ in range(self.n_rows)]
 
     @property
     def first(self) -> int:
-        """The number of the first row's timestep in the last step: `step * n_rows + row`."""
+        """The number of the first row's timestep in the last step."""
         return (self.step - 1) * self.n_rows
 
     def position_of(self, row: int) -> int:
-        """Return the position of a row in the last step."""
         return row
 
     def n_asked(self, row: int, begun: int) -> int:
-        """Return in how many steps since `begun` policies were asked for a row."""
+        """Return the number of steps since `begun` in which policies chose for a row."""
         asked = self._asked[row]
         return len(asked) - bisect_left(asked, begun)
 
@@ -171,7 +160,7 @@ class JointRows:
         """Do nothing: recorders have the rewards."""
 
     def begin(self, ticket: Hashable, position: int, index: int, row: int) -> RowTrajectory:
-        """Return a new trajectory, whose script is about to run in a row, and which is recorded for a ticket."""
+        """Return a new trajectory, before its script runs in a row."""
         of_tickets = self._of_tickets[row]
         if ticket not in of_tickets:
             free = self._free[row]
@@ -190,16 +179,12 @@ class JointRows:
         return {}
 
     def repeated(self, row: int) -> Tree:
-        """Return nothing: where one row is asked for alone, all that policies see is its observations."""
+        """Return nothing: policies see only the observations of the live rows."""
         del row
         return {}
 
     def record_actions(self, live: Sequence[int], actions: list[Any], *, rounds: bool) -> list[Any]:
-        """Record the actions of rows; return them, with the floats of their spaces if that is wanted.
-
-        Raises:
-            ActionError: One does not fit its space; its attribute `row` is the row.
-        """
+        """Record the actions of rows; return them, with the floats of their spaces if `rounds`."""
         rows = self.rows
         for row in live:
             try:
@@ -214,7 +199,7 @@ class JointRows:
         return actions
 
     def _record_infos(self) -> None:
-        """Record the infos of policies that are asked across environments: those of the step before `step`."""
+        """Record the last step's infos of policies asked across environments."""
         assert self._players is not None
         for asked in self._players.asked:
             if asked.infos and (policy := asked.policy).crosses:
@@ -222,12 +207,11 @@ class JointRows:
                 infos.record((self.step - 1) * policy.n_rows + asked.numbers, asked.infos, asked.numbers)
 
     def record_agent_info(self, number: int, infos: Any) -> None:
-        """Record the infos of a row's agents of the step before `step`; for the number see `StepRecorder`."""
+        """Record the last step's infos of a row's agents; for the number see `StepRecorder`."""
         step, row = divmod(number, self.n_rows)
         self.rows[row].record_agent_info(step, infos)
 
     def end(self, trajectory: RowTrajectory, end: End, agent: BatchedAgent, worker: Worker) -> None:
-        """End the trajectory in a row."""
         del agent, worker  # agents' values are recorded
         recorder = self.rows[trajectory.row]
         if recorder.metrics:
@@ -237,23 +221,20 @@ class JointRows:
         trajectory.recorded = recorder, recorder.n_trajectories - 1, n_before
 
     def leave_out(self, row: int) -> None:
-        """Forget the trajectory in a row."""
         self.rows[row].abandon()
 
     def infos_of(self, row: int) -> dict[str, Any]:
-        """Return the last infos of a row's agents."""
         return self._tables[row].infos()
 
     def clear(self) -> None:
-        """Forget everything."""
         self.keep(())
         self._infos.clear()
         self.step = 0
 
     def keep(self, trajectories: Sequence[RowTrajectory]) -> None:
-        """Forget what was recorded for other tickets than those of these trajectories."""
+        """Forget all tickets but those of these trajectories."""
         step = min((each.begun for each in trajectories), default=self.step)
-        if 2 * step >= self.step:  # what is kept has to be moved
+        if 2 * step >= self.step:  # keeping moves the rest, so it must be worth it
             for name, infos in self._infos.items():
                 infos.forget_before(step * self._policy(name).n_rows)
             self.step -= step
@@ -266,11 +247,7 @@ class JointRows:
                 free.append(of_tickets.pop(ticket))
 
     def gather(self, trajectories: Sequence[RowTrajectory], allocate: Allocate) -> Rollouts:
-        """Return trajectories of one ticket that have ended, in order.
-
-        Raises:
-            DataError: One is wrong; its attribute `position` is the position in `trajectories`.
-        """
+        """Return ended trajectories of a ticket, in order; an error has the position of the wrong one as `position`."""
         found, played = self._parts(trajectories)
         rollouts = in_order([(found[each.recorded[0]], each.recorded[1]) for each in trajectories], allocate)
         rollouts.policies = put_together(played, allocate)
@@ -284,7 +261,7 @@ class JointRows:
         return rollouts
 
     def _parts(self, trajectories: Sequence[RowTrajectory]) -> tuple[dict[JointRecorder, Rollouts], list[Played]]:
-        """Return what each recorder has of trajectories, and what agents did, by position in `trajectories`."""
+        """Return each recorder's rollouts of trajectories, and the agents' rows by position in `trajectories`."""
         positions: dict[JointRecorder, list[int]] = {}
         for position, trajectory in enumerate(trajectories):
             positions.setdefault(trajectory.recorded[0], []).append(position)
@@ -293,7 +270,7 @@ class JointRows:
         errors: list[DataError] = []
         for recorder, own in positions.items():
             if recorder.n_trajectories > len(own):
-                recorder.forget_after(len(own))  # one of those was wrong: see `Worker.finished_in_order`
+                recorder.forget_after(len(own))  # a later trajectory was wrong: see `Worker.finished_in_order`
             try:
                 found[recorder], parts = recorder.parts()
             except DataError as error:
@@ -308,7 +285,7 @@ class JointRows:
     def _steps_of(
         self, trajectories: Sequence[RowTrajectory], owners: NDArray[np.int64], env_timesteps: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Return in which step each of some timesteps of trajectories was chosen; -1 if that was in an earlier part."""
+        """Return the step that chose each timestep; -1 for timesteps of an earlier part."""
         steps, n_before = [], np.array([it.recorded[2] for it in trajectories], np.int64)
         for it in trajectories:
             asked = self._asked[it.row]
@@ -325,7 +302,7 @@ class JointRows:
         return self._players.policies[name]
 
     def _add_infos(self, played: PolicyRollouts, trajectories: Sequence[RowTrajectory]) -> None:
-        """Add the infos of a policy that is asked across environments: each step of a row is one of its environment."""
+        """Add the infos of a policy asked across environments: its rows are agents of environments."""
         if played.policy not in self._infos:
             return
         policy, rollouts = self._policy(played.policy), played.rollouts
@@ -338,7 +315,7 @@ class JointRows:
         def owners(steps: NDArray[np.int64]) -> NDArray[np.int64]:
             return played.episodes[np.searchsorted(ends, steps, side="right")]
 
-        is_earlier = steps < 0  # chosen in an earlier part, and recorded again in this one
+        is_earlier = steps < 0  # chosen in an earlier part, and recorded again in this part
         numbers[is_earlier] = -1
         found = self._infos[played.policy].select(numbers, owners)
         if is_earlier.any():

@@ -1,4 +1,4 @@
-"""Run fragments of several agents side by side: the environments of a group, and policies that play in all of them."""
+"""Run fragments of several agents in groups: each policy plays in all environments of a group."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from streamsampler.workers.vec.steps import RowTrajectory
 
 
 class GroupOfAgents(Group):
-    """The environments of several agents that take each timestep together; see `Group`."""
+    """A `Group` of environments with several agents."""
 
     _recorder: JointRows
 
@@ -25,11 +25,8 @@ class GroupOfAgents(Group):
         self._rounds = True
         self._players: Players | None = None
 
-    # ------------------------------------------------------------------ policies
-
     @property
     def players(self) -> Players:
-        """The policies."""
         assert self._players is not None
         return self._players
 
@@ -44,16 +41,13 @@ class GroupOfAgents(Group):
         return PlayersOfRows(self.players, self._worker)
 
     def _play_with(self, players: Players) -> None:
-        """Let policies play that have the environments of this group."""
+        """Use these policies, with the tables of this group's environments."""
         self._players = players
         self._recorder.play_with(players)
         for row, table in zip(self.rows, players.tables, strict=True):
             row.table = table
 
-    # ------------------------------------------------------------------ fragments
-
     def run(self, version: int, n_timesteps: int) -> bool:
-        """Run a fragment; see `Group.run`."""
         self.players.begin_part([place for place, row in enumerate(self.rows) if row.length])
         return super().run(version, n_timesteps)
 
@@ -69,8 +63,6 @@ class GroupOfAgents(Group):
         row, recorder = self.rows[part.row], self._recorder.rows[part.row]
         row.suspended, row.sent = (None, None) if end.ended else (recorder.suspended, recorder.sent)
         self._worker.phase = Phase.STEP
-
-    # ------------------------------------------------------------------ losses
 
     def _state_of_agent(self) -> Any:
         state = self.agent.get_state()

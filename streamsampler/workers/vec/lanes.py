@@ -1,4 +1,8 @@
-"""Run trajectories side by side in several environments of this process: in lanes, or in blocks."""
+"""Run trajectories in several environments of this process: in lanes, or in blocks.
+
+`LaneRunner` adds tickets to `RowsDriver`: it starts the next trajectory in a free row, also of later tickets. An
+exception may belong to such a later ticket: `failed_ahead`.
+"""
 
 from __future__ import annotations
 
@@ -35,20 +39,17 @@ _STEP_NUMBER = phase_number(Phase.STEP)
 
 
 MULTIPLE = 16
-"""At multiples of this no row of a batch was seen to depend on its place (oneMKL on processors with AVX-512: with 2, 4,
-7, 8 and 31 rows some do). So rows that are free can take any trajectory."""
+"""With multiples of this, rows do not depend on their place in the batch, so that free rows can run any trajectory.
+(With oneMKL and AVX-512, some rows do with 2, 4, 7, 8 and 31 rows.)
+"""
 
 
 def rows_of_lanes(n_envs: int) -> int:
-    """Return how many rows the agent's batches have where trajectories run in lanes.
+    """Return the rows of an agent's batches in lanes, for at most `n_envs` environments.
 
-    Whole multiples of 16: then any row that is free may run any trajectory, and 1.17 rows are asked for each timestep
-    that is kept, not 1.42 (CartPole of 20 timesteps in 32 rows). Where more than a third would be added, batches have
-    as many rows as there are environments: a network that costs something for each row, such as one of convolutions,
-    loses more by added rows than free ones save.
-
-    Args:
-        n_envs: How many environments a worker has at most.
+    Whole multiples of 16 let any free row run any trajectory: 1.17 rows are computed for each timestep, not 1.42
+    (CartPole of 20 timesteps in 32 rows). If padding would add more than a third, the result is `n_envs`: networks with
+    a cost for each row, such as convolutions, would lose more.
     """
     n_rows = -(-n_envs // MULTIPLE) * MULTIPLE
     return n_rows if 3 * n_rows <= 4 * n_envs else n_envs
@@ -57,31 +58,25 @@ def rows_of_lanes(n_envs: int) -> int:
 class LaneRunner(RowsDriver):
     """Runs trajectories in several environments, each of which is a row.
 
-    *In lanes* a row begins its next trajectory as soon as one has ended, those of the tickets that the worker holds
-    ahead included; these go on when their ticket's turn has come. It is the next one of all, where rows do not depend
-    on their place; otherwise the trajectory of index i runs in row i mod n.
+    *In lanes* a row begins its next trajectory as soon as the last has ended, later tickets of the worker included;
+    these trajectories continue when their ticket's turn comes. If rows do not depend on their place, a row takes the
+    next trajectory of all; otherwise trajectory i runs in row i mod n.
 
-    *In blocks* the rows begin the first trajectories of a block, and a row whose trajectory ends begins the next one of
-    the block, rows in order within a step; the next block begins when all have ended.
+    *In blocks* the rows begin the first trajectories of a block, and free rows begin the next, in the order of rows
+    within a step; the next block begins when all have ended.
 
-    Each batch has all rows. Those that are silent have a copy of a live one's observation. So what is batched together
-    is, with blocks, a function of the block alone; and with lanes no trajectory sees another one, if the agent's rows
-    do not depend on each other.
+    Each batch has all rows; silent rows have a copy of a live row's observation. So batches of a block are a function
+    of the block alone; and in lanes trajectories do not influence each other if the agent's rows are independent.
 
-    Args:
-        envs: The environments.
-        worker: Shows phase and trajectory.
-        n_rows: How many rows the agent's batches have in blocks; None for as many as there are environments.
-        fixed_rows: Whether trajectory i runs in row i mod n in blocks, too: the environments differ.
-        callers: For each environment what calls its hooks; none without hooks.
-        more: Further ones of `RowsDriver`.
+    `n_rows` are the rows of the agent's batches in blocks. With `fixed_rows` trajectory i runs in row i mod n in
+    blocks, too: the environments differ.
     """
 
     def __init__(
         self, envs: list[gymnasium.Env[Any, Any]], worker: Worker, *, n_rows: int | None = None,
         fixed_rows: bool = False, callers: Sequence[HookCaller] = (), **more: Any,
     ) -> None:  # fmt: skip
-        # Through wrappers it takes a microsecond to look the spaces up.
+        # Through wrappers a lookup of the spaces takes a microsecond.
         spaces = envs[0].observation_space, envs[0].action_space
         super().__init__(worker, envs, spaces, n_rows or len(envs), callers, **more)
         self._limit = worker.context.max_episode_length
@@ -90,47 +85,37 @@ class LaneRunner(RowsDriver):
         self._in_lanes = True
         self._fixed_rows = fixed_rows
         self._at_fault: RowTrajectory | None = None
-        self._n_wanted = 0  # how many trajectories of the ticket in hand are to end
+        self._n_wanted = 0  # trajectories of the current ticket that have to end
 
     @property
     def n_slots(self) -> int:
-        """How many rows the agent's batches have."""
         return self._n_rows
 
     @property
     def is_idle(self) -> bool:
-        """Whether no trajectory has begun that is in no answer yet."""
+        """Whether all trajectories begun are in a report."""
         return not self._tickets.begun()
 
     def set_rows(self, n_rows: int) -> None:
-        """Let the agent's batches have so many rows from now on, and forget all tickets where they had others."""
+        """Change the number of rows in the agent's batches, and forget all tickets if it differs."""
         if n_rows != self._n_rows:
             self.forget()
         super().set_rows(n_rows)
 
     def take_any_row(self, any_row: bool) -> None:
-        """Say whether any row that is free may run any trajectory, in lanes too."""
+        """Set whether free rows may run any trajectory, in lanes too."""
         self._tickets.any_row = any_row and not self._fixed_rows
 
     @property
     def failed_ahead(self) -> bool:
-        """Whether what was raised last may have been raised for a trajectory of a later ticket."""
+        """Whether the last exception may belong to a later ticket's trajectory."""
         tickets, at_fault = self._tickets, self._at_fault
         return tickets.ran_ahead and (at_fault is None or at_fault.ticket is not tickets.in_hand)
 
-    # ------------------------------------------------------------------ tickets
-
     def run_lanes(self, ticket: Ticket, seeds: list[int], agent: BatchedAgent, *, alone: bool = False) -> bool:
-        """Run a ticket's trajectories to their ends, and those of later tickets meanwhile.
+        """Run a ticket's trajectories to their ends, and later tickets' meanwhile unless `alone`.
 
-        Args:
-            ticket: The ticket.
-            seeds: Its trajectories' seeds.
-            agent: The agent.
-            alone: Whether no trajectory of a later ticket is to begin.
-
-        Returns:
-            Whether its version may still run.
+        Returns whether the ticket's version may still run.
         """
         self._tickets.alone, self._in_lanes = alone, True
         if not self._tickets.holds_first(ticket):
@@ -138,11 +123,7 @@ class LaneRunner(RowsDriver):
         return self._run(len(seeds))
 
     def run_blocks(self, ticket: Ticket, seeds: list[int], agent: BatchedAgent) -> bool:
-        """Run a ticket's trajectories, one block after the other.
-
-        Returns:
-            Whether its version may still run.
-        """
+        """Run a ticket's trajectories block by block; return whether its version may still run."""
         worker, self._tickets.alone, self._in_lanes = self._worker, True, False
         running = self._begin_ticket(ticket, seeds, agent)
         for first in range(0, len(seeds), ticket.block):
@@ -171,28 +152,23 @@ class LaneRunner(RowsDriver):
         return self._tickets.begin(ticket, seeds, agent)
 
     def ended(self) -> list[RowTrajectory]:
-        """Return the trajectories of the ticket in hand that have ended, in its order."""
         return self._tickets.in_hand.ended()
 
     def left_out(self) -> list[RowTrajectory]:
-        """Return the trajectories of the ticket in hand that were left out, in its order."""
         return self._tickets.in_hand.left_out()
 
     def gather(self, most: int | None) -> Rollouts:
-        """Return the first trajectories of the ticket in hand, or all of them; see `StepRecorder.gather`."""
         return self._recorder.gather(self.ended()[:most], self._worker.context.allocate)
 
     def metrics(self) -> tuple[tuple[str, str], ...]:
-        """Return how each metric of the ticket in hand becomes one number; see `messages.Report`."""
         return tuple({name: how for each in self.ended() for name, how in each.metrics}.items())
 
     def end_ticket(self) -> None:
-        """Forget the ticket in hand."""
         self._tickets.end()
         self._recorder.keep(self._tickets.begun())
 
     def forget(self) -> tuple[int, int]:
-        """Forget all tickets, and return how many trajectories had begun, and the timesteps that are in no answer."""
+        """Forget all tickets; return the number of trajectories begun, and the unreported timesteps."""
         forgotten = sum(each.left_out is None for each in self._tickets.begun()), self.n_ran
         self._tickets.clear()
         self._running = [None] * len(self._envs)
@@ -204,10 +180,7 @@ class LaneRunner(RowsDriver):
         self.n_ran = 0
         return forgotten
 
-    # ------------------------------------------------------------------ beginning and ending trajectories
-
     def _fill(self) -> None:
-        """Begin trajectories in the rows that are silent."""
         began, order = perf_counter(), self._live
         for row, trajectory in enumerate(self._running):
             if trajectory is None and (found := self._tickets.next_in(row)) is not None:
@@ -226,7 +199,7 @@ class LaneRunner(RowsDriver):
             self._sources[live] = live
 
     def _begin(self, row: int, running: RunningTicket, position: int) -> None:
-        """Begin a trajectory in a row; where it is left out at its start, the next one."""
+        """Begin a trajectory in a row; if hooks drop it at its start, begin the next."""
         worker, index, seed = self._worker, running.ticket.indices[position], running.seeds[position]
         trajectory = self._running[row] = self._recorder.begin(running, position, index, row)
         running.begun.append(trajectory)
@@ -252,7 +225,6 @@ class LaneRunner(RowsDriver):
         words[phase_word] = _STEP_NUMBER
 
     def _reset_function(self, row: int, index: int) -> Callable[..., Any]:
-        """Return what resets a row's environment for a trajectory."""
         return reset_function(self._envs[row], self._worker.resets, (index,))
 
     def _begin_agent(self, row: int, prepared: Any, position: int, _seed: int) -> None:
@@ -264,7 +236,6 @@ class LaneRunner(RowsDriver):
         agent.begin(row, prepared, position)
 
     def _take_end(self, row: int, end: End) -> None:
-        """End a row's trajectory, and begin its next one, if there is one."""
         trajectory = self._running[row]
         assert trajectory is not None
         assert self._agent is not None
@@ -282,7 +253,6 @@ class LaneRunner(RowsDriver):
         self._worker.phase = _STEP
 
     def _end_left_out(self, row: int, error: AbnormalTrajectoryError) -> None:
-        """End a row's trajectory, which is in no batch."""
         trajectory, hooks = self._running[row], self._hooks[row]
         assert trajectory is not None
         assert hooks.context is not None
@@ -292,7 +262,7 @@ class LaneRunner(RowsDriver):
         self._running[row] = None
 
     def _fill_row(self, row: int) -> None:
-        """Begin a row's next trajectory, if there is one."""
+        """Begin a row's next trajectory, if any; the step's seconds exclude the reset's."""
         began = perf_counter()
         if (found := self._tickets.next_in(row)) is not None:
             self._begin(row, *found)
@@ -300,10 +270,8 @@ class LaneRunner(RowsDriver):
         self.seconds[0] += elapsed
         self.seconds[2] -= elapsed
 
-    # ------------------------------------------------------------------ stepping
-
     def _run(self, n_ended: int) -> bool:
-        """Step the environments until so many of the ticket's trajectories have ended, or its version may not run."""
+        """Step the environments until `n_ended` trajectories of the ticket have ended, or its version may not run."""
         words, running = self._worker.row.words, self._tickets.in_hand
         words[self._worker.row.timesteps_word] = self.n_ran
         version = self._version = running.ticket.version
@@ -322,16 +290,15 @@ class LaneRunner(RowsDriver):
         return True
 
     def _step_all(self) -> None:
-        """Send the scripts their actions, and look for rows that have become silent."""
+        """Send the scripts their actions, and find rows without a next trajectory."""
         super()._step_all()
-        # Only when their number has changed: batches keep arrays made for the list of live rows while it is the same.
+        # Only when their number has changed: batches keep arrays for the list of live rows as long as it is the same
+        # object.
         if self._running.count(None) != len(self._running) - len(self._live):
             self._find_live()
 
-    # ------------------------------------------------------------------ errors
-
     def _explain(self, error: BaseException) -> None:
-        """Say which trajectory was in hand, and raise a better error where the reason is known."""
+        """Find the trajectory at fault, and raise a better error if possible."""
         worker, agent = self._worker, self._agent
         assert agent is not None
         at_fault = self._found_at_fault(error)
@@ -340,10 +307,11 @@ class LaneRunner(RowsDriver):
         if at_fault is not None:
             worker.trajectory, row = at_fault.index, at_fault.row
             timestep = self._timestep_of(at_fault)
-            # What is raised for a later ticket is raised again at its turn.
+            # A later ticket's exception is raised again at its turn.
             if self._hooks and at_fault.ticket is self._tickets.in_hand:
                 self._hooks[row].lost(error)
-        if worker.phase is _STEP and self._singles and not isinstance(error, UsageError):  # which says it already
+        # A UsageError says it already.
+        if worker.phase is _STEP and self._singles and not isinstance(error, UsageError):
             better = step_error(error, self._singles[row], self.spaces[1])
             if better is not None:
                 worker.phase = Phase.ACTION if isinstance(better, ActionError) else worker.phase
@@ -358,7 +326,7 @@ class LaneRunner(RowsDriver):
         return self._recorder.n_asked(trajectory.row, trajectory.begun)
 
     def _found_at_fault(self, error: BaseException) -> RowTrajectory | None:
-        """Return the trajectory that an exception is about; None if it may be one of several."""
+        """Return the trajectory at fault; None if several may be."""
         agent, worker = self._agent, self._worker
         assert agent is not None
         row = agent.row if agent.row >= 0 else self._row
@@ -368,7 +336,7 @@ class LaneRunner(RowsDriver):
             return self._running[row]
         running = sorted(self._in_hand(), key=lambda each: each.index)
         if not running or self._tickets.ran_ahead:
-            return None  # the ticket in hand is run again alone
+            return None  # the current ticket is run again alone
         names = ", ".join(str(each.index) for each in running)
         error.add_note(f"get_actions had the observations of trajectories {names}")
         if worker.phase is Phase.ACTION and isinstance(error, Exception) and self._in_lanes:

@@ -1,8 +1,8 @@
-"""Run tickets in an environment that is vectorised natively: cut its stream into trajectories.
+"""Run tickets in a native vector environment: cut its stream of steps into trajectories.
 
-A `NativeRunner` steps all rows at once. What it cannot do, and `LaneRunner` can, is said here: it runs no fragments and
-calls no hooks, takes no tasks, and one dict of reset options for all trajectories; where the environment resets itself,
-only that one can end a trajectory, and only the first trajectory of a slot begins from a seed of its own.
+A `NativeRunner` steps all slots at once. Unlike `LaneRunner` it runs no fragments and calls no hooks, takes no tasks,
+and takes a single dict of reset options for all trajectories. If the environment resets itself, only the environment
+can end a trajectory, and only a slot's first trajectory begins from its own seed.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ _RESET_NUMBER = phase_number(Phase.RESET)
 _ACTION_NUMBER, _STEP_NUMBER = phase_number(Phase.ACTION), phase_number(Phase.STEP)
 _BOOL = np.dtype(np.bool_)
 _SILENT_SHARE = 0.25
-"""Where slots stand silent for more of the steps than this, a hint says so."""
+"""The share of silent slots in all steps from which a hint is logged."""
 _FEWEST_TRAJECTORIES = 4
-"""Trajectories for each slot that are looked at for the hint."""
+"""Trajectories for each slot before the hint."""
 
 NEXT_STEP, SAME_STEP, DISABLED = "NEXT_STEP", "SAME_STEP", "DISABLED"
 
@@ -64,29 +64,29 @@ def _mode_of(env: AnyVectorEnv) -> str:
 class NativeRunner:
     """Runs blocks in a `gymnasium.vector.VectorEnv`; slots are its environments.
 
-    The slots begin the first trajectories of a block. A slot whose trajectory ends begins the next one, slots in order
-    within a step; where the block has none left the slot falls silent, and is stepped along with whatever the agent
-    does on the first live slot's observation. How a slot begins its next trajectory depends on the environment's
-    autoreset mode (see `gymnasium.vector.AutoresetMode`):
+    The slots begin the first trajectories of a block. A free slot begins the next, in the order of slots within a step;
+    if the block has none left, the slot falls silent: it is stepped with the agent's action on a live slot's
+    observation. The environment's autoreset mode (`gymnasium.vector.AutoresetMode`) decides how a slot begins its next
+    trajectory:
 
-    - NEXT_STEP: the observation of the last step is the final one; in the slot's next step the environment resets, and
-      ignores the action, which the agent chose on the final observation: of that step nothing is recorded.
-    - SAME_STEP: the observation is the new trajectory's first one already; the final one is in ``final_obs``.
-    - DISABLED: the slot is reset by ``reset(seed=…, options={"reset_mask": …})``, from the trajectory's own seed.
+    - NEXT_STEP: the last step's observation is the final one; the next step resets the slot, ignores the action, and is
+      not recorded.
+    - SAME_STEP: the observation is the new trajectory's first; the final one is in ``final_obs``.
+    - DISABLED: ``reset(seed=…, options={"reset_mask": …})`` resets the slot, from the trajectory's own seed.
 
-    At the start of each block the whole environment is reset, with the seeds of the first trajectories. With the first
-    two modes a slot's later trajectories go on with what its environment draws.
+    Each block begins with a reset of the whole environment, from the seeds of the first trajectories. With the first
+    two modes a slot's later trajectories continue the environment's own random numbers.
 
     Args:
         env: The environment.
-        worker: Shows phase and trajectory; has the seeds and the reset options that a call was given.
+        worker: Shows phase and trajectory; has the call's seeds and reset options.
 
     Attributes:
-        n_slots: How many trajectories run side by side.
-        spaces: Observation and action space of one environment.
+        n_slots: The number of slots.
+        spaces: Observation and action space of a single environment.
 
     Raises:
-        UsageError: There is a limit to trajectories' lengths, which only the mode DISABLED can take.
+        UsageError: `max_episode_length` is set, which only the mode DISABLED can apply.
     """
 
     def __init__(self, env: Any, worker: Worker) -> None:
@@ -102,29 +102,27 @@ class NativeRunner:
         self.spaces = env.single_observation_space, env.single_action_space
         n_slots = self.n_slots = int(env.num_envs)
         self._recorder = NativeRecorder(*self.spaces, n_slots)
-        self._takes_list = True  # until a reset has refused one
+        self._takes_list = True  # until a reset has refused a list
         self._slots, self._shape = np.arange(n_slots), (n_slots,)
         self._live = np.zeros(n_slots, dtype=np.bool_)
         self._silent = np.zeros(n_slots, dtype=np.bool_)  # neither live nor about to begin a trajectory
         self._n_live = self._n_silent = 0
-        self._resetting = self._slots[:0]  # slots that the environment resets in the step to come
+        self._resetting = self._slots[:0]  # slots that the environment resets in the next step
         self._stop = 0  # the position in the ticket after the block's last one
         self._in_reset = False
-        self._masks: SlotMasks | None = None  # for an agent that takes them
+        self._masks: SlotMasks | None = None  # for agents that take masks
         self._seconds = [0.0, 0.0, 0.0]
         self._hinted = worker.context.worker_number > 0
-        self._n_silent_rows = 0  # steps of slots that had no trajectory left
-        # For the hint: blocks, their trajectories, their timesteps and those steps.
+        self._n_silent_rows = 0  # steps of silent slots
+        # For the hint: blocks, their trajectories, their timesteps and silent steps.
         self._n_blocks, self._n_trajectories, self._looked_at = 0, 0, np.zeros(2, np.int64)
         self._version = 0
-
-    # ------------------------------------------------------------------ tickets
 
     def rollout(self, ticket: Ticket, seeds: list[int], agent: BatchedAgent) -> Outcome:
         """Run a ticket, block by block; see `Worker.rollout`."""
         recorder, worker = self._recorder, self._worker
-        # Where a call has given some seeds or options, an environment that resets itself takes them only when the whole
-        # of it is reset: then a block has one trajectory for each of its environments.
+        # An environment that resets itself takes a call's seeds and options only at a reset of all slots: then a block
+        # has a single trajectory for each slot.
         given = worker.resets is not None and not worker.resets.says_only_version
         one_each = given and self._mode != DISABLED
         size = min(self.n_slots, ticket.block) if one_each else ticket.block
@@ -139,7 +137,7 @@ class NativeRunner:
         return Outcome(None, recorder.n_ended, n_ran, n_running, abandoned, seconds)
 
     def run(self, ticket: Ticket, seeds: list[int], agent: BatchedAgent, size: int, *, hints: bool = False) -> bool:
-        """Run a ticket in blocks of so many trajectories; return whether its version may still run."""
+        """Run a ticket in blocks of `size` trajectories; return whether its version may still run."""
         self._ticket, self._seeds, self._agent = ticket, seeds, agent
         longer = self._worker.runs_longer_blocks
         if longer and self._version != ticket.version:  # within a call, blocks get longer
@@ -160,7 +158,7 @@ class NativeRunner:
         return True
 
     def _look_at_silence(self) -> None:
-        """Say once what longer blocks would save."""
+        """Log once the cost of short blocks."""
         if self._hinted or self._n_trajectories < _FEWEST_TRAJECTORIES * self.n_slots:
             return
         share = self._looked_at[1] / self._looked_at.sum()
@@ -172,7 +170,7 @@ class NativeRunner:
         if self._worker.runs_longer_blocks:
             which = f"block, of {size} trajectories on average,"
             how = "batches of more trajectories have them, and so has "
-        # A block's end is about as long whatever the block: with blocks so many times as long it is a tenth of them.
+        # The end of a block takes about the same time in any block: with this size it is a tenth of the block.
         longer = size * math.ceil(9 * share / (1 - share))
         _LOG.warning(
             "VecWorker: the environments of %s stand silent in %.0f %% of all steps: at the end of each %s "
@@ -197,8 +195,6 @@ class NativeRunner:
             self._explain(error)
             raise
 
-    # ------------------------------------------------------------------ beginning trajectories
-
     def _begin_block(self, seeds: list[int]) -> None:
         worker, n_slots = self._worker, self.n_slots
         worker.phase = Phase.RESET
@@ -220,11 +216,11 @@ class NativeRunner:
         self._seconds[0] += perf_counter() - began
 
     def _reset(self, seeds: list[int]) -> Any:
-        """Reset all slots, from one seed for each; from the first seed, where the environment takes no list.
+        """Reset all slots from their seeds; from the first seed only, where the environment takes no list.
 
         Raises:
-            UsageError: The environment takes no list, and the seeds are those that a call was given; or the options
-                are one dict for each trajectory.
+            UsageError: The environment takes no list, but the call has seeds; or the options are a dict for each
+                trajectory.
         """
         resets = self._worker.resets
         options = {} if resets is None else resets.vector_arguments
@@ -243,7 +239,7 @@ class NativeRunner:
         return observations, infos
 
     def _begin(self, slots: NDArray[np.int64], infos: Any) -> None:
-        """Begin the block's next trajectories in slots that have just been reset."""
+        """Begin the block's next trajectories in slots after their reset."""
         worker, indices, first = self._worker, self._ticket.indices, self._recorder.n_begun
         self._recorder.begin(slots, without_final(infos) if infos else infos)
         self._live[slots] = True
@@ -256,7 +252,7 @@ class NativeRunner:
                 self._agent.begin(slot, self._prepared, position - self._first)
 
     def _reset_masked(self, refilled: NDArray[np.int64], ended: NDArray[np.bool_]) -> None:
-        """Reset slots whose environment does not do it itself, the silent ones among them, which are stepped along."""
+        """Reset ended slots of an environment without autoreset, silent slots included."""
         began, first = perf_counter(), self._recorder.n_begun
         worker, resets = self._worker, self._worker.resets
         worker.phase, self._in_reset = Phase.RESET, True
@@ -266,7 +262,7 @@ class NativeRunner:
         if len(refilled):
             worker.trajectory = self._ticket.indices[first]
         given = {} if resets is None else resets.vector_arguments.get("options", {})
-        # One seed for all would be the other slots' seed, too.
+        # A single seed would reseed the other slots, too.
         result = self._env.reset(seed=seeds if self._takes_list else None, options={**given, "reset_mask": ended})
         observations, infos = self._begin_of(result)
         self._recorder.begin_again(observations, refilled, np.flatnonzero(ended))
@@ -278,8 +274,6 @@ class NativeRunner:
         elapsed = perf_counter() - began
         self._seconds[0] += elapsed
         self._seconds[2] -= elapsed
-
-    # ------------------------------------------------------------------ stepping
 
     def _step_until_all_end(self) -> bool:
         """Step the environment; return whether the version may still run.
@@ -319,7 +313,7 @@ class NativeRunner:
         return True
 
     def _choose(self, step: int) -> Any:
-        """Let the agent choose actions, record them, and return those that the environment gets."""
+        """Ask the agent, record its actions, and return the environment's copy of them."""
         worker, recorder, agent = self._worker, self._recorder, self._agent
         if self._n_live:
             live = np.flatnonzero(self._live).tolist() if agent.one_by_one else ()
@@ -333,7 +327,7 @@ class NativeRunner:
                 worker.phase = _RECORDING
                 recorder.agent_infos.record(step * self.n_slots + self._slots, infos)
         else:
-            # The environment will only reset, and ignores them.
+            # The environment only resets, and ignores the actions.
             recorder.actions.append(recorder.actions.row_batch(step - 1))
         rows = recorder.actions.row_batch(step)
         rows = rows.copy() if rows.__class__ is np.ndarray and not rows.dtype.hasobject else for_env(rows)
@@ -345,7 +339,7 @@ class NativeRunner:
         self._recorder.record_agent_info(self._recorder.step * self.n_slots + slot, info)
 
     def _shown(self, step: int) -> Tree:
-        """Return the observations that the agent gets: its own, and with something to act on for silent slots."""
+        """Return the agent's copy of the observations, in which silent slots copy a live slot."""
         rows = self._recorder.observations.row_batch(step)
         source = np.where(self._silent, self._live.argmax(), self._slots) if self._n_silent else None
         if rows.__class__ is np.ndarray and not rows.dtype.hasobject:
@@ -388,7 +382,7 @@ class NativeRunner:
             self._begin(begin_now, infos)
 
     def _ask_for_values(self, ended: NDArray[np.int64], terminated: Any, final: Any) -> None:
-        """Ask for what would follow trajectories that end, as long as the agent remembers them."""
+        """Record the agent's values of last observations, before the agent forgets the trajectories."""
         if not self._agent.tells_values:
             return
         worker, recorder = self._worker, self._recorder
@@ -400,7 +394,7 @@ class NativeRunner:
         worker.phase = phase
 
     def _final_observations(self, infos: Any) -> Any:
-        """Return the last observations of trajectories that end; None where those that were recorded stay."""
+        """Return the last observations of ended trajectories; None if the recorded ones are final."""
         if self._mode == NEXT_STEP:
             return None
         if self._mode == DISABLED:
@@ -421,7 +415,7 @@ class NativeRunner:
         env_infos.record(numbers[ended], infos.get("final_info", {}), ended)
 
     def _explain(self, error: BaseException) -> None:
-        """Say which trajectory was in hand."""
+        """Find the trajectory at fault."""
         worker, recorder, indices = self._worker, self._recorder, self._ticket.indices
         asked = worker.row.words[worker.row.phase_word] == _ACTION_NUMBER
         timestep: int | None = None
@@ -430,7 +424,7 @@ class NativeRunner:
             slot = self._agent.row if self._agent.row >= 0 else row_at_fault(error, slots[0])
             slot = slot if self._live[slot] else slots[0]
             worker.trajectory = indices[recorder.positions[slot]]
-            # What a step returned is recorded as the next timestep's observation.
+            # A step's observation is recorded as the next timestep's.
             follows = not asked and not isinstance(error, ObservationError)
             timestep = int(recorder.step - recorder.begun[slot]) - follows
             if self._agent.row < 0:
@@ -441,31 +435,21 @@ class NativeRunner:
             locate(error, self._env, timestep)
 
 
-# ----------------------------------------------------------------------
-# Check that a native vector environment uses the seeds of its resets; otherwise make it from a seed each time.
-
-
 if TYPE_CHECKING:
     _Wrapper = VectorWrapper[Any, Any, Any, Any, Any]
 else:
-    _Wrapper = VectorWrapper  # which takes no parameters in older versions of Gymnasium
+    _Wrapper = VectorWrapper  # older versions of Gymnasium allow no parameters
 
 
 def using_seeds(env: AnyVectorEnv, update: EnvUpdate) -> AnyVectorEnv:
-    """Return a vector environment whose beginning is a function of the seeds that it is reset with.
+    """Return a vector environment with equal starts for equal reset seeds.
 
-    It is reset twice and compared: some environments, such as EnvPool's, draw from the seed that they are made with,
-    and ignore any other. Such an environment is replaced at each reset by one that its factory makes from a seed.
-
-    Args:
-        env: The environment.
-        update: What made it.
-
-    Returns:
-        The environment, or one that is made again for each seed.
+    The check resets it twice: some environments, such as EnvPool's, draw from the seed of their construction and ignore
+    any other. Their factory then makes a new environment from a seed at each reset.
 
     Raises:
-        UsageError: It ignores seeds, and nothing takes one to make it; or the update changed one that is made again.
+        UsageError: The environment ignores seeds, and no factory takes a seed; or the update would change an
+            environment that each reset makes again.
     """
     if isinstance(env, _MadeFromSeeds):
         raise UsageError(
@@ -488,14 +472,13 @@ def using_seeds(env: AnyVectorEnv, update: EnvUpdate) -> AnyVectorEnv:
 
 
 class _MadeFromSeeds(_Wrapper):
-    """Makes a new environment at each reset that has a seed."""
+    """Makes a new environment at each reset with a seed."""
 
     def __init__(self, env: AnyVectorEnv, update: NewEnvUpdate) -> None:
         super().__init__(env)
-        self._update, self._context = update, copy_context()  # which has the worker's number
+        self._update, self._context = update, copy_context()  # the context has the worker's number
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> Any:
-        """Make the environment from a seed, if there is one, and reset it."""
         if seed is not None:
             if not isinstance(seed, int):
                 raise TypeError(f"one seed makes all environments, got {seed!r}")
@@ -506,27 +489,27 @@ class _MadeFromSeeds(_Wrapper):
 
 
 def _begins_alike(env: AnyVectorEnv) -> bool:
-    """Return whether an environment begins in the same way from the same seeds."""
+    """Return whether an environment starts in the same way from the same seeds."""
     begun = []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # such as EnvPool's, that it ignores the seed
+        warnings.simplefilter("ignore")  # such as EnvPool's about the ignored seed
         for _ in range(2):
             try:
                 (observations, _), _ = _reset_from(env, list(range(env.num_envs)))
             except Exception:
-                return True  # no verdict: it is raised again when the first block begins
+                return True  # no verdict: the first block's reset raises again
             begun.append(map_tree(_kept, observations))
     return same(*begun)
 
 
 def _reset_from(env: Any, seeds: list[int], *, takes_list: bool = True, **options: Any) -> tuple[Any, bool]:
-    """Reset an environment; return what that returned, and whether the environment takes a list of seeds."""
+    """Reset an environment; return the result, and whether it takes a list of seeds."""
     if not takes_list:
         return env.reset(seed=seeds[0], **options), False
     try:
         return env.reset(seed=seeds, **options), True
     except Exception as refused:
-        # Many native environments draw for all slots from one generator, and refuse a list.
+        # Many native environments share a generator among slots, and refuse a list.
         try:
             return env.reset(seed=seeds[0], **options), False
         except Exception as error:

@@ -1,4 +1,4 @@
-"""Record the trajectories of a native vector environment, all slots at a time, and cut them out when all have ended."""
+"""Record all slots of a native vector environment in each step, and cut out the trajectories after their ends."""
 
 from __future__ import annotations
 
@@ -20,22 +20,21 @@ from streamsampler.workers.vec.growing import GrowingColumn
 from streamsampler.workers.vec.rows import row_of
 
 _FLOAT64 = np.dtype(np.float64)
-_EXACT = "?bBhHiIefd"  # the dtypes whose numbers a float64 holds
+_EXACT = "?bBhHiIefd"  # dtypes with numbers that a float64 holds
 _FINAL = ("final_obs", "final_info")
 
 
 class NativeRecorder(ColumnsRecorder):
-    """Records the trajectories of a ticket in columns.
+    """Records a ticket in columns: each step has values of all slots, also those outside any trajectory.
 
-    Steps count on over the ticket's blocks. Each has a column of observations, those before the step, and columns of
-    what was done and said then, with one value for each slot: what no trajectory is made of as well.
+    Steps count on over the ticket's blocks. A step has the observations before it, and its actions, rewards and infos.
 
     Attributes:
         env_infos: Infos of steps, by number.
-        positions: The position in the ticket of the trajectory that each slot began last.
-        begun: The step in which each slot began it.
-        n_ended: Trajectories that have ended.
-        values: The agent's values of last observations, as far as they were told, by position.
+        positions: The ticket position of each slot's latest trajectory.
+        begun: The first step of that trajectory.
+        n_ended: The number of ended trajectories.
+        values: The agent's values of last observations, by position; positions may be missing.
     """
 
     def __init__(self, observation_space: AnySpace, action_space: AnySpace, n_slots: int) -> None:
@@ -47,24 +46,23 @@ class NativeRecorder(ColumnsRecorder):
         self.positions, self.begun = np.zeros(n_slots, np.int64), np.zeros(n_slots, np.int64)
 
     def begin_ticket(self, n: int) -> None:
-        """Forget everything, and prepare for n trajectories."""
         self.clear()
         self.n_ended, self.values = 0, dict[int, float]()
-        # Of each trajectory, by position: its slot, its first step, the one after its last, and how it ended.
+        # Of each trajectory, by position: its slot, its first step, the step after its last, and its flags.
         self._slots, self._first, self._after = np.zeros((3, n), np.int64)
         self._numbers = np.arange(n)
         self._terminated, self._truncated = np.zeros((2, n), np.bool_)
-        self._last: list[tuple[NDArray[np.int64], Tree]] = []  # last observations that are not among those of steps
+        self._last: list[tuple[NDArray[np.int64], Tree]] = []  # last observations outside the steps' columns
 
     def begin_block(self, observations: Any, silent: NDArray[np.bool_]) -> None:
-        """Record what slots begin a block with; what silent ones show does not matter."""
-        # After the last block's last observations, which are no step's.
+        """Record the slots' first observations; those of silent slots do not matter."""
+        # The row after the last step has the previous block's last observations.
         self.step = self.observations.n_steps
         _append(self.observations, observations, silent)
         self.actions.n_steps = self.step
 
     def begin(self, slots: NDArray[np.int64], infos: Any) -> None:
-        """Begin the ticket's next trajectories in slots; `infos` are those of their resets, arrays of (n_slots, …)."""
+        """Begin the ticket's next trajectories in slots; `infos` are arrays of (n_slots, …)."""
         first, step = self.n_begun, self.step
         self.n_begun = stop = first + len(slots)
         positions = self._numbers[first:stop]
@@ -74,16 +72,9 @@ class NativeRecorder(ColumnsRecorder):
         self._slots[first:stop], self._first[first:stop] = slots, step
 
     def record(self, observations: Any, rewards: Any, silent: NDArray[np.bool_], live: NDArray[np.bool_]) -> None:
-        """Record what a step returned.
+        """Record the result of a step; silent slots' observations and rewards of slots that are not live do not matter.
 
-        Args:
-            observations: Those after the step.
-            rewards: (n_slots,) numbers.
-            silent: The slots whose observations do not matter.
-            live: The slots whose rewards matter.
-
-        Raises:
-            DataError: They do not fit; with the slot as `row`, if it is one slot's fault.
+        If a single slot is at fault, the error's `row` is its number.
         """
         step = self.step
         self.step = step + 1
@@ -102,12 +93,8 @@ class NativeRecorder(ColumnsRecorder):
     ) -> None:
         """End the trajectories of some slots with the last step.
 
-        Args:
-            slots: The slots.
-            terminated: (n,) what the environment said of them.
-            truncated: (n,) the same, or true because of a limit of the sampler's.
-            final: (n_slots, ...) the last observations, where these slots begin their next trajectories in the same
-                step; None where what was recorded stays.
+        `final` has last observations of (n_slots, ...) if the same step also begins the next trajectories; None
+        otherwise.
         """
         positions = self.positions[slots]
         self._after[positions] = self.step
@@ -117,19 +104,13 @@ class NativeRecorder(ColumnsRecorder):
         self.n_ended += len(slots)
 
     def begin_again(self, observations: Any, used: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
-        """Record the observations that slots, which were reset by themselves, go on with.
-
-        Args:
-            observations: What the reset returned.
-            used: Slots that begin a trajectory.
-            slots: Those and others.
-        """
+        """Record the reset observations of some slots, of which `used` begin a trajectory."""
         apart = self._written_apart(observations, used)
         for (_, whole), (_, rows) in zip(leaves(self.observations.row_batch(self.step)), leaves(apart), strict=True):
             whole[slots] = rows[slots]
 
     def _written_apart(self, observations: Any, used: NDArray[np.int64]) -> Tree:
-        """Return a checked copy of observations of which only those of some slots matter."""
+        """Return a checked copy of observations; slots other than `used` do not matter."""
         unused = np.ones(self.n_rows, dtype=np.bool_)
         unused[used] = False
         self._apart.clear()
@@ -137,17 +118,12 @@ class NativeRecorder(ColumnsRecorder):
         return self._apart.row_batch(0)
 
     def finish(self, allocate: Allocate, most: int | None = None) -> Rollouts:
-        """Return the ticket's trajectories, all of which have ended, in its order.
-
-        Args:
-            allocate: Makes the arrays of what there is of each timestep.
-            most: How many trajectories to give at most; None for all of them. What is wrong with those after them
-                does not matter.
+        """Return the ticket's first `most` trajectories, None for all; later ones are not checked.
 
         Raises:
             ActionError: An action outside its space; its attribute `position` is the trajectory's position in the
                 ticket.
-            DataError: A trajectory with infos with a key `_x` next to a key `x`, with the same attribute.
+            DataError: A trajectory has infos with a key `_x` next to a key `x`; with the same attribute.
         """
         slots, first, after = self._slots[:most], self._first[:most], self._after[:most]
 
@@ -166,7 +142,7 @@ class NativeRecorder(ColumnsRecorder):
 
 
 def _append(columns: Columns, batch: Any, unused: NDArray[np.bool_]) -> None:
-    """Append a batch, in which it is no error whatever unused rows hold."""
+    """Append a batch, and accept any values in unused rows."""
     try:
         columns.append(batch)
     except DataError as error:
@@ -183,12 +159,11 @@ def _append(columns: Columns, batch: Any, unused: NDArray[np.bool_]) -> None:
             error.row = row
             raise
     for _, leaf in leaves(columns.row_batch(step)):
-        leaf[unused] = leaf[rows[:1]] if len(rows) else 0  # a value that is a sequence itself is one object
+        leaf[unused] = leaf[rows[:1]] if len(rows) else 0  # a sequence as a value is a single object
     columns.n_steps = step + 1
 
 
 def check_infos(path: str, infos: Any) -> None:
-    """Raise a DataError where the infos of a vector environment are no dict."""
     if not isinstance(infos, Mapping):
         raise DataError(f"{path}: the infos of a vector environment must be a dict, got {short(infos)}")
 
@@ -199,11 +174,7 @@ def without_final(infos: Any) -> dict[str, Any]:
 
 
 def column_of_slots(values: Any, n_slots: int, name: str, kinds: str) -> NDArray[Any]:
-    """Return rewards or ends as an array with one entry for each slot.
-
-    Raises:
-        DataError: It has another shape or kind; says both.
-    """
+    """Return rewards or flags as an array of (n_slots,); raise a DataError for another shape or kind."""
     column = np.asarray(values)
     if column.shape != (n_slots,) or column.dtype.kind not in kinds:
         raise DataError(
@@ -213,7 +184,7 @@ def column_of_slots(values: Any, n_slots: int, name: str, kinds: str) -> NDArray
 
 
 def for_env(tree: Tree) -> Any:
-    """Return a batch of stored actions as a vector environment takes it: in arrays of its own, objects in a tuple."""
+    """Return a copy of recorded actions in a vector environment's form: arrays, and tuples of objects."""
     if isinstance(tree, dict):
         return {key: for_env(child) for key, child in tree.items()}
     if isinstance(tree, tuple):

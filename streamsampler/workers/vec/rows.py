@@ -1,4 +1,4 @@
-"""Handle batches of values of a space: one row for each environment."""
+"""Convert between batches of a space's values and single values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from streamsampler.data.trees import snapshot
 
 
 def row_of(tree: Any, row: int) -> Any:
-    """Return one value of a batch."""
+    """Return a single value of a batch."""
     if isinstance(tree, dict):
         return {key: row_of(child, row) for key, child in tree.items()}
     if isinstance(tree, tuple):
@@ -26,10 +26,7 @@ def row_of(tree: Any, row: int) -> Any:
 
 
 def padded(space: AnySpace, batch: Any, sources: NDArray[np.int64]) -> Any:
-    """Return a batch of n values of a space in which each row has the value of another one, or of itself.
-
-    What is no such batch comes back as it is.
-    """
+    """Return a batch in which each row has the value of its source row; other objects are returned as they are."""
     if batch.__class__ is np.ndarray:
         return batch[sources] if batch.shape[:1] == (len(sources),) else batch
     if isinstance(space, gym_spaces.Dict) and isinstance(batch, Mapping) and batch.keys() == space.spaces.keys():
@@ -44,9 +41,9 @@ def padded(space: AnySpace, batch: Any, sources: NDArray[np.int64]) -> Any:
 
 
 def singles_of(space: AnySpace, batch: Any) -> list[Any]:
-    """Return the single values of a batch that was recorded, which environments may keep or change."""
+    """Return the single values of a recorded batch, which environments may keep or change."""
     if batch.__class__ is np.ndarray:
-        # Integers stay NumPy's, as the space itself draws them: Gymnasium checks those faster than Python's.
+        # Integers stay NumPy's, as in `space.sample()`: Gymnasium checks them faster than Python's.
         if batch.ndim == 1 and not batch.dtype.hasobject:
             return list(batch)
         return list(map(snapshot, batch)) if batch.dtype.hasobject else list(batch.copy())
@@ -66,24 +63,14 @@ def stacked(space: Space[Any], observations: Sequence[Any]) -> Any:
     if isinstance(space, gym_spaces.Tuple):
         parts = zip(*observations, strict=True)
         return tuple(stacked(child, part) for child, part in zip(space.spaces, parts, strict=True))
-    # As is recorded: texts, graphs and sequences are objects. An array of texts would have the length of the longest.
+    # In the recorders' form: texts, graphs and sequences are objects. An array of texts would have the longest one's
+    # length.
     is_array = space.dtype is not None and not isinstance(space, gym_spaces.Text)
     return np.array(observations, dtype=space.dtype) if is_array else trees.object_array(observations)
 
 
 def answers_of_rows(space: Space[Any], chosen: Any, n: int) -> tuple[list[Any], dict[str, Any]]:
-    """Return the single actions of what `get_actions` returned, and its infos.
-
-    Args:
-        space: The action space.
-        chosen: The result of `get_actions`.
-        n: For how many observations.
-
-    Raises:
-        UsageError: That is no tuple of actions and infos.
-        ActionError: There are not as many actions as observations.
-        DataError: An info has not as many rows.
-    """
+    """Return the single actions and the infos of a `get_actions` result for n observations, and check their numbers."""
     actions, infos = answer_of(chosen)
     singles = _actions_of_rows(space, actions, n)
     if infos:
@@ -92,22 +79,13 @@ def answers_of_rows(space: Space[Any], chosen: Any, n: int) -> tuple[list[Any], 
 
 
 def answer_of(chosen: Any) -> tuple[Any, dict[str, Any]]:
-    """Return what `get_actions` returned: a tuple and nothing else, since an array of two rows unpacks just as well.
-
-    Raises:
-        UsageError: It is none.
-    """
+    """Return the result of `get_actions` if it is a tuple with a dict: an array of two rows would unpack, too."""
     if not isinstance(chosen, tuple) or len(chosen) != 2 or not isinstance(chosen[1], dict):
         raise UsageError("get_actions must return a tuple (actions, agent_infos), with agent_infos a dict")
     return chosen
 
 
 def _actions_of_rows(space: Space[Any], actions: Any, n: int) -> list[Any]:
-    """Return the single actions of a batch.
-
-    Raises:
-        ActionError: There are not as many as observations.
-    """
     try:
         singles = singles_of(space, actions)
     except (IndexError, KeyError, TypeError, ValueError):
@@ -127,14 +105,11 @@ def _check_rows(infos: Mapping[str, Any], n: int) -> None:
             raise DataError(f"agent_infos[{key!r}] should have one row for each of {n} observations: {values!r:.60}")
 
 
-# ----------------------------------------------------------------------
-
-
 AgentT = TypeVar("AgentT")
 
 
 def noting(agent: AgentT, note: Callable[..., None]) -> AgentT:
-    """Return a `BatchedAgent` that does what `agent` does, and calls `note(timestep, info[, row])` with its infos."""
+    """Return a `BatchedAgent` that calls `note(timestep, info[, row])` with the infos of `agent`."""
     return cast(AgentT, _Noting(agent, note))
 
 

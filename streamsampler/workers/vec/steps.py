@@ -1,4 +1,8 @@
-"""Record trajectories that run side by side, step by step, and gather those of a ticket when they have ended."""
+"""Record trajectories of several rows, step by step, and gather a ticket's trajectories after their ends.
+
+`RowRecorder` receives the script's side of a row, `BatchRecorder` makes the agent's batches and records its actions. A
+timestep's number counts all timesteps before it, without forgotten ones: `keep` lowers all numbers.
+"""
 
 from __future__ import annotations
 
@@ -36,20 +40,20 @@ class RowTrajectory:
     """A trajectory in a row.
 
     Attributes:
-        ticket: The `RunningTicket` that it is of.
+        ticket: Its `RunningTicket`.
         position: Its position in the ticket.
         index: Its index.
-        row: The row that it runs in.
-        begun: The number of the first timestep of the first call that is about it; negative before that is known.
-        number: How many trajectories had begun before.
-        length: Its timesteps, when it has ended.
+        row: Its row.
+        begun: The number of the first timestep of its first agent call; negative until then.
+        number: The number of trajectories begun before it.
+        length: Its timesteps, after its end.
         last: Its last observation.
-        terminated: How it ended.
-        truncated: How it ended.
-        left_out: Why it is left out; None if it is not.
-        value: The agent's value of the last observation, if it was told while the agent remembered the trajectory.
-        metrics: Its metrics by name, and how each becomes one number for a batch.
-        recorded: Of several agents, the recorder that has it, and its position there, when it has ended.
+        terminated: The environment's flag.
+        truncated: The environment's flag, or true because of a limit.
+        left_out: The reason why it is dropped; None if it is kept.
+        value: The agent's value of the last observation.
+        metrics: Its metrics by name, and how each is reduced to a number.
+        recorded: For several agents: after its end, its recorder and its position there.
     """
 
     ticket: Any
@@ -68,7 +72,7 @@ class RowTrajectory:
     recorded: Any = None
 
     def end(self, last: Any, terminated: bool, truncated: bool, agent: BatchedAgent, worker: Worker) -> None:
-        """Take in how it ends, and what the agent thinks of the last observation while it remembers the trajectory."""
+        """Record its end, and the agent's value of the last observation, before the agent forgets the row."""
         self.last, self.terminated, self.truncated = last, terminated, truncated
         if agent.tells_values and not terminated:
             phase, worker.phase = worker.phase, Phase.ACTION
@@ -76,28 +80,20 @@ class RowTrajectory:
             worker.phase = phase
 
     def leave_out(self, length: int, phase: Phase, error: AbnormalTrajectoryError) -> None:
-        """End it without a place in a batch."""
         self.length = length
         self.left_out = Dropped(self.position, str(phase), summary_of(error))
 
 
 class StepRecorder(ColumnsRecorder):
-    """Records the timesteps of n rows in the order in which the agent is asked for their actions.
+    """Records the timesteps of n rows in the order of the agent's calls, which are for all rows, or for the ready ones.
 
-    A call of the agent is about all rows, or some of them: those that are ready. A timestep's number counts all
-    timesteps before it, those that were forgotten apart.
-
-    Args:
-        observation_space: The space of a single observation.
-        action_space: The space of a single action.
-        n_rows: How many rows.
-        in_order: Whether infos of timesteps come in the order of these, and are copied.
+    `in_order` says whether infos come in the order of timesteps, and are copied.
 
     Attributes:
-        n_rows: The same.
-        first: The number of the first timestep of the last call; `step` is the one after its last.
+        n_rows: The number of rows.
+        first: The number of the last call's first timestep; `step` is the number after its last.
         rewards: The rewards, by number.
-        record_env_info: Takes (number, info).
+        record_env_info: Receives (number, info).
     """
 
     def __init__(self, observation_space: AnySpace, action_space: AnySpace, n_rows: int, *, in_order: bool) -> None:
@@ -109,49 +105,45 @@ class StepRecorder(ColumnsRecorder):
         self._last = make_recorder(observation_space, "observation", ObservationError)
         self.rewards = array("d")
         self.first = 0
-        self._calls: list[tuple[int, NDArray[np.int64] | None]] = []  # first number, and rows; None for all of them
-        self._is_regular = True  # whether all calls were about all rows
+        self._calls: list[tuple[int, NDArray[np.int64] | None]] = []  # first number, and rows; None for all rows
+        self._is_regular = True  # whether all calls were for all rows
 
     def clear(self) -> None:
-        """Forget everything."""
         super().clear()
         del self.rewards[:], self._calls[:]
         self.first, self._is_regular = 0, True
 
-    # ------------------------------------------------------------------ calls
-
     def begin_call(self, rows: NDArray[np.int64] | None, n: int) -> None:
-        """Begin a call, which is about n rows, rising; None stands for all."""
+        """Begin an agent call for n ascending rows; None for all."""
         self._calls.append((self.step, rows))
         self._is_regular = self._is_regular and rows is None
         self.first, self.step = self.step, self.step + n
 
     def position_of(self, row: int) -> int:
-        """Return the position of a row in the last call."""
         rows = self._calls[-1][1]
         return row if rows is None else int(rows.searchsorted(row))
 
     def numbers_of(self, row: int, begun: int, n: int) -> NDArray[np.int64]:
-        """Return the numbers of n timesteps of a row, from the first one on that is not before `begun`."""
+        """Return the numbers of a row's first n timesteps since `begun`."""
         if self._is_regular:
             return begun + row + np.arange(n) * self.n_rows
         return np.flatnonzero(self._owners(begun) == row)[:n] + begun
 
     def n_asked(self, row: int, begun: int) -> int:
-        """Return for how many timesteps of a row, not before `begun`, the agent was asked."""
+        """Return the number of agent calls for a row since `begun`."""
         if self._is_regular:
             return (self.step - begun) // self.n_rows
         return int(np.count_nonzero(self._owners(begun) == row))
 
     def _owners(self, begun: int) -> NDArray[np.int64]:
-        """Return the row of each timestep from a number on, with which a call begins."""
+        """Return the row of each timestep from `begun` on, the first number of a call."""
         place = bisect_left(self._calls, begun, key=itemgetter(0))
         everyone = np.arange(self.n_rows)
         owners = [everyone if rows is None else rows for _, rows in self._calls[place:]]
         return np.concatenate(owners) if owners else np.arange(0)
 
     def _numbers(self, trajectories: Sequence[RowTrajectory], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the numbers of trajectories, one after the other."""
+        """Return the numbers of trajectories' timesteps, in their order."""
         if not trajectories:
             return np.arange(0)
         begun = np.array([each.begun for each in trajectories], np.int64)
@@ -171,24 +163,12 @@ class StepRecorder(ColumnsRecorder):
             found.append(own[place : place + length])
         return np.concatenate(found) + start
 
-    # ------------------------------------------------------------------ trajectories
-
     def gather(self, trajectories: Sequence[RowTrajectory], allocate: Allocate) -> Rollouts:
-        """Return trajectories that have ended, in order.
-
-        Args:
-            trajectories: The trajectories.
-            allocate: Makes the arrays of what there is of each timestep.
-
-        Raises:
-            ActionError: An action outside its space; its attribute `position` is the position in `trajectories`.
-            ObservationError: A last observation that does not fit its space, with the same attribute.
-            DataError: A trajectory with infos with a key `_x` next to a key `x`, with the same attribute.
-        """
+        """Return ended trajectories, in order; an error has the position of the wrong one as `position`."""
         lengths = np.array([each.length for each in trajectories], dtype=np.int64)
         return self.gathered(
             self._numbers(trajectories, lengths), lengths, np.array([each.number for each in trajectories], np.int64),
-            # A view that stays would keep the rewards from growing.
+            # `array` cannot grow while a view of it exists.
             allocate, rewards=lambda numbers: np.frombuffer(self.rewards, np.float64).take(numbers),
             last_observations=partial(self._last_observations, trajectories),
             terminated=np.array([each.terminated for each in trajectories], dtype=np.bool_),
@@ -197,7 +177,6 @@ class StepRecorder(ColumnsRecorder):
         )  # fmt: skip
 
     def _last_observations(self, trajectories: Sequence[RowTrajectory]) -> Tree:
-        """Return the last observations of trajectories, leaves of (n, ...)."""
         recorder = self._last
         recorder.clear()
         try:
@@ -210,15 +189,11 @@ class StepRecorder(ColumnsRecorder):
             raise
 
     def keep(self, trajectories: Sequence[RowTrajectory]) -> int:
-        """Forget what none of these trajectories needs, if that is worth it; all others are over.
-
-        Returns:
-            By how much numbers are lower now.
-        """
+        """Forget all other trajectories, if that saves enough; return the amount by which numbers are lower now."""
         self.episode_infos.keep({each.number for each in trajectories})
         begun = [each for each in trajectories if each.begun >= 0]
         step = min((each.begun for each in begun), default=self.step)
-        if not step or 2 * step < self.step:  # what is kept has to be moved
+        if not step or 2 * step < self.step:  # keeping moves the rest, so it must be worth it
             return 0
         for columns in (self.observations, self.actions, self._env_infos, self._agent_info, self.agent_infos):
             columns.forget_before(step)
@@ -232,19 +207,13 @@ class StepRecorder(ColumnsRecorder):
 
 
 class BatchRecorder(StepRecorder):
-    """Records the timesteps of rows whose scripts write to `rows`, and makes the agent's batches.
+    """Records the rows' scripts through `rows`, and makes the agent's batches, of `width` rows.
 
-    Args:
-        observation_space: The space of a single observation.
-        action_space: The space of a single action.
-        n_rows: How many rows.
-        width: How many rows the agent's batches have: as many, or more.
-        in_order: See `StepRecorder`.
-        shared: Whether rows record into common lists, one after the other in their order: that saves half of what it
-            takes to collect their values. `put_in_order` is to be called where rows have begun in another order.
+    `shared` lets rows append to common lists, in the order of rows: that halves the time to collect their values. Call
+    `put_in_order` after other orders.
 
     Attributes:
-        rows: The recorders that the scripts of the rows write to.
+        rows: The recorders of the rows' scripts.
         is_shared: See `shared`.
     """
 
@@ -255,53 +224,49 @@ class BatchRecorder(StepRecorder):
         super().__init__(observation_space, action_space, n_rows, in_order=in_order)
         self._width, self.is_shared = width, shared
         self._checked_actions = Columns(action_space, width, "action", ActionError)
-        self._shown = Columns(observation_space, n_rows, "observation", ObservationError)  # one step: the next ones
+        self._shown = Columns(
+            observation_space, n_rows, "observation", ObservationError
+        )  # a single step: the next observations
         self._is_encoded = self._last.encoded is not None
-        self._rows_asked: list[int] | None = None  # those of the last call, and what follows from them
+        self._rows_asked: list[int] | None = None  # the last call's rows; `_index` and `_places` follow from them
         self._sources: NDArray[np.int64] | None = None
-        self._index: NDArray[np.int64] | None = None  # their place in the batch; None for all of it
-        self._places: NDArray[np.int64] | None = None  # of each row of the batch among theirs; None for its own
-        self._asked: NDArray[Any] | None = None  # the observations of the last call, where they are kept as bytes
+        self._index: NDArray[np.int64] | None = None  # their places in the batch; None for all places
+        self._places: NDArray[np.int64] | None = (
+            None  # for each place of the batch, the copied row's position among them; None without copies
+        )
+        self._asked: NDArray[Any] | None = None  # the last call's observations, if rows encode them as bytes
         self._copies = AlignedCopies()
-        self._encoded: list[bytes] = []  # the next observations, where rows share lists
-        self._given: list[float] = []  # the rewards of the last step, where rows share lists
+        self._encoded: list[bytes] = []  # the next observations, if rows share lists
+        self._given: list[float] = []  # the last step's rewards, if rows share lists
         lists = [(self._encoded, self._given) if shared else ([], []) for _ in range(n_rows)]
         self.rows = [RowRecorder(self, row, self._last, *own) for row, own in enumerate(lists)]
 
     def clear(self) -> None:
-        """Forget everything."""
         super().clear()
         for row in self.rows:
             row.clear()
 
     def begin(self, ticket: Any, position: int, index: int, row: int) -> RowTrajectory:
-        """Return a new trajectory, whose script is about to run in a row."""
+        """Return a new trajectory, before its script runs in a row."""
         number = self.rows[row].number = self.n_begun
         self.n_begun += 1
         return RowTrajectory(ticket, position, index, row, self.step, number)
 
     def record(self, row: int, observation: Any) -> None:
-        """Record a row's next observation.
-
-        Raises:
-            ObservationError: It does not fit its space.
-        """
+        """Record a row's next observation."""
         self._shown.put(0, row, observation)
         if self._is_encoded:
             self.rows[row].encoded.append(cast("Array", self._shown.row_batch(0))[row].tobytes())
 
     def put_in_order(self, rows: Sequence[int]) -> None:
-        """Put the next observations in the order of rows, where these have recorded them in another order."""
+        """Sort the next observations, which rows have recorded in this order."""
         if self.is_shared and self._is_encoded:
             self._encoded[:] = [self._encoded[place] for place in np.argsort(rows).tolist()]
 
     def batch(self, rows: list[int], sources: NDArray[np.int64] | None) -> Tree:
-        """Begin a call for the actions of some rows, and return a copy of the observations.
+        """Begin a call for ascending rows, and return a copy of their observations.
 
-        Args:
-            rows: The rows, rising. The same list has the same rows in each call.
-            sources: For each row of the batch the one whose observation it has, itself or another one; None for itself.
-                The same holds for it.
+        `sources` is as in `RowsDriver`. Callers pass the same objects for the same numbers.
         """
         everyone, n = len(rows) == self.n_rows, len(rows)
         if rows is not self._rows_asked or sources is not self._sources:
@@ -325,11 +290,7 @@ class BatchRecorder(StepRecorder):
         return self._copies.copy(batch)
 
     def record_actions(self, rows: list[int], actions: Any) -> Tree:
-        """Record the actions of the last call, a batch; return it, with the dtypes of the space.
-
-        Raises:
-            ActionError: It does not fit the space.
-        """
+        """Record the last call's actions, and return the batch in the dtypes of the space."""
         space, index = self._checked_actions, self._index
         checked = space.checked(actions, self._width)
         all_actions = space.nested(checked)
@@ -338,44 +299,40 @@ class BatchRecorder(StepRecorder):
         return all_actions
 
     def end_step(self, rows: Sequence[int]) -> None:
-        """Record the rewards of rows, which have taken the step that was chosen last."""
+        """Record the rewards of rows, after all have taken the last call's step."""
         if not self.is_shared:
             self._given = [self.rows[row].float_rewards.pop() for row in rows]
         self.rewards.fromlist(self._given)
         self._given.clear()
 
     def begin_steps(self, rows: Sequence[int]) -> None:
-        """Make room for the rewards of rows of the last call, whose steps end one by one: see `take_reward`."""
+        """Make room for the rewards of the last call's rows, which end their steps separately; see `take_reward`."""
         self.rewards.frombytes(bytes(8 * len(rows)))
         for number, row in enumerate(rows, self.first):
             self.rows[row].asked = number
 
     def take_reward(self, row: int) -> None:
-        """Record the reward of a row, which has taken the step that was chosen last for it."""
         recorder = self.rows[row]
         self.rewards[recorder.asked] = recorder.float_rewards.pop()
 
     def end(self, trajectory: RowTrajectory, end: End, agent: BatchedAgent, worker: Worker) -> None:
-        """End the trajectory in a row."""
         recorder = self.rows[trajectory.row]
         if recorder.metrics:
             trajectory.metrics, recorder.metrics = tuple(recorder.metrics.items()), {}
         trajectory.end(snapshot(end.observation), end.terminated, end.truncated or end.limited, agent, worker)
 
     def leave_out(self, row: int) -> None:
-        """Do nothing: what is left out is not gathered."""
+        """Do nothing: `gather` receives no dropped trajectories."""
 
     def repeated(self, row: int) -> Tree:
-        """Return a batch that has in all rows the observation which one row had in the last call."""
         shown, place = (self._shown.row_batch(0), row) if self._asked is None else (self._asked, self.position_of(row))
         return self._copies.copy(map_tree(lambda leaf: leaf[[place] * self._width], shown))
 
     def record_agent_infos(self, rows: list[int], infos: dict[str, Any]) -> None:
-        """Record the infos of the last call, arrays with a row for each row of the batch."""
+        """Record the last call's infos, arrays with a row for each row of the batch."""
         self.agent_infos.record_next(self.first, len(rows), infos, self._index, self._width)
 
     def keep(self, trajectories: Sequence[RowTrajectory]) -> int:
-        """Forget what none of these trajectories needs; see `StepRecorder.keep`."""
         by = super().keep(trajectories)
         for row in self.rows:
             row.begun, row.asked = row.begun - by, max(row.asked - by, -1)
@@ -383,23 +340,16 @@ class BatchRecorder(StepRecorder):
 
 
 class RowRecorder:
-    """Records the environment's side of the trajectory in a row; for its attributes see `RolloutRecorder`.
-
-    Args:
-        steps: Records the steps of all rows.
-        row: The row.
-        like: Records observations of the same space.
-        encoded: See below.
-        float_rewards: See below.
+    """Records the environment's side of a row's trajectory; further attributes are those of `RolloutRecorder`.
 
     Attributes:
-        begun: What `RowTrajectory.begun` is.
-        number: What `RowTrajectory.number` is.
-        asked: The number of the timestep whose action was chosen last; -1 for the one in the last call.
-        info: The info that came with the observation which is to be acted on; None if that was empty.
-        encoded: The next observation, until the batch takes it; the list may be shared with other rows.
-        float_rewards: The reward of the last step, until it has ended for all rows; the same.
-        metrics: How each metric of the trajectory in hand becomes one number for a batch, by name.
+        begun: As `RowTrajectory.begun`.
+        number: As `RowTrajectory.number`.
+        asked: The number of the last action's timestep; -1 if rows step together.
+        info: The info of the current observation; None if it was empty.
+        encoded: The next observation, until the batch takes it; a list of the row, or shared by all rows.
+        float_rewards: The last step's reward, until all rows have taken the step; likewise.
+        metrics: How each metric of the current trajectory is reduced to a number, by name.
     """
 
     reward_class = float
@@ -419,52 +369,42 @@ class RowRecorder:
         self.metrics: dict[str, str] = {}
 
     def clear(self) -> None:
-        """Forget the trajectory in hand."""
         self.begun = self.number = 0
         self.encoded.clear()
         self.float_rewards.clear()
         self.metrics, self.info = {}, None
 
     def begin(self, reset_info: Any) -> None:
-        """Begin a trajectory, whose first observation comes next.
-
-        Raises:
-            DataError: The info of its reset is no dict, or has a key that is no string.
-        """
+        """Begin a trajectory before its first observation."""
         self.begun, self.info = self._steps.step, reset_info
         if reset_info.__class__ is not dict or reset_info:
             self._steps.episode_infos.record(self.number, reset_info)
 
     def record_observation(self, observation: Any) -> None:
-        """Record the observation that the next action is chosen on; see `BatchRecorder.record`."""
+        """Record the observation for the next action."""
         self._steps.record(self._row, observation)
 
     def forget_observation(self) -> None:
-        """Forget the observation that no action was chosen on: where rows share lists, all of them are cut."""
+        """Forget the observation of a cut; with shared lists, all rows are cut."""
         self.encoded.clear()
 
     def record_env_info(self, _step: int, info: Any) -> None:
-        """Record the info of the last step."""
         steps = self._steps
         number = self.asked if self.asked >= 0 else steps.first + steps.position_of(self._row)
         steps.record_env_info(number, info)
         self.info = info
 
     def record_metrics(self, metrics: dict[str, Any]) -> None:
-        """Record metrics of the trajectory in hand, which come back with the infos of its reset."""
+        """Record metrics of the current trajectory, which batches have among its reset's infos."""
         self._steps.episode_infos.record(self.number, metrics)
 
     def flags(self, terminated: Any, truncated: Any) -> tuple[bool, bool]:
-        """Return as booleans what the environment said; see `RolloutRecorder.flags`."""
         return flag_of("terminated", terminated), flag_of("truncated", truncated)
 
     def copies_in_hand(self) -> tuple[Tree, Tree, NDArray[np.float64]]:
-        """Return copies of observations, actions and rewards of the trajectory in hand, as far as it was recorded.
-
-        The row shares no list with others.
-        """
+        """Return copies of the current trajectory's observations, actions and rewards; lists must not be shared."""
         steps, n = self._steps, self._steps.n_asked(self._row, self.begun)
-        given = self.float_rewards if n else []  # it is the last trajectory's until the step has ended
+        given = self.float_rewards if n else []  # before the first step ends, it is the last trajectory's reward
         n = max(n - (not given), 0)  # an action may have no reward yet
         numbers = steps.numbers_of(self._row, self.begun, n)
         rewards = [steps.rewards[number] for number in numbers[: n - len(given)].tolist()] + given
@@ -472,26 +412,25 @@ class RowRecorder:
 
 
 class EpisodeInfos(InfosInAnyOrder):
-    """Collects infos of trajectories at their starts and their ends."""
+    """Collects infos of trajectories at their starts and ends."""
 
     def record(self, step: int, info: dict[str, Any]) -> None:
-        """Record a copy of an info; see `InfoRecorder.record`."""
         InfoRecorder(self._path).record(step, info)  # checks it
         super().record(step, {key: snapshot(value) for key, value in info.items()})
 
 
 class AlignedCopies:
-    """Copies batches into memory that is aligned as a vector processor likes it, and the same each time.
+    """Copies batches to memory aligned for vector instructions, the same memory each time.
 
-    The last bits of a network's numbers may depend on where a batch lies. Where the last copy is still in use, the next
-    one gets memory of its own.
+    The alignment may show in the last bits of a network's results. While the last copy is in use, the next gets new
+    memory.
     """
 
     def __init__(self) -> None:
         self._arrays: list[Array] = []
 
     def copy(self, batch: Tree) -> Tree:
-        """Return a copy of a batch: trees of one form, shape and dtype at each call."""
+        """Return a copy of a batch; each call has the same form, shapes and dtypes."""
         if batch.__class__ is np.ndarray:
             return self._copied(0, batch)
         numbers = iter(range(sys.maxsize))
@@ -514,7 +453,7 @@ def _references(arrays: list[Array], number: int) -> int:
 
 
 _FREE = _references([np.empty(0)], 0)
-"""How many references there are to an array that only a list holds: it depends on the interpreter."""
+"""The references to an array that only a list holds; the number depends on the interpreter."""
 
 
 def _aligned(like: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Keep the tickets whose trajectories run in lanes, and say which trajectory begins next in a row."""
+"""Choose the next trajectory of a row, from the tickets of a worker in lanes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from streamsampler.workers.vec.agents import BatchedAgent
 from streamsampler.workers.vec.steps import RowTrajectory
 
 _LOOK_SECONDS = 1e-3
-"""How often rows without a trajectory look for a ticket: looking costs some microseconds."""
+"""The seconds between requests of free rows for a ticket; a request costs some microseconds."""
 
 
 def _position_of(trajectory: RowTrajectory) -> int:
@@ -23,15 +23,15 @@ def _position_of(trajectory: RowTrajectory) -> int:
 
 @dataclass(slots=True, eq=False)
 class RunningTicket:
-    """A ticket whose trajectories run, or will.
+    """A ticket with running or waiting trajectories.
 
     Attributes:
         ticket: The ticket.
         seeds: Its trajectories' seeds.
-        prepared: What the agent prepared for them.
-        waiting: For each row the positions of the trajectories that are to begin in it.
-        begun: The trajectories that have begun.
-        n_ended: How many of them have ended.
+        prepared: The result of `BatchedAgent.prepare`.
+        waiting: For each row the positions of its waiting trajectories.
+        begun: The trajectories begun.
+        n_ended: The number of ended ones.
     """
 
     ticket: Ticket
@@ -42,37 +42,29 @@ class RunningTicket:
     n_ended: int = 0
 
     def ended(self) -> list[RowTrajectory]:
-        """Return the trajectories that have ended, in the ticket's order."""
+        """Return the ended and kept trajectories, in the ticket's order."""
         ended = (each for each in self.begun if each.length and each.left_out is None)
         return sorted(ended, key=_position_of)
 
     def left_out(self) -> list[RowTrajectory]:
-        """Return the trajectories that were left out, in the ticket's order."""
         return sorted((each for each in self.begun if each.left_out is not None), key=_position_of)
 
 
 def positions_by_row(indices: range, positions: range, n_rows: int) -> list[Iterator[int]]:
-    """Return for each row the positions of the trajectories that run in it: trajectory i runs in row i mod n_rows.
+    """Return for each row the positions of its trajectories: trajectory i runs in row i mod n_rows.
 
-    Args:
-        indices: The indices of a ticket. Where a queue has every k-th index, these go to all rows, too.
-        positions: Consecutive positions in the ticket.
-        n_rows: How many rows there are.
+    If the ticket has every k-th index, all rows get trajectories, too.
     """
     first = indices[positions.start] // indices.step
     return [iter(positions[(row - first) % n_rows :: n_rows]) for row in range(n_rows)]
 
 
 class RunningTickets:
-    """The ticket that a worker has in hand, and those ahead of which it runs trajectories already.
-
-    Args:
-        worker: The worker, which looks ahead.
-        n_rows: How many rows there are.
+    """The current ticket of a worker, and later tickets with running trajectories.
 
     Attributes:
         alone: Whether no trajectory of a later ticket may begin.
-        any_row: Whether a row that is free runs the next trajectory of all; otherwise i runs in row i mod n_rows.
+        any_row: Whether a free row runs the next trajectory of all; otherwise i runs in row i mod n_rows.
     """
 
     def __init__(self, worker: Worker, n_rows: int) -> None:
@@ -84,38 +76,33 @@ class RunningTickets:
 
     @property
     def in_hand(self) -> RunningTicket:
-        """The ticket that the worker has in hand."""
         return self._tickets[0]
 
     @property
     def ran_ahead(self) -> bool:
-        """Whether trajectories of later tickets have begun."""
         return any(later.begun for later in self._tickets if later is not self._tickets[0])
 
     def begun(self) -> list[RowTrajectory]:
-        """Return all trajectories that have begun."""
         return [trajectory for running in self._tickets for trajectory in running.begun]
 
     def holds_first(self, ticket: Ticket) -> bool:
-        """Return whether a ticket is the one in hand."""
         return bool(self._tickets) and self._tickets[0].ticket == ticket
 
     def begin(self, ticket: Ticket, seeds: list[int], agent: BatchedAgent) -> RunningTicket:
-        """Take a ticket in hand, and forget all others."""
+        """Make a ticket the current one, and forget all others."""
         self._agent = agent
         self._tickets.clear()
         return self._append(ticket, seeds)
 
     def end(self) -> None:
-        """Forget the ticket in hand: the one after it is in hand now."""
+        """Forget the current ticket: the next becomes current."""
         self._tickets.popleft()
 
     def clear(self) -> None:
-        """Forget all tickets."""
         self._tickets.clear()
 
     def next_in(self, row: int) -> tuple[RunningTicket, int] | None:
-        """Return the trajectory that is to begin in a row, its ticket and its position there; None if there is none."""
+        """Return the ticket and position of a row's next trajectory; None if no ticket has any."""
         for running in self._tickets:
             if (position := next(running.waiting[row], None)) is not None:
                 return running, position
@@ -126,7 +113,7 @@ class RunningTickets:
         return None
 
     def look_ahead(self) -> bool:
-        """Take in one more ticket that the worker holds, and return whether there is one."""
+        """Append the worker's next ticket; return whether it has any."""
         if self.alone or (now := perf_counter()) < self._look_at:
             return False
         found = self._worker.look_ahead(len(self._tickets))

@@ -1,4 +1,8 @@
-"""The worker of several environments, with one call of the agent for all of them."""
+"""The worker of several environments, with a single agent call for all of them.
+
+`VecWorker` owns environments and agent, and makes the runner for them. An exception in lanes may belong to a later
+ticket: then agent and environments are rebuilt, and the current ticket runs alone.
+"""
 
 from __future__ import annotations
 
@@ -58,41 +62,40 @@ _NO_HOOKS = (
 
 
 class VecWorker(LendingWorker):
-    """Runs several environments side by side, and asks the agent once for the actions of all of them.
+    """Runs several environments in each process, and asks the agent once for all their actions.
 
-    *In lanes* each trajectory is a function of itself alone, as with `DefaultWorker`: an environment begins the next
-    trajectory as soon as one has ended. That needs an agent that says ``row_independent = True`` (see
-    `streamsampler.Agent`), which is probed, and draws from ``draws``. Batches have whole multiples of 16 rows, unless
-    more than a third would have to be added to `n_envs` (`lanes.rows_of_lanes`). Trajectory i runs in environment i mod
+    *In lanes* each trajectory depends on nothing but itself, as with `DefaultWorker`: an environment begins the next
+    trajectory as soon as the last has ended. This needs an agent with ``row_independent = True`` (see
+    `streamsampler.Agent`), which a probe checks, and which draws from ``draws``. Batches have whole multiples of 16
+    rows, unless more than a third would be padding (`lanes.rows_of_lanes`). Trajectory i runs in environment i mod
     `n_envs` where the environments differ (`PerEnv`), where the agent takes ``slots``, and where rows depend on their
     place in the batch.
 
     *In blocks*, with all other agents or a `block_size`, trajectories of consecutive indices may influence each other,
-    and what happens in a block is a function of the block alone. A block has one trajectory for each environment, or
-    `block_size` trajectories: longer blocks lose less at their ends, where environments wait for the longest
-    trajectory; shorter ones are better shared among workers. The global generators (`random`, `numpy.random`, torch)
-    and an agent with `get_actions` are seeded at the start of each block, from its first trajectory's seed.
+    but nothing outside the block does. A block has a trajectory for each environment, or `block_size` trajectories:
+    longer blocks wait less for their longest trajectory; shorter blocks are easier to share among workers. Each block's
+    first trajectory seeds the global generators (`random`, `numpy.random`, torch) and an agent with `get_actions`.
 
     So batches are the same for any number of workers, any engine and any timing. Another `n_envs` or `block_size` may
-    give other batches: the shape of what is batched together can show in the last bits of an agent's numbers.
+    change them: the shape of an agent's batch can show in the last bits of its numbers.
 
-    Each environment is seeded at the start of each trajectory, from the trajectory's seed. An agent without
-    `get_actions` is asked for one action at a time; if it has `reset`, every environment gets a copy of its own, which
-    is reset with the trajectory's seed, just as in `DefaultWorker`.
+    Each trajectory resets its environment with its seed. An agent without `get_actions` is asked for each action
+    separately; if it has `reset`, every environment gets a copy of it, which is reset with the trajectory's seed, as in
+    `DefaultWorker`.
 
-    It also takes an environment that is vectorised natively, a `gymnasium.vector.VectorEnv`, without hooks; see
-    `native.NativeRunner`. Where that one resets itself, `batch.seeds[i]` restarts a trajectory only if it is the
-    first of its slot in its block. Without a `block_size`, its blocks get longer within a call: the first 6 have a
-    trajectory for each environment, then 3 have two, 3 four, 3 eight, and all others 16 for each.
+    A native `gymnasium.vector.VectorEnv` works, too, without hooks; see `native.NativeRunner`. If it resets itself,
+    `batch.seeds[i]` restarts a trajectory only if it was the first of its slot in its block. Without a `block_size`,
+    its blocks get longer within a call: the first 6 have a trajectory for each environment, then 3 have two, 3 four, 3
+    eight, and all others 16 for each.
 
     Pass it as ``worker_class=VecWorker, worker_args={"n_envs": 32}``.
 
     Args:
-        context: What the worker is made with.
-        n_envs: How many environments a worker has at most, which it makes as calls need them; None for 16, or for as
-            many as a vector environment has.
-        block_size: How many trajectories make a block. None for lanes where the agent allows it, and otherwise for as
-            many as there are environments, or for blocks that get longer if the environment is vectorised.
+        context: The worker's context.
+        n_envs: The most environments of a worker, made as calls need them; None for 16, or for the number in a vector
+            environment.
+        block_size: Trajectories in a block. None for lanes where the agent allows them, otherwise for the number of
+            environments, or for growing blocks of a vector environment.
 
     Raises:
         UsageError: An argument cannot work.
@@ -100,7 +103,7 @@ class VecWorker(LendingWorker):
 
     _running: RunningGroups | None
 
-    further_args = frozenset({"groups"})  # of inference="parent"
+    further_args = frozenset({"groups"})  # for inference="parent"
     can_play_several = True
     can_rehearse = can_continue = continues_side_by_side = can_take_options = can_call_hooks = asks_for_rows = True
     can_differ_side_by_side = True
@@ -110,37 +113,32 @@ class VecWorker(LendingWorker):
         super().__init__(context)
         self._block = self.layout({"n_envs": n_envs, "block_size": block_size}).block
         self._may_run_lanes = block_size is None
-        self._failed_ahead = False  # whether what was raised last may be about a later ticket
-        self._probed: tuple[Any, Independence | None] = None, None  # for which agent the probe has told what
-        self._update_of: Callable[[int], EnvUpdate]  # the environments' last update, for a slot
+        self._failed_ahead = False  # whether the last exception may belong to a later ticket
+        self._probed: tuple[Any, Independence | None] = None, None  # the probed agent and the result
+        self._update_of: Callable[[int], EnvUpdate]  # returns the environments' last update for a slot
         self._n_envs = None if n_envs is None else positive("n_envs", n_envs)
         self._agents = AgentPool(hint=context.worker_number == 0)
-        self._players: PlayersOfRows | None = None  # of several agents, those who play them
+        self._players: PlayersOfRows | None = None  # the policies of environments with several agents
         self._runner: LaneRunner | NativeRunner | None = None
         self._envs: list[AnyEnv | AnyVectorEnv] = []
 
     @classmethod
     def layout(cls, worker_args: Mapping[str, Any]) -> Layout:
-        """Return how many trajectories run side by side, and how many make a block, or the first ones.
-
-        Args:
-            worker_args: `n_envs` and `block_size`, where they are given.
+        """Return the number of trajectories that run together, and the size of a block, or of the first ones.
 
         Raises:
-            UsageError: They are no positive integers, or a block cannot fill the environments.
+            UsageError: `n_envs` or `block_size` is no positive integer, or a block cannot fill the environments.
         """
         n_envs, block_size = worker_args.get("n_envs"), worker_args.get("block_size")
         n_slots = _N_ENVS if n_envs is None else positive("n_envs", n_envs)
         size = n_slots if block_size is None else positive("block_size", block_size)
         if n_envs is not None and size < n_slots:
             raise UsageError(f"block_size is {size}: a block cannot fill n_envs={n_slots} environments")
-        # A single environment waits for none at a block's end.
+        # A single environment never waits at a block's end.
         return Layout(n_slots, size, lengthens=block_size is None and n_slots > 1)
 
-    # ------------------------------------------------------------------ updates
-
     def update_agent(self, agent_update: Any) -> None:
-        """Replace the agent, or hand it new parameters; with copies for slots, each of them."""
+        """Replace the agent, or pass new parameters to it and its copies."""
         self.phase = Phase.AGENT_CONSTRUCTION if self._agents.empty else Phase.AGENT_UPDATE
         runner = self._runner
         if runner is not None and self._has_several():
@@ -156,11 +154,10 @@ class VecWorker(LendingWorker):
         self._choose_lanes()
 
     def _has_several(self) -> bool:
-        """Return whether the environments have several agents."""
         return bool(self._envs) and isinstance(self._envs[0].unwrapped, MultiAgentEnv)
 
     def _seat(self) -> None:
-        """Bring policies and environments of several agents together, if there are both."""
+        """Assign policies to environments with several agents, if both exist."""
         if not self._has_several() or self._agents.empty:
             self._players = None
             return
@@ -182,22 +179,17 @@ class VecWorker(LendingWorker):
 
     @property
     def _may_lanes(self) -> bool:
-        """Whether trajectories may run in lanes, as the agent says."""
         return self._may_run_lanes and self._agents.row_independent
 
     def _batch_rows(self) -> int:
-        """Return how many rows the agent's batches have, in lanes and fragments, or in blocks and fragments."""
+        """Return the rows of the agent's batches, in fragments too."""
         fills = self._players is None and self._agents.asked_together and self._may_lanes
         return rows_of_lanes(self._most_envs) if fills else self._most_envs
 
     def _choose_lanes(self, *, anew: bool = True) -> None:
-        """Run lanes where the agent says that its rows are independent; probe that, until it tells.
+        """Decide between lanes and blocks: probe an agent with declared row independence until the probe is conclusive.
 
-        Args:
-            anew: Whether something may be known of the agent now that was not known before.
-
-        Raises:
-            UsageError: The agent says so, and it is not true.
+        `anew` says whether another probe may find more than the last.
         """
         self._seat()
         if self._players is not None:
@@ -220,11 +212,12 @@ class VecWorker(LendingWorker):
         self.runs_lanes = True
 
     def update_env(self, env_update: EnvUpdate) -> None:
-        """Replace or change the environments, one after the other.
+        """Replace or change all environments.
 
         Raises:
-            UsageError: A vector environment that has not `n_envs` environments, or does not fit otherwise.
-            Exception: What an environment raises; then there is none until the next update.
+            UsageError: A vector environment has another number of environments than `n_envs`, or does not fit
+                otherwise.
+            Exception: From an environment; the worker then has none until the next update.
         """
         self.phase = Phase.ENV_CONSTRUCTION
         self._drop_runner()
@@ -246,13 +239,9 @@ class VecWorker(LendingWorker):
             self._choose_lanes()
 
     def _update_all(self, update: EnvUpdate, old: list[AnyEnv | AnyVectorEnv]) -> None:
-        """Apply an update in each slot that has an environment, in the first one at least.
+        """Apply an update to each existing environment, and to the first at least; remove used ones from `old`.
 
-        Slots that differ, and several agents, whose rows are those of all environments, have all environments at once.
-
-        Args:
-            update: The update.
-            old: The environments; those that it has used up are taken out.
+        Different environments, and those of several agents (rows of a policy's batch), are all made at once.
         """
         if isinstance(update, ExistingEnvUpdate):
             pickled = dumps(update, "the environment")
@@ -276,14 +265,14 @@ class VecWorker(LendingWorker):
     def _add(self, update: EnvUpdate, old: list[AnyEnv | AnyVectorEnv]) -> None:
         """Apply an update in the next slot.
 
-        What constructors draw is the same in each slot: any of them may run any trajectory, and how many there are
-        depends on what was asked of this worker so far.
+        Constructors draw the same numbers in each slot: any slot may run any trajectory, and the number of slots
+        depends on the worker's tickets so far.
         """
         envs, known = self._envs, {id(each) for each in old}
         seed_constructors(self.context.seed)
         env = apply_any_env_update(update, old.pop(0) if old else None, several=True)
         if any(are_one(env, other) for other in envs):
-            # Each slot gets a copy of the update, and with it an environment of its own, if the update has it.
+            # The update returned an earlier slot's environment: a copy of the update may return a copy of it.
             env = apply_any_env_update(loads(dumps(update, "the environment")), None, several=True)
             refuse_copies_of(env, envs, update)
         envs.append(env)
@@ -295,7 +284,6 @@ class VecWorker(LendingWorker):
                 self.hook_callers[len(envs) - 1].created(env)
 
     def need_environments(self, n: int) -> None:
-        """Make environments until there are n, or as many as the worker may have; see `Worker.need_environments`."""
         n_before, n = len(self._envs), min(n, self._most_envs)
         if n <= n_before or not isinstance(self._runner, LaneRunner):
             return
@@ -306,7 +294,7 @@ class VecWorker(LendingWorker):
         self._drop_runner()
         self._runner = self._make_runner(self._envs, differ=False)
         if not self._agents.empty:
-            self.enter(Phase.AGENT_UPDATE)  # an agent without get_actions may have copies for more rows
+            self.enter(Phase.AGENT_UPDATE)  # an agent without get_actions may need copies for more rows
             self._choose_lanes(anew=False)
             self._asked()
 
@@ -330,23 +318,18 @@ class VecWorker(LendingWorker):
 
     @property
     def _most_envs(self) -> int:
-        """How many environments there may be."""
         return self._n_envs or _N_ENVS
 
     @property
     def spaces(self) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
-        """Observation and action space of a single trajectory."""
         assert self._runner is not None
         return self._runner.spaces
 
     def environments(self) -> Sequence[AnyEnv | AnyVectorEnv]:
-        """Return the environments, or the vector environment."""
         return tuple(self._envs)
 
-    # ------------------------------------------------------------------ rolling out
-
     def rehearse(self, version: int, indices: range, seeds: list[int], stand_ins: Sequence[Any]) -> None:
-        """Run trajectories in stand-ins, one in each environment, and keep nothing of them."""
+        """Run trajectories in stand-ins, each in its own environment, and discard them."""
         runner, note = self._runner, stand_ins[0].take_agent_info
         if isinstance(runner, NativeRunner):
             agent = noting(self._agents.batched(runner.n_slots), note)
@@ -357,14 +340,14 @@ class VecWorker(LendingWorker):
         rehearsing = _Rehearsal(list(stand_ins), self, n_rows=self._lane_runner.n_slots)
         rehearsing.n_ran = n_before = self.row.words[self.row.timesteps_word]
         try:
-            # As a block even of lanes, so that global generators are seeded: nothing is recorded that draws from them.
+            # Blocks seed the global generators, as nothing may draw from them; so lanes are rehearsed as a block, too.
             rehearsing.run_blocks(Ticket(version, indices, len(indices)), seeds, agent)
         finally:
             self.ran_timesteps += rehearsing.n_ran - n_before
             rehearsing.release()
 
     def rollout(self, ticket: Ticket, seeds: list[int]) -> Outcome:
-        """Run the ticket's trajectories: in lanes, or block by block; or fragments."""
+        """Run the ticket's trajectories in lanes or blocks; or its fragments."""
         if self.resets is not None and (order := self.resets.fragments) is not None:
             return self._run_fragments(ticket, order)
         self._take_environments()
@@ -381,7 +364,7 @@ class VecWorker(LendingWorker):
             if not self._failed_ahead:
                 raise
             lost = self.ran_timesteps
-        # It may have been raised for a later ticket: then it is raised again at that ticket's turn.
+        # The exception may belong to a later ticket: then it is raised again at that ticket's turn.
         if not self.row.may_run(ticket.version):
             self.spoiled = True  # the payloads of this version may be freed already
             return Outcome(None, 0, 0)
@@ -404,7 +387,7 @@ class VecWorker(LendingWorker):
         return RunningGroups(self, base_version, self._most_envs, group)
 
     def _rebuilt(self) -> float:
-        """Replace agent and environments, and return the seconds that it took."""
+        """Replace agent and environments, and return the seconds this took."""
         began = perf_counter()
         self.context.rebuild()
         return perf_counter() - began
@@ -451,18 +434,14 @@ class VecWorker(LendingWorker):
         return Outcome(rollouts, len(indices), n_timesteps, seconds=seconds, dropped=dropped, metrics=metrics)
 
     def _n_held(self, n: int) -> int:
-        """Return how many trajectories the worker holds, or as many of them as there may be environments.
-
-        Args:
-            n: How many the ticket in hand has.
-        """
+        """Return the trajectories in all tickets of the worker, counted up to `_most_envs`; the current has n."""
         number = 1
         while n < self._most_envs and (later := self.look_ahead(number)) is not None:
             n, number = n + len(later[1]), number + 1
         return n
 
     def _refuse_draws(self, before: tuple[Any, ...], ticket: Ticket) -> None:
-        """Check that nothing has drawn from the global generators, which trajectories share."""
+        """Raise an error if anything has drawn from the global generators, which trajectories share."""
         if generator_states()[: len(before)] != before:
             self.phase, self.trajectory = Phase.STEP, ticket.indices[0]
             raise UsageError(DRAWS)
@@ -476,12 +455,11 @@ class VecWorker(LendingWorker):
         return Outcome(None, len(ended), n_timesteps, n_begun - len(ended), n_ran - n_timesteps, tuple(runner.seconds))
 
     def abandon(self) -> tuple[int, int]:
-        """Forget the trajectories of later tickets that run already."""
+        """Forget the running trajectories of later tickets."""
         self.running_timesteps = 0
         return self._runner.forget() if isinstance(self._runner, LaneRunner) else (0, 0)
 
     def shutdown(self) -> None:
-        """Close the environments."""
         self.phase, self.trajectory = Phase.CLOSE, None
         self._drop_runner()
         self._leave_lent()
@@ -501,14 +479,14 @@ class VecWorker(LendingWorker):
 
 
 class _Rehearsal(LaneRunner):
-    """Runs trajectories for a check; the timesteps that are shown count on from those before it.
+    """Runs trajectories for a check, and continues the worker's count of timesteps.
 
-    Or else the same would be shown in the check's last reset and in the first one after it: two long ones would look
+    Otherwise the check's last reset and the first reset after it would show the same count: two long resets would look
     like a hang.
     """
 
     def forget(self) -> tuple[int, int]:
-        """Forget all tickets, and none of the timesteps."""
+        """Forget all tickets, but keep the number of timesteps."""
         n_ran = self.n_ran
         forgotten = super().forget()
         self.n_ran = n_ran
