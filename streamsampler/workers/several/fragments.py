@@ -18,7 +18,7 @@ from streamsampler.workers.several.recorder import JointRecorder
 
 
 class FragmentEnvOfAgents(FragmentEnv):
-    """One environment of several agents for fragments, with copies of the policies; see `FragmentEnv`."""
+    """A `FragmentEnv` with several agents and its own copies of the policies."""
 
     _recorder: JointRecorder
     table: Table
@@ -29,16 +29,13 @@ class FragmentEnvOfAgents(FragmentEnv):
 
     @staticmethod
     def new_recorder(worker: Worker, allocate: Allocate = np.empty) -> RolloutRecorder:
-        """Return what records the episodes of a ticket; environments bring their tables."""
+        """Return a ticket's recorder; each environment brings its table."""
         recorder = recorder_for(worker.environments()[0], None, allocate)
         cast("JointRecorder", recorder).sent = []
         return recorder
 
-    # ------------------------------------------------------------------ policies
-
     @property
     def players(self) -> Players:
-        """The policies."""
         assert self._players is not None
         return self._players
 
@@ -57,13 +54,10 @@ class FragmentEnvOfAgents(FragmentEnv):
 
     @property
     def restorable(self) -> bool:
-        """Whether other copies of the policies can go on in the middle of an episode."""
+        """Whether copies of the policies can continue in the middle of an episode."""
         return self.players.are_restorable
 
-    # ------------------------------------------------------------------ fragments
-
     def begin_fragment(self) -> None:
-        """Begin a call's timesteps."""
         super().begin_fragment()
         self.players.begin_part([0] if self.length and not self._agent_is_new else [])
         self._recorder.sit_at(cast("MultiAgentEnv", self.env.unwrapped), self.table)
@@ -74,19 +68,16 @@ class FragmentEnvOfAgents(FragmentEnv):
         self._recorder.go_on(self.suspended)
 
     def take_end(self, end: End) -> None:
-        """Take the end of an episode, or of the fragment."""
         super().take_end(end)
         if not end.ended:
             self.suspended, self.sent = self._recorder.suspended, self._recorder.sent
-
-    # ------------------------------------------------------------------ losses
 
     def _memory_of_agent(self) -> Any:
         assert self.suspended is not None
         return self.players.get_state(), self.suspended.infos_of_unanswered()
 
     def _give_memory(self, memory: Any, *, is_replaced: bool) -> None:
-        """Give the policies what they remembered, unless all were replaced: they have begun with the environment."""
+        """Load the policies' memory, except into replaced policies: these have begun with the environment."""
         assert self.suspended is not None
         of_policies, infos = memory
         self.suspended = self.suspended.with_infos(infos)

@@ -1,8 +1,7 @@
-"""The loop for a `ParallelEnv` whose policies are asked for one agent at a time, written out for speed.
+"""A fast loop for a `ParallelEnv` with policies asked for a single agent at a time.
 
-It does what the loop for one agent (`DefaultWorker`) does with `Players` and a `JointRecorder` in the places of the
-agent and the recorder, to the last bit, in half of the time. Those two take over wherever something is not as in most
-steps: a trajectory begins or ends, an agent ends, joins, or is not answered as all others are.
+It gives the same bits as the script with `Players` and a `JointRecorder`, in half of the time. Those two handle all but
+ordinary steps: starts and ends of trajectories, and agents with an end, a start, or an incomplete answer.
 """
 
 from __future__ import annotations
@@ -37,16 +36,10 @@ _ACTION_NUMBER, _STEP_NUMBER = phase_number(Phase.ACTION), phase_number(Phase.ST
 
 
 class ParallelLoop:
-    """Runs trajectories of several agents one after the other.
-
-    Args:
-        worker: The worker.
-        recorder: Records them.
-        reset: Resets the environment.
-        reset_agent: Lets the players begin.
+    """Runs trajectories of several agents, one after the other.
 
     Attributes:
-        phase: What the loop is doing.
+        phase: The current phase.
         actions: The last actions.
         seconds: The seconds of resets, of the agents, and of all else.
     """
@@ -63,15 +56,10 @@ class ParallelLoop:
 
     @property
     def seconds(self) -> Times:
-        """The seconds of resets, of the agents, and of all else."""
         return shares(perf_counter() - self._began, self._in_reset, self._in_agents, self._in_steps)
 
     def run(self, version: int, indices: Iterable[int], seeds: Sequence[int]) -> int:
-        """Run trajectories.
-
-        Returns:
-            -1, or the timesteps after which a trajectory was abandoned.
-        """
+        """Run trajectories; return -1, or the timesteps of the abandoned trajectory."""
         recorder, worker = self._recorder, self._worker
         n_before = recorder.n_timesteps
         try:
@@ -111,10 +99,10 @@ class ParallelLoop:
         self._worker.enter(phase)
 
     def timesteps(self, version: int, observations: Any) -> tuple[Any, bool, bool] | None:  # noqa: C901 - see the module
-        """Run the timesteps of a trajectory that has begun.
+        """Run the timesteps of a trajectory after its beginning.
 
         Returns:
-            The last observations and the two ends; None where the version may not run any more.
+            The last observations and the two flags; None if the version may not run any more.
         """
         recorder, row, clock = self._recorder, self._worker.row, perf_counter
         env, table, rewards_of_all = recorder.env, recorder.table, recorder.float_rewards
@@ -212,7 +200,7 @@ class ParallelLoop:
 
 
 def _say_whose(error: Exception, agent: str, observations: Any) -> None:
-    """Add to an error which agent it is about; raise another one where there is no observation of it."""
+    """Add the agent's name to an error; raise another error if the agent has no observation."""
     if not isinstance(observations, Mapping):
         raise DataError(f"observations must be a dict by agent, and are {observations!r:.60}") from None
     if isinstance(error, DataError):
@@ -224,13 +212,13 @@ def _say_whose(error: Exception, agent: str, observations: Any) -> None:
 
 
 def _refuse_answer(error: Exception, seat: Seat) -> None:
-    """Raise a better error where the loop could not unpack what `get_action` returned."""
+    """Raise a better error if the loop could not unpack the result of `get_action`."""
     if isinstance(error, TypeError | ValueError) and raised_in(error, ParallelLoop.timesteps):
         raise wrong_answer(seat) from error
 
 
 def _explained(error: Exception, result: Any, agent: str) -> Exception:
-    """Return a better error for what a step returned, where it was not as it should be."""
+    """Return a better error for a step's result in a wrong form."""
     if isinstance(error, DataError):
         return error
     if not isinstance(result, tuple) or len(result) != 5:
@@ -248,7 +236,7 @@ def _explained(error: Exception, result: Any, agent: str) -> Exception:
 
 
 def _bound(seat: Seat) -> tuple[Any, ...]:
-    """Return what the loop looks up of a seat in each step."""
+    """Return the values that the loop needs of an agent's slot in each step."""
     own = seat.recorder
     keep_action = None if own.integer_actions is None else own.integer_actions.append
     encode = None if own.encoded_observations is None else own.encoded_observations.append

@@ -1,8 +1,7 @@
-"""What goes on of an episode of several agents from one part to the next, which another recorder may record.
+"""An unfinished episode of several agents between two parts.
 
-A part ends where the next action would be chosen. An agent that has acted and is not answered yet, as in environments
-whose agents act in turn, keeps its timestep for the next part, where it is recorded again: with its observation, its
-action and its info.
+A part ends before the next action is chosen. If agents act in turn, an agent may have acted without a reward yet: the
+next part records this timestep again, with observation, action and info.
 """
 
 from __future__ import annotations
@@ -12,14 +11,9 @@ from typing import Any, NamedTuple
 
 
 class Unanswered(NamedTuple):
-    """The timestep of an agent that has acted, and is not answered yet.
+    """The timestep of an agent without a reward yet.
 
-    Attributes:
-        agent_id: The agent.
-        observation: What it acted on.
-        action: Its action.
-        info: The policy's info.
-        env_timestep: In which step of the environment it acted.
+    `info` is the policy's, `env_timestep` the environment's step of the action.
     """
 
     agent_id: str
@@ -30,12 +24,10 @@ class Unanswered(NamedTuple):
 
 
 class Before(NamedTuple):
-    """What an agent had in earlier parts of an episode.
+    """The totals of an agent in earlier parts of an episode.
 
-    Attributes:
-        length: Its timesteps.
-        returned: Its rewards, added up one after the other: so the sum does not depend on where parts end.
-        last_info: What the environment said last of it.
+    `returned` is the sum of its rewards, added in order: so it does not depend on the parts. `last_info` is the
+    environment's.
     """
 
     length: int = 0
@@ -44,18 +36,18 @@ class Before(NamedTuple):
 
 
 class Suspended(NamedTuple):
-    """An episode that goes on, as far as its recorder has to know.
+    """An unfinished episode's state for the next recorder.
 
     Attributes:
-        n_timesteps: The steps of the environment so far.
-        ended: Who has ended, and at which timestep.
-        last_ends: The ends of those that ended last.
+        n_timesteps: The environment's steps.
+        ended: The ended agents, with their last timesteps.
+        last_ends: The flags of the agents with the last ends.
         early: The rewards of agents before their first actions.
-        infos: The infos of the last step.
-        reset_infos: Those of the reset.
-        first_infos: Those that came with the first observations of agents.
-        before: What agents that go on had so far.
-        unanswered: The timesteps of those that wait for an answer.
+        infos: The last step's infos.
+        reset_infos: The reset's infos.
+        first_infos: The infos of agents' first observations.
+        before: The totals of agents without an end.
+        unanswered: The timesteps without rewards.
     """
 
     n_timesteps: int
@@ -69,10 +61,9 @@ class Suspended(NamedTuple):
     unanswered: tuple[Unanswered, ...]
 
     def infos_of_unanswered(self) -> dict[str, Any]:
-        """Return the infos that policies gave with the actions which are not answered: no environment knows them."""
+        """Return the policies' infos of actions without an answer, which no environment has."""
         return {each.agent_id: each.info for each in self.unanswered}
 
     def with_infos(self, infos: Mapping[str, Any]) -> Suspended:
-        """Return the same with these infos of the policies."""
         told = tuple(each._replace(info=infos.get(each.agent_id, each.info)) for each in self.unanswered)
         return self._replace(unanswered=told)

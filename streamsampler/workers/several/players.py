@@ -1,6 +1,7 @@
-"""Let policies play the agents of environments: who plays whom, who acts, and what each policy is asked for.
+"""Assign the agents of environments to policies, and call each policy for the acting agents.
 
-`Players` has the policies, and a `Table` for each environment.
+`Players` owns the policies, and a `Table` for each environment. A `Table` has the interface of an agent: drivers and
+hooks use it as such.
 """
 
 from __future__ import annotations
@@ -24,20 +25,16 @@ from streamsampler.workers.several.seats import Seat
 
 
 class Table:
-    """The agents of one environment, each played by the policy that was chosen for it: stands where an agent stands.
+    """The agents of an environment, each with its policy; it has the interface of an agent.
 
-    Args:
-        players: The policies.
-        env: The environment.
-        place: The number of the environment among those that the policies play in.
-        waits: Whether policies may have to be awaited.
+    `place` is the environment's number. With `waits`, policies may be awaited.
 
     Attributes:
         place: The same.
-        acting: The agents that act in this step, in the order of `MultiAgentEnv.numbers`.
+        acting: The acting agents, in the order of `MultiAgentEnv.numbers`.
         turn: See `let_act`.
-        shown: The observations that they act on, by agent id.
-        awaited: The policy that was asked last where policies wait, and for which agent; None for several.
+        shown: Their observations, by agent id.
+        awaited: The last awaited policy's name, and its agent; None for several agents.
     """
 
     awaited: tuple[str, str | None] = ("", None)
@@ -53,23 +50,17 @@ class Table:
 
     @property
     def one_by_one(self) -> bool:
-        """Whether each policy is asked for one agent at a time."""
         return self._players.one_by_one
 
     def begin(self, index: int, seed: int) -> None:
-        """Begin a trajectory with the agents that are there after the reset.
-
-        Args:
-            index: The trajectory index.
-            seed: Its seed for agents.
-        """
+        """Begin a trajectory with the agents after the reset; `seed` is the trajectory's seed for agents."""
         self._index, self._seed = index, seed
         self._seats = {}
         self._players.begin_trajectory(self.place)
         self._begin_for(self._env.env.agents)
 
     def begin_with(self, policy: PlayingPolicy) -> None:
-        """Let a policy begin, in the middle of the episode, as at its start."""
+        """Begin a policy in the middle of an episode."""
         if seats := [it for it in self._seats.values() if it.policy is policy and self._env.lists(it.agent_id)]:
             policy.begin(seats, self._seed)
 
@@ -84,30 +75,19 @@ class Table:
             policy.begin(seats, self._seed)
 
     def seat_of(self, agent_id: str) -> Seat:
-        """Return what plays an agent, which begins now if it was not there before."""
+        """Return an agent's slot; a new agent begins now."""
         if agent_id not in self._seats:
             self._begin_for([agent_id])
         return self._seats[agent_id]
 
     def let_act(self, seats: list[Seat], turn: list[str] | None) -> None:
-        """Note who acts.
+        """Set the acting agents.
 
-        Args:
-            seats: The agents.
-            turn: What `MultiAgentEnv.turn` returned, if these are all of them: until it is another list, they act.
+        `turn` is the list from `MultiAgentEnv.turn`, if all its agents act: they act until it is another list object.
         """
         self.acting, self.turn = seats, turn
 
     def get_action(self, observations: Mapping[str, Any]) -> Any:
-        """Choose the actions of those that act.
-
-        Args:
-            observations: Observations by agent id.
-
-        Returns:
-            Actions by agent id, and the policies' infos by agent id; where policies may wait, a coroutine that returns
-            them.
-        """
         self.shown = observations
         if self._waits:
             return self._get_awaited()
@@ -116,7 +96,7 @@ class Table:
 
     @property
     def awaited_call(self) -> str:
-        """The call of a policy that is awaited, for messages."""
+        """The awaited call, for messages."""
         policy, agent_id = self.awaited
         of = f"of policy {policy!r}"
         return f"get_actions {of}" if agent_id is None else f"get_action {of} for agent {agent_id!r}"
@@ -126,30 +106,18 @@ class Table:
         return self.actions(), self.infos()
 
     def actions(self) -> dict[str, Any]:
-        """Return the actions of those that act, by agent id."""
         return {seat.agent_id: seat.action for seat in self.acting}
 
     def infos(self) -> dict[str, Any]:
-        """Return the policies' infos for those that act, by agent id."""
         return {seat.agent_id: seat.own_info() for seat in self.acting}
 
     def infos_apart(self) -> dict[str, Any]:
-        """Return the same, empty where a policy's come for all environments together."""
         return {seat.agent_id: {} if seat.policy.crosses else seat.info for seat in self.acting}
 
 
 def updated_players(
     players: Players | None, update: Any, envs: Sequence[MultiAgentEnv], warn: Warn, **how: Any
 ) -> Players:
-    """Return players after an update: the same, or new players where the update is an agent.
-
-    Args:
-        players: The players; None if there are none yet.
-        update: The update.
-        envs: The environments.
-        warn: See `MaskFinder`.
-        how: Further arguments of `Players`.
-    """
     if players is not None and not is_agent(update):
         players.update(update)
         return players
@@ -157,22 +125,22 @@ def updated_players(
 
 
 class Players:
-    """The policies that play the agents of environments.
+    """The policies of the agents of environments.
 
     Args:
-        given: `Policies`, or an agent, which plays all.
+        given: `Policies`, or a single agent for all.
         envs: The environments, which have the same agents.
         warn: See `MaskFinder`.
         across: Whether policies are asked across environments.
-        n_envs: For how many environments batches have rows then; None for as many as there are.
-        waits: Whether trajectories are in flight at the same time, at tables of `new_table`: policies may have to be
+        n_envs: The environments with rows in such batches; None for the number of `envs`.
+        waits: Whether trajectories are in flight at the same time, at tables of `new_table`, and policies may be
             awaited.
 
     Attributes:
         given: The same.
         policies: The policies, by name.
-        tables: Where the agents of each environment sit.
-        asked: What the policies were asked for last.
+        tables: The table of each environment.
+        asked: The last requests to policies.
     """
 
     def __init__(
@@ -190,11 +158,10 @@ class Players:
         self.move_to(envs)
 
     def plays_in(self, envs: Sequence[Any]) -> bool:
-        """Return whether these are the environments."""
         return len(envs) == len(self._envs) and all(map(operator.is_, envs, self._envs))
 
     def move_to(self, envs: Sequence[MultiAgentEnv]) -> None:
-        """Play in other environments from now on."""
+        """Play in other environments, from the beginning of their trajectories."""
         self._envs = envs
         self.tables = [Table(self, env, place, waits=self._waits) for place, env in enumerate(envs)]
         self.asked: list[Asked] = []
@@ -204,17 +171,12 @@ class Players:
             policy.move_to(envs, [envs[0].numbers[it] for it in may_play], self._n_envs or len(envs))
 
     def new_table(self, env: MultiAgentEnv, place: int) -> Table:
-        """Return a table for another environment than those that were given: nothing that sat in its place is left."""
+        """Return a table for a further environment, and discard the policies' state at this place."""
         for policy in self.policies.values():
             policy.leave(place)
         return Table(self, env, place, waits=self._waits)
 
     def update(self, update: Any) -> None:
-        """Apply an update of the agent, or of policies by name.
-
-        Raises:
-            UsageError: The agent takes no such update.
-        """
         self._grouped = []
         if isinstance(update, FilterParameters):
             given = update["filter"]
@@ -232,11 +194,10 @@ class Players:
 
     @property
     def one_by_one(self) -> bool:
-        """Whether each policy is asked for one agent at a time."""
         return not any(policy.together for policy in self.policies.values())
 
     def _update_policy(self, policy: PlayingPolicy, agent: Any, parameters: Any, mark: bytes | None) -> None:
-        """Apply what was not applied before: updates have those of earlier calls as well."""
+        """Apply changes since the last update: updates repeat those of earlier calls."""
         its_mark, before = self._applied.get(policy.name, (None, None))
         if agent is not None and mark != its_mark:
             policy.update(loads(agent))
@@ -245,13 +206,10 @@ class Players:
             policy.update(loads(parameters))
         self._applied[policy.name] = (mark, parameters)
 
-    # ------------------------------------------------------------------ episodes that go on
-
     def begin_part(self, places: Sequence[int]) -> None:
-        """Begin another fragment: policies that were replaced in the middle of episodes begin as at their start.
+        """Begin another fragment.
 
-        Args:
-            places: The environments in which episodes go on.
+        Replaced policies begin in `places`, the environments in the middle of an episode.
         """
         for policy in self.policies.values():
             policy.begin_part()
@@ -261,46 +219,37 @@ class Players:
 
     @property
     def remember(self) -> bool:
-        """Whether each policy has a copy of its agent at each table."""
         return all(policy.remembers for policy in self.policies.values())
 
     @property
     def are_restorable(self) -> bool:
-        """Whether other copies of the policies can go on in the middle of an episode."""
         return all(policy.is_restorable for policy in self.policies.values())
 
     def get_state(self) -> Any:
-        """Return what the policies remember, for `set_state`."""
         return {name: (self._mark_of(name), policy.get_state()) for name, policy in self.policies.items()}
 
     def set_state(self, state: Any) -> None:
-        """Go on where the policies were when `get_state` returned `state`; those that were replaced begin anew."""
+        """Continue from a `get_state`; policies replaced since then begin again."""
         for name, (mark, of_policy) in state.items():
-            self.policies[name].is_replaced = False  # all have begun, with their environments
-            if self._mark_of(name) in (None, mark):  # None, too, where a loaded sampler was given the agent itself
+            self.policies[name].is_replaced = False  # all began with their environments
+            if self._mark_of(name) in (None, mark):  # None also if a loaded sampler has the agent itself
                 self.policies[name].set_state(of_policy)
 
     def _mark_of(self, name: str) -> Any:
-        """Return which agent has replaced a policy's; None if it is the one that was given."""
+        """Return the mark of a policy's new agent; None for the original agent."""
         return self._applied.get(name, (None, None))[0]
 
-    # ------------------------------------------------------------------ trajectories
-
     def begin_trajectory(self, place: int) -> None:
-        """Begin a trajectory in an environment."""
         for policy in self.policies.values():
             policy.begin_trajectory(place)
 
     def policy_of(self, agent_id: str, index: int) -> PlayingPolicy:
-        """Return the policy that plays an agent in a trajectory."""
         return self.policies[self._chosen.name_for(agent_id, index)]
 
     def choose(self, tables: Sequence[Table], take_in_hand: Callable[[int], None] | None = None) -> None:
-        """Choose the actions of those that act: sets `action` and `info` of each seat.
+        """Choose the actions of the acting agents at some tables: set `action` and `info` of their slots.
 
-        Args:
-            tables: Those of the environments.
-            take_in_hand: Called with the place of the environment that is asked for, and -1 for all.
+        `take_in_hand` receives each environment's place before its request, and -1 for all environments.
         """
         acting = [table.acting for table in tables]
         if len(acting) != len(self._grouped) or not all(map(operator.is_, acting, self._grouped)):
@@ -320,9 +269,9 @@ class Players:
                 _take_answer(seat, chosen)
 
     async def choose_awaited(self, table: Table) -> None:
-        """Choose the actions of those that act at a table, and await policies: one after the other, as `choose` asks.
+        """Choose the actions at a table as `choose` does, and await policies one after the other.
 
-        So policies that draw from the same generators draw in the order of the agents.
+        So policies with common random generators draw in the order of the agents.
         """
         self._group([table.acting])
         for asked in self.asked:
@@ -343,7 +292,6 @@ class Players:
                 _take_answer(seat, chosen)
 
     def _group(self, acting: list[list[Seat]]) -> None:
-        """Put together who is asked for in one call."""
         groups: dict[tuple[PlayingPolicy, int], list[Seat]] = {}
         for seats in acting:
             for seat in seats:
@@ -355,11 +303,10 @@ class Players:
 def _take_answer(seat: Seat, chosen: Any) -> None:
     if not isinstance(chosen, tuple | list) or len(chosen) != 2:
         raise wrong_answer(seat)
-    seat.action, seat.info = map(own_copy, chosen)  # the next agent may get the same arrays
+    seat.action, seat.info = map(own_copy, chosen)  # the next call may return the same arrays
 
 
 def wrong_answer(seat: Seat) -> UsageError:
-    """Return the error of a `get_action` that returns no action and info."""
     return UsageError(
         f"get_action of policy {seat.policy.name!r} must return (action, agent_info), with agent_info a dict "
         f"(agent {seat.agent_id!r} was to act)"

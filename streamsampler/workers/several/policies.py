@@ -1,8 +1,8 @@
-"""Ask a policy for actions: of the agents of all environments in one call, of those of one environment, or one by one.
+"""Ask a policy for actions: of all environments' agents, of a single environment's, or of a single agent's.
 
-A policy that says ``row_independent = True`` is asked across environments where there are several: each agent of each
-environment has a row of its own, whoever acts, so that a policy's batches have one size and an agent's row is a
-function of the trajectory index and the agent. Rows of those that do not act have a copy of another one's observation.
+Policies with ``row_independent = True`` are asked across environments: each agent of each environment has its own row,
+whoever acts. So batches have a constant size, and a row is a function of environment and agent. Silent rows copy
+another row's observation.
 """
 
 from __future__ import annotations
@@ -44,28 +44,19 @@ from streamsampler.workers.vec.rows import answers_of_rows, stacked
 from streamsampler.workers.vec.steps import AlignedCopies
 
 _FIRST_ROOM = 8
-"""For how many agents there is room at first, where any number may appear."""
+"""The rows at first, where any number of agents may appear."""
 _MULTIPLE = 16
-"""Of this the number of rows across environments is a multiple: with fewer rows than this, or with others left over
-from the blocks of a matrix product, a row's last bits may depend on its place."""
+"""The number of rows across environments is a multiple of this: in smaller batches, or in the rest of a matrix
+product's blocks, a row's last bits may depend on its place.
+"""
 _AT_ONE_PLACE = frozenset(("slots", "starts"))
 _OF_ROWS = frozenset(("draws", "seeds", "starts"))
 
 
 class PolicyRows:
-    """The rows of one policy's batches, each of which is an agent of an environment.
+    """The rows of a policy's batches; a row is an agent of an environment.
 
-    Args:
-        agent: What is asked.
-        n_rows: How many rows there are.
-
-    Attributes:
-        agent: The same.
-        n_rows: The same.
-        draws: What rows draw from.
-        seeds: The seeds of their agents.
-        starts: Which of them begin.
-        is_new: Whether none of them has begun in the trajectory in hand.
+    `starts` marks rows at their start; `is_new` says that no row has begun in the current trajectory.
     """
 
     def __init__(self, agent: Any, n_rows: int) -> None:
@@ -75,7 +66,7 @@ class PolicyRows:
         self.starts = np.zeros(n_rows, dtype=np.bool_)
 
     def make_room(self, n_rows: int) -> None:
-        """Make room for so many rows, and for as many again: any number may appear."""
+        """Make room for twice as many rows: any number of agents may appear."""
         if n_rows > self.n_rows:
             more = (0, 2 * n_rows - self.n_rows)
             self.n_rows = 2 * n_rows
@@ -83,14 +74,13 @@ class PolicyRows:
             self.seeds, self.starts = np.pad(self.seeds, more), np.pad(self.starts, more)
 
     def begin(self, seats: Sequence[Seat], seeds: list[int]) -> None:
-        """Begin the rows of agents."""
         prepared = self.draws.prepare(seeds)
         for position, (seat, own) in enumerate(zip(seats, seeds, strict=True)):
             self.draws.begin(seat.row, prepared, position)
             self.seeds[seat.row], self.starts[seat.row] = own, True
 
     def draws_of(self, numbers: NDArray[np.int64], acts: NDArray[np.bool_] | None) -> OfRows:
-        """Return what the rows that are asked for draw from, of which those alone draw that act."""
+        """Return the random numbers of the requested rows; only acting rows draw."""
         everybody = len(numbers) == self.n_rows
         if everybody or acts is not None:
             self.draws.only(None if everybody else acts)
@@ -99,22 +89,17 @@ class PolicyRows:
 
 
 class Asked:
-    """What a policy is asked for in one call, step after step while the same agents act.
+    """A policy call for some agents, repeated in each step while the same agents act.
 
-    Args:
-        policy: The policy.
-        seats: The agents: of all environments, where it is asked across them, otherwise those of one.
+    `row` is the environment's row, -1 for all; `numbers` are the agents' rows, `places` their places in the batch of
+    `n_shown` rows.
 
     Attributes:
         policy: The policy.
-        seats: The agents.
-        row: The row of the environment; -1 for all.
-        rows: The rows of the policy; None where agents are asked one by one.
-        numbers: The agents' rows.
-        n_shown: How many rows the batch has.
-        places: The agents' places in the batch.
-        acts: For each row of the policy whether it acts, where the batch has them all; None where it has not.
-        infos: What the policy said last of all rows.
+        seats: The agents: of a single environment, or of all, if the policy is asked across environments.
+        rows: The policy's rows; None if it is asked for a single agent at a time.
+        acts: Marks acting rows, in batches of all rows; None otherwise.
+        infos: The policy's last infos of all rows.
     """
 
     def __init__(self, policy: PlayingPolicy, seats: list[Seat]) -> None:
@@ -132,22 +117,22 @@ class Asked:
 
 
 class PlayingPolicy:
-    """An agent that plays some agents of environments.
+    """A policy in play: its agent, the copies of it, and the rows of its batches.
 
     Args:
         name: Its name.
-        agent: The agent.
+        agent: Its agent.
         warn: See `MaskFinder`.
-        across: Whether it is to be asked across environments, if its rows are independent.
-        waits: See `Players`: the agent itself plays nowhere then, since its copies are made while others play.
+        across: Whether to ask it across environments, if its rows are independent.
+        waits: See `Players`: the agent itself then never plays, because copies are made of it while others play.
 
     Attributes:
         name: Its name.
-        spaces: The observation and action space of those that it plays; None before it plays any.
-        together: Whether it is asked for several of them in one call.
-        crosses: Whether these are those of all environments.
-        n_rows: How many rows there are then.
-        is_replaced: Whether its agent is another one than when the episodes that go on began.
+        spaces: Observation and action space of its agents; None before it plays any.
+        together: Whether it is asked for several agents in a call.
+        crosses: Whether these are the agents of all environments.
+        n_rows: The number of rows then.
+        is_replaced: Whether its agent is newer than the unfinished episodes.
     """
 
     def __init__(self, name: str, agent: Agent, warn: Warn, *, across: bool = False, waits: bool = False) -> None:
@@ -158,16 +143,16 @@ class PlayingPolicy:
         self._n_envs = 0
         self._ranks: dict[int, int] = {}
         self.spaces: tuple[Space[Any], Space[Any]] | None = None
-        self._first = ""  # the agent whose spaces these are
+        self._first = ""  # the first agent with these spaces
         self._copies: dict[tuple[int, int], Any] = {}
-        self._rows: dict[int, PolicyRows] = {}  # by environment; where it is asked across them, of the first one
+        self._rows: dict[int, PolicyRows] = {}  # by environment; across environments at place 0
         self._filter: Any = None
         self._fitting: set[str] = set()
         self._is_probed = False
         self._memory = AlignedCopies()
 
     def update(self, update: Any) -> None:
-        """Replace the agent, or hand it and its copies new parameters; see `agents.updates.apply_agent_update`."""
+        """Replace the agent, or pass new parameters to it and its copies."""
         updated = updated_agent(self._agent, update, self.spaces)
         if updated is self._agent:
             for each in self._copies.values():
@@ -182,7 +167,6 @@ class PlayingPolicy:
         self._probe()
 
     def take_filter(self, given: Any) -> None:
-        """Show the agent observations as a filter changes them."""
         self._filter = given
         if self.spaces is not None:
             self._apply_filter(self.spaces[0])
@@ -198,12 +182,9 @@ class PlayingPolicy:
         self._look_at_agent()
 
     def move_to(self, envs: Sequence[MultiAgentEnv], numbers: Collection[int], n_envs: int) -> None:
-        """Play in other environments from now on.
+        """Play in other environments.
 
-        Args:
-            envs: The environments.
-            numbers: The numbers of the agents that it may play, where these are known.
-            n_envs: For how many environments its batches have rows.
+        `numbers` are those of the agents it may play, as far as known; its batches have rows for `n_envs` environments.
         """
         self._n_envs = n_envs
         self.spaces, self._copies, self._fitting = None, {}, set()
@@ -213,11 +194,7 @@ class PlayingPolicy:
         self._look_at_agent()
 
     def join(self, agent_id: str, env: MultiAgentEnv) -> None:
-        """Prepare to play an agent of an environment.
-
-        Raises:
-            UsageError: It plays agents with other spaces, or its rows depend on one another, although it says no.
-        """
+        """Prepare to play an agent of an environment; its spaces must be those of all agents of the policy."""
         if agent_id in self._fitting:
             return
         spaces = env.observation_space[agent_id], env.action_space[agent_id]
@@ -230,10 +207,10 @@ class PlayingPolicy:
         elif not same_spaces(self.spaces, spaces):
             raise differing_spaces(self.name, {self._first: self.spaces, agent_id: spaces})
         self._find_mask = MaskFinder(None, spaces[1], self._warn)
-        self._fitting.add(agent_id)  # to compare spaces takes long
+        self._fitting.add(agent_id)  # comparing spaces is slow
 
     def _probe(self) -> None:
-        """Check that its rows are independent, if it says so: before any of the agent's begins."""
+        """Check a declared independence of rows, before any agent begins."""
         if self.crosses and not self._is_probed and self.spaces is not None:
             with preserved_generators():
                 self._is_probed = probe_rows(self._agent, self.spaces, self.n_rows).conclusive
@@ -251,9 +228,8 @@ class PlayingPolicy:
         self._reset = reset_agent_function(agent)
         get_actions: Any = getattr(agent, "get_actions", None)
         self._keywords = row_keywords(get_actions) if callable(get_actions) else set()
-        # What is told which rows begin may remember something by a row's place: then all rows are asked for in each
-        # step. Where agents act in turn, it would remember what it saw in the turns of others; where any may appear, it
-        # is not known how many rows there are.
+        # An agent with the keyword `starts` may have a memory by rows: then each call has all rows. If agents act in
+        # turn, it would remember the turns of others; if any agents may appear, the number of rows is unknown.
         self._all_rows = bool(self._keywords & _AT_ONE_PLACE)
         remembers = self._reset is not None and not self._keywords & _OF_ROWS
         can_batch = (
@@ -263,38 +239,37 @@ class PlayingPolicy:
             and mask_argument(getattr(agent, "reset", len)) is None
         )
         self.crosses = self._across and can_batch and not is_open and is_row_independent(agent)
-        # Or there is nothing to batch, as where there is one agent without an id.
+        # A single agent leaves nothing to batch.
         self.together = can_batch and (self.crosses or self._n_agents > 1)
         self._takes_masks = masks_reach(agent, self._warn, together=self.together)
         self.n_rows = -(-self._n_envs * len(self._ranks) // _MULTIPLE) * _MULTIPLE if self.crosses else 0
         self._rows = {}
 
     def agent_of(self, seat: Seat) -> Any:
-        """Return the agent that plays an agent: the same for all where it remembers nothing."""
+        """Return the agent for a slot: the same for all if it has no memory."""
         if self.together:
             return self.rows_at(seat.table.place).agent
         return self._agent if self._reset is None else self._copy_for(seat.table.place, seat.number)
 
     def _copy_for(self, place: int, number: int) -> Any:
         if (place, number) not in self._copies:
-            # The first one is the agent itself, as where there is one agent.
+            # The first is the agent itself, as with a single agent.
             is_copied = self._copies or self._waits
             self._copies[place, number] = loads(dumps(self._agent, "the agent")) if is_copied else self._agent
         return self._copies[place, number]
 
     @property
     def remembers(self) -> bool:
-        """Whether it has a copy of its agent for each environment."""
         return self._reset is not None or (self.together and self._all_rows)
 
     def leave(self, place: int) -> None:
-        """Forget what plays in an environment; where the agent remembers nothing, it is the same for all."""
+        """Discard the state and copies of an environment."""
         self._rows.pop(place, None)
         for key in [key for key in self._copies if key[0] == place]:
             del self._copies[key]
 
     def rows_at(self, place: int) -> PolicyRows:
-        """Return the rows in which agents of an environment are asked for together."""
+        """Return the rows of an environment's batches."""
         place = 0 if self.crosses else place
         if place not in self._rows:
             remembers = not self.crosses and (self._reset is not None or self._all_rows)
@@ -303,23 +278,15 @@ class PlayingPolicy:
         return self._rows[place]
 
     def row_of(self, place: int, number: int) -> int:
-        """Return the row of an agent of an environment, where it is asked across environments."""
+        """Return an agent's row in batches across environments."""
         return place * len(self._ranks) + self._ranks[number]
 
-    # ------------------------------------------------------------------ trajectories
-
     def begin_trajectory(self, place: int) -> None:
-        """Begin a trajectory in an environment, in which no agent is there yet."""
         if not self.crosses and (rows := self._rows.get(place)) is not None:
             rows.is_new = True
 
     def begin(self, seats: Sequence[Seat], seed: int) -> None:
-        """Begin the trajectories of agents of one environment.
-
-        Args:
-            seats: The agents.
-            seed: The trajectory's seed for its agents.
-        """
+        """Begin the trajectories of agents of an environment; `seed` is its trajectory's seed for agents."""
         seeds = [seed_of_agent(seed, seat.number) for seat in seats]
         if self.together:
             self._begin_together(seats, seeds)
@@ -350,21 +317,17 @@ class PlayingPolicy:
                     reset(seeds[0])
         rows.begin(seats, seeds)
 
-    # ------------------------------------------------------------------ episodes that go on
-
     def begin_part(self) -> None:
-        """Let the agents record what they remember, as all go on in another fragment."""
+        """Let the agents record their memory, before all continue in another fragment."""
         for agent in {id(each): each for each in (self._agent, *self._copies.values())}.values():
             if callable(begin := getattr(agent, "begin_part", None)):
                 begin()
 
     @property
     def is_restorable(self) -> bool:
-        """Whether another copy of the agents can go on in the middle of an episode."""
         return is_restorable(self._agent, by_rows=self.together)
 
     def get_state(self) -> Any:
-        """Return what its agents remember and draw from, for `set_state` of the same policy in another worker."""
         copies = {key: memory_of(agent) for key, agent in self._copies.items()}
         rows = {
             place: (it.draws, it.seeds, it.starts, it.is_new, memory_of(it.agent)) for place, it in self._rows.items()
@@ -372,7 +335,6 @@ class PlayingPolicy:
         return copies, rows
 
     def set_state(self, state: Any) -> None:
-        """Go on where the policy was when `get_state` returned `state`: its agents have begun."""
         copies, rows = state
         for (place, number), memory in copies.items():
             give_memory(self._copy_for(place, number), memory)
@@ -382,36 +344,32 @@ class PlayingPolicy:
             mine.n_rows = len(seeds)
             give_memory(mine.agent, memory)
 
-    # ------------------------------------------------------------------ actions
-
     @property
     def can_wait(self) -> bool:
-        """Whether it may be asked for some environments while others wait: where all are asked it may remember rows."""
+        """Whether some environments may wait during a call: agents asked for all rows may remember waiting rows."""
         return not (self.crosses and self._all_rows)
 
     @property
     def shows_all_rows(self) -> bool:
-        """Whether a batch has the rows of those that do not act, too."""
+        """Whether batches include silent rows."""
         return self._all_rows or self.crosses
 
     def ask(self, asked: Asked) -> None:
-        """Ask for the actions of agents together; sets their actions and infos."""
         self.take_rows(asked, self.ask_rows(asked))
 
     def ask_rows(self, asked: Asked) -> Any:
-        """Return what the agent's `get_actions` does."""
         rows, seats, n_shown = asked.rows, asked.seats, asked.n_shown
         assert self.spaces is not None
         assert rows is not None
         if asked.acts is not None and "starts" in self._keywords:
-            rows.starts |= ~asked.acts  # what is remembered of the others would run on
+            rows.starts |= ~asked.acts  # the memory of the other rows would go on
         keywords = self._values(asked, rows)
         if self._takes_masks:
             keywords[ACTION_MASKS] = self._masks(seats, asked.places, n_shown)
         return rows.agent.get_actions(self._batch(seats, asked.places, n_shown), **keywords)
 
     def take_rows(self, asked: Asked, chosen: Any) -> None:
-        """Take the actions and infos of agents from what `get_actions` returned."""
+        """Set the agents' actions and infos from the result of `get_actions`."""
         rows, seats, n_shown = asked.rows, asked.seats, asked.n_shown
         assert self.spaces is not None
         assert rows is not None
@@ -424,7 +382,7 @@ class PlayingPolicy:
             seat.info = own_copy(info_of_row(infos, place)) if infos and not self.crosses else infos
 
     def _batch(self, seats: Sequence[Seat], places: Sequence[int], n_shown: int) -> Any:
-        """Return the observations of agents, tree of (n_shown, ...): other places have that of the first one."""
+        """Return the agents' observations, tree of (n_shown, ...); other places copy the first agent's."""
         assert self.spaces is not None
         first = seats[0].recorder
         if self.crosses and first.encoded_observations is not None:
@@ -449,7 +407,6 @@ class PlayingPolicy:
         return np.stack(shown)  # type: ignore[arg-type]
 
     def _values(self, asked: Asked, rows: PolicyRows) -> dict[str, Any]:
-        """Return what the keywords stand for in this step."""
         values: dict[str, Any] = {}
         shown = asked.numbers if asked.acts is None else np.arange(rows.n_rows)
         if "draws" in self._keywords:
@@ -463,7 +420,7 @@ class PlayingPolicy:
 
 
 def differing_spaces(name: str, spaces: Mapping[str, tuple[Any, Any]]) -> UsageError:
-    """Return the error of a policy that plays two agents with different spaces, which are given by agent."""
+    """Return the error of a policy for two agents (`spaces` by agent) with different spaces."""
     first, second = spaces.values()
     return UsageError(
         f"policy {name!r} plays {' and '.join(map(repr, spaces))}, whose spaces differ: {first[0]} and {first[1]}, "

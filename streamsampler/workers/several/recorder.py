@@ -1,8 +1,8 @@
-"""Record trajectories of several agents: of all together, and one for each agent and trajectory, by policy.
+"""Record trajectories of several agents: the joint trajectory, and another for each agent, by policy.
 
-A step answers those who acted: in a `ParallelEnv` all of them, in an `AECEnv` the one whose turn comes next. An agent's
-timestep begins with the observation that it acts on, and is complete when it is answered. Each agent has a recorder of
-its own; when a ticket ends, what one policy played is put together, by trajectory and then by agent.
+A step answers the acting agents: in a `ParallelEnv` all of them, in an `AECEnv` the next agent in turn. A timestep
+begins with the agent's observation, and is complete with its reward. Each agent has its own recorder; a ticket's end
+sorts their trajectories by policy, joint trajectory and agent.
 """
 
 from __future__ import annotations
@@ -29,32 +29,27 @@ from streamsampler.workers.several.seats import OwnInfo, Seat
 
 
 class _NoReward:
-    """The class of nothing: of several agents, a step's rewards are a dict, and a float is an error."""
+    """The class of no reward: with several agents a step's rewards are a dict, and a float is an error."""
 
 
 _NOTHING = Before()
 NOBODY = "no agent acted in the whole trajectory: there is nothing to learn from it, and nothing to save"
 COMMON = "__common__"
-"""The name in infos under which environments say what is about no agent, or about all."""
+"""The key for infos about no agent, or about all."""
 
 
 class JointRecorder(RolloutRecorder):
-    """Records what several agents do; see `RolloutRecorder`, whose observations, actions and so on are dicts by agent.
+    """Records several agents; like `RolloutRecorder`, with observations, actions and so on as dicts by agent.
 
-    Of all agents together it records their summed rewards, the ends, and infos under names that are no agent's.
-
-    Args:
-        env: The environment.
-        table: Who plays its agents: it is told who acts.
-        allocate: See `WorkerContext`.
+    The joint trajectory has the sums of rewards, the flags, and infos with keys other than agents.
 
     Attributes:
         env: The environment.
-        table: Who plays its agents.
-        ending: Who ended in the last step, and waits for the last observation, with the two ends.
-        n_before: How many steps the episode in hand had in earlier parts.
-        suspended: Where the last part of an episode ended that goes on.
-        sent: The actions of the part in hand, one dict for each step, where they are kept; else None.
+        table: The table of its agents, which learns who acts.
+        ending: The agents with an end in the last step, and their flags, until their last observations come.
+        n_before: The steps of the current episode in earlier parts.
+        suspended: The state of the unfinished episode after its last part.
+        sent: The actions of the current part, a dict for each step; None if they are not needed.
     """
 
     reward_class = _NoReward
@@ -78,24 +73,23 @@ class JointRecorder(RolloutRecorder):
         self._forget_trajectory()
 
     def sit_at(self, env: MultiAgentEnv, table: Table) -> None:
-        """Go on with another environment, whose agents sit at another table."""
+        """Continue with another environment and its table."""
         self.env, self.table = env, table
         self._known = env.numbers.keys()
         self._forget_trajectory()
 
     def go_on(self, suspended: Suspended) -> None:
-        """Let the trajectory that begins next be another part of an episode."""
+        """Make the next trajectory another part of an episode."""
         self._resumed = suspended
 
     @property
     def suits_fast_loop(self) -> bool:
-        """Whether `ParallelLoop` can run the environment."""
         return not self.env.takes_turns and self.table.one_by_one
 
     def _forget_trajectory(self) -> None:
-        self._seated: dict[str, Seat] = {}  # who has acted
-        self._waiting: list[Seat] = []  # of these, who is not answered yet
-        self._ended: dict[str, int] = {}  # at which timestep
+        self._seated: dict[str, Seat] = {}  # the agents with an action so far
+        self._waiting: list[Seat] = []  # of these, the agents without an answer yet
+        self._ended: dict[str, int] = {}  # with their last timesteps
         self.ending: list[tuple[Seat, bool, bool]] = []
         self._last_ends = False, False
         self._early: dict[str, float] = {}  # rewards before the first action
@@ -103,16 +97,14 @@ class JointRecorder(RolloutRecorder):
         self._infos: Mapping[str, Any] = {}
         self._reset_infos: Mapping[str, Any] = {}
         self._rewards_of_step: Mapping[str, Any] = {}
-        # Of an episode that goes on from part to part:
+        # Of an episode with several parts:
         self.n_before = 0
         self._before: dict[str, Before] = {}
-        self._first_infos: dict[str, Any] = {}  # of all that have begun
+        self._first_infos: dict[str, Any] = {}  # of all agents so far
         self._chosen_infos: dict[str, Any] = {}
 
-    # ------------------------------------------------------------------ a trajectory
-
     def begin(self, reset_info: dict[str, Any]) -> int:
-        """Start a trajectory, or another part of an episode; see `RolloutRecorder.begin`."""
+        """Begin a trajectory, or another part of an episode."""
         if self.sent is not None:
             self.sent = []
         if self._resumed is not None:
@@ -152,7 +144,6 @@ class JointRecorder(RolloutRecorder):
         return UsageError(f"{NOBODY}. {change}" if change else NOBODY)
 
     def record_metrics(self, metrics: dict[str, Any]) -> None:
-        """Record metrics of hooks; see `RolloutRecorder.record_metrics`."""
         self._refuse_own_name(metrics)
         super().record_metrics(metrics)
 
@@ -174,15 +165,12 @@ class JointRecorder(RolloutRecorder):
             raise named(error, seat.agent_id) from None
 
     def let_act(self, observations: Mapping[str, Any]) -> None:
-        """End the trajectories of those that ended in the last step, and tell the table who acts in this one.
+        """End the trajectories of agents with an end in the last step, and pass the acting agents to the table.
 
-        These are all whose turn it is, but those that are about to join.
-
-        Args:
-            observations: What the reset or the last step showed.
+        The acting agents are those in turn, without agents about to join.
 
         Raises:
-            DataError: The last step did not answer those who acted, or there is no last observation.
+            DataError: The last step lacks the answer to an acting agent, or a last observation is missing.
         """
         if observations.__class__ is not dict:
             mapping_of(observations, "observations")
@@ -202,11 +190,11 @@ class JointRecorder(RolloutRecorder):
         for agent in there:
             if agent not in self._seated:
                 self._begin_agent(agent)
-        # Who is about to join is looked for in each step.
+        # Joining agents are looked for in each step.
         self.table.let_act([self._seated[agent] for agent in there], turn if len(there) == len(turn) else None)
 
     def _remark_listed(self, turn: list[str]) -> None:
-        if not turn or self.env.takes_turns:  # where agents act in turn, those that ended have a last one
+        if not turn or self.env.takes_turns:  # ended agents have a last turn
             return
         if still := [agent for agent in self._ended if self.env.lists(agent)]:
             self._remarks.setdefault(
@@ -225,11 +213,11 @@ class JointRecorder(RolloutRecorder):
 
     @property
     def _timestep(self) -> int:
-        """The timestep of the trajectory whose rewards were recorded last."""
+        """The timestep of the last recorded rewards."""
         return self.n_before + len(self.float_rewards) - self.n_timesteps - 1
 
     def _blame_step(self, error: DataError) -> None:
-        """Let an error be about the last timestep, if there was one."""
+        """Locate an error at the last timestep, if any."""
         error.row = max(len(self.float_rewards) - 1, self.n_timesteps)
 
     def _begin_agent(self, agent: str) -> None:
@@ -275,7 +263,7 @@ class JointRecorder(RolloutRecorder):
 
     def _record_rewards(self, rewards: Mapping[str, Any]) -> None:
         self._rewards_of_step = mapping_of(rewards, "rewards")
-        self._infos = {}  # infos that are empty are not recorded
+        self._infos = {}  # empty infos are not recorded
         self.float_rewards.append(0.0)
 
     def _record_env_infos(self, _step: int, infos: Mapping[str, Any]) -> None:
@@ -291,10 +279,10 @@ class JointRecorder(RolloutRecorder):
                 own.record_agent_info(len(own.float_rewards), info)
 
     def flags(self, terminated: Any, truncated: Any) -> tuple[bool, bool]:
-        """Take in what a step said of each agent; return how the trajectory ended, or twice False.
+        """Record a step's results by agent; return the flags of the joint trajectory.
 
         Raises:
-            DataError: The step did not answer those who acted, or an end is neither true nor false.
+            DataError: The step lacks the answer to an acting agent, or a flag is neither true nor false.
         """
         try:
             return self._take_in(mapping_of(terminated, "terminated"), mapping_of(truncated, "truncated"))
@@ -328,7 +316,6 @@ class JointRecorder(RolloutRecorder):
         return self.take_in_rest(rewards, terminated, truncated, infos)
 
     def record_info(self, seat: Seat, info: Any) -> None:
-        """Record what the environment said of an agent's last timestep, whose reward is recorded."""
         own = seat.recorder
         own.record_env_info(len(own.float_rewards) - 1, dict_of(info, seat.agent_id))
 
@@ -336,13 +323,10 @@ class JointRecorder(RolloutRecorder):
         self, rewards: Mapping[str, Any], terminated: Mapping[str, Any], truncated: Mapping[str, Any],
         infos: Mapping[str, Any],
     ) -> tuple[bool, bool]:  # fmt: skip
-        """Take in what a step said of agents that did not act, and under names that are no agent's.
-
-        Returns:
-            How the trajectory ended, or twice False.
+        """Record a step's results of agents without an action, and infos with other keys; return the joint flags.
 
         Raises:
-            DataError: No agent is left, and none has ended; or one that had ended goes on.
+            DataError: No agent is left, and none has ended; or an ended agent continues.
         """
         try:
             return self._take_in_others(rewards, terminated, truncated, infos)
@@ -371,7 +355,7 @@ class JointRecorder(RolloutRecorder):
         return False, False
 
     def _take_in_early(self, agent: str, reward: Any, terminated: Any, truncated: Any) -> None:
-        """Take in what a step said of an agent that has not acted yet."""
+        """Record a step's results of an agent before its first action."""
         number = reward_of(reward, agent)
         self.float_rewards[-1] += number
         self._early[agent] = self._early.get(agent, 0.0) + number
@@ -398,11 +382,7 @@ class JointRecorder(RolloutRecorder):
         return joint
 
     def _end_rest(self) -> None:
-        """Take in the ends of agents that an `AECEnv` gave no last turn, as some do that end for all at once.
-
-        Raises:
-            DataError: One has not ended, and is gone.
-        """
+        """Record the ends of agents without a last turn, as in an `AECEnv` that ends for all at once."""
         for agent in [it for it in self._seated if it not in self._ended]:
             _, _, terminated, truncated, _ = self.env.outstanding(agent)
             ends = flag_of(f"terminated of {agent!r}", terminated), flag_of(f"truncated of {agent!r}", truncated)
@@ -418,7 +398,7 @@ class JointRecorder(RolloutRecorder):
             )
 
     def take_in_end(self, agent: str, terminated: Any, truncated: Any) -> bool:
-        """Take in whether an agent has ended; return that."""
+        """Record an agent's flags; return whether it has ended."""
         ends = flag_of(f"terminated of {agent!r}", terminated), flag_of(f"truncated of {agent!r}", truncated)
         if not any(ends):
             return False
@@ -429,7 +409,6 @@ class JointRecorder(RolloutRecorder):
         return True
 
     def _end_agents(self, observations: Mapping[str, Any]) -> None:
-        """End the trajectories of those whose last observations these are."""
         ending, self.ending = self.ending, []
         for seat, terminated, truncated in ending:
             if seat.agent_id not in observations:
@@ -459,7 +438,7 @@ class JointRecorder(RolloutRecorder):
             raise named(error, agent) from None
 
     def end(self, last_observation: Any, terminated: bool, truncated: bool, *, limited: bool = False) -> None:
-        """End the trajectory in hand; see `RolloutRecorder.end`. Agents that have not ended are truncated."""
+        """End the current trajectory, and truncate agents without an end."""
         observations = mapping_of(last_observation, "observations")
         if not (terminated or truncated or limited):
             self._end_part(observations)
@@ -480,12 +459,11 @@ class JointRecorder(RolloutRecorder):
         super().end({}, terminated, truncated, limited=limited)
 
     def forget_observation(self) -> None:
-        """Forget the observations that no action was chosen on: the next part begins with them."""
+        """Forget the observations without an action: the next part begins with them."""
         for seat in self.table.acting:
             seat.recorder.forget_observation()
 
     def _end_part(self, observations: Mapping[str, Any]) -> None:
-        """End the parts of those that go on."""
         before, unanswered = dict(self._before), []
         for agent, seat in list(self._seated.items()):
             if agent in self._ended:
@@ -518,13 +496,11 @@ class JointRecorder(RolloutRecorder):
         self.table.let_act([], None)
 
     def _taken_back(self, seat: Seat) -> Unanswered:
-        """Forget the timestep of an agent that is not answered yet, and return it."""
         observation, action, env_timestep = seat.recorder.take_back_timestep()
         info = seat.own_info() if seat.policy.crosses else self._chosen_infos.get(seat.agent_id)
         return Unanswered(seat.agent_id, observation, action, info, env_timestep)
 
     def _cut_off(self, seat: Seat, observations: Mapping[str, Any]) -> None:
-        """End the trajectory of an agent which would go on."""
         agent, own = seat.agent_id, seat.recorder
         if seat not in self._waiting and agent in observations:
             self._end_agent(seat, observations[agent], terminated=False, truncated=True)
@@ -539,20 +515,17 @@ class JointRecorder(RolloutRecorder):
         terminated = flag_of(f"terminated of {agent!r}", terminated)
         self._end_agent(seat, observation, terminated=terminated, truncated=bool(truncated) or not terminated)
 
-    # ------------------------------------------------------------------ a ticket
-
     def abandon(self) -> None:
-        """Forget the trajectory in hand."""
+        """Discard the current trajectory."""
         for own in self._agents.values():
             own.forget_rest()
         self._forget_trajectory()
-        if self.table is not None:  # nobody sits anywhere before the first fragment
+        if self.table is not None:  # tables come with the first fragment
             self.table.let_act([], None)
         super().abandon()
 
     def clear(self) -> None:
-        """Forget everything, for the next ticket."""
-        if self.env.is_open:  # there may be others in each trajectory, without end
+        if self.env.is_open:  # each trajectory may have new agents, without limit
             self._agents.clear()
         for own in self._agents.values():
             own.clear()
@@ -560,25 +533,23 @@ class JointRecorder(RolloutRecorder):
         super().clear()
 
     def copies_in_hand(self) -> tuple[Any, Any, NDArray[np.float64]]:
-        """Return copies of observations and actions by agent, and of summed rewards, of the trajectory in hand."""
+        """Return copies of the current trajectory's observations and actions by agent, and its summed rewards."""
         parts = {agent: seat.recorder.copies_of_last() for agent, seat in self._seated.items()}
         observations, actions = ({agent: part[i] for agent, part in parts.items()} for i in (0, 1))
         return observations, actions, super().copies_in_hand()[2]
 
     def forget_after(self, n_trajectories: int) -> None:
-        """Forget all trajectories after the first so many, and the one in hand."""
         for own in self._agents.values():
             own.kept = sum(position < n_trajectories for position, *_ in own.played)
         super().forget_after(n_trajectories)
 
     def finish(self) -> Rollouts:
-        """Return the trajectories that ended since the last `clear`; see `RolloutRecorder.finish`."""
         rollouts, found = self.parts()
         rollouts.policies = put_together(found, self._allocate)
         return rollouts
 
     def parts(self) -> tuple[Rollouts, list[Played]]:
-        """Return what `finish` does of all agents together, and what each agent did."""
+        """Return the joint rollouts, and the trajectories of each agent."""
         found: list[Played] = []
         errors: list[DataError] = []
         is_open, numbers = self.env.is_open, self.env.numbers

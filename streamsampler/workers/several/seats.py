@@ -1,4 +1,4 @@
-"""Seat the agents of environments: who plays each of them, in the trajectory in hand."""
+"""The slot of an agent in the current trajectory: its policy, its last results, and its recorder."""
 
 from __future__ import annotations
 
@@ -12,33 +12,27 @@ from streamsampler.workers.vec.batch_infos import info_of_row
 
 
 class OwnInfo(dict[str, Any]):
-    """The info of an agent alone, whose policy may have infos for all rows together."""
+    """The info of a single agent, for policies with infos of all rows together."""
 
 
 class Seat:
-    """One agent of an environment in the trajectory in hand, and what plays it.
-
-    Args:
-        agent_id: The agent.
-        number: Its number among all that may take part.
-        policy: What plays it, a `PlayingPolicy`.
-        table: Where the agents of its environment sit, a `Table`.
+    """An agent of an environment in the current trajectory, with its policy and recorder.
 
     Attributes:
         agent_id: The agent.
-        number: Its number among all that may take part.
-        policy: What plays it.
-        table: Where the agents of its environment sit.
-        row: Its row in the batches of its policy, where that is asked for several together.
-        get_action: That of its own copy of the policy; None where the policy is asked for several together.
+        number: Its number among all possible agents.
+        policy: Its `PlayingPolicy`.
+        table: The `Table` of its environment.
+        row: Its row in the policy's batches.
+        get_action: Of its copy of the policy; None if the policy is asked for several agents together.
         action: The policy's last action.
-        info: The policy's last info; where that is asked across environments, the infos of all rows.
-        last_info: What the environment said last of it, in answer to an action.
-        early_info: What it said before the first one, until the agent is asked for that.
-        recorder: Where its trajectory is recorded; None before it acts.
-        record_observation: That of its recorder.
-        record_action: That of its recorder.
-        keep_reward: Appends a float to the rewards of its recorder.
+        info: The policy's last info; of all rows for a policy asked across environments.
+        last_info: The environment's last info after an action.
+        early_info: The environment's info before the first action, until the policy is asked.
+        recorder: Its recorder; None before it acts.
+        record_observation: Of its recorder.
+        record_action: Of its recorder.
+        keep_reward: Appends a float to its recorder's rewards.
     """
 
     __slots__ = (
@@ -58,24 +52,21 @@ class Seat:
 
     @property
     def observation(self) -> Any:
-        """What it is shown."""
         return self.table.shown[self.agent_id]
 
     def own_info(self) -> Any:
-        """Return the policy's last info for the agent."""
+        """Return the policy's last info for this agent."""
         info = self.info
         if info.__class__ is OwnInfo:
             return dict(info)
         return info_of_row(info, self.row) if self.policy.crosses and info else info
 
     def record_in(self, recorder: Any) -> None:
-        """Let what the agent does be recorded."""
         self.recorder = recorder
         self.record_observation, self.record_action = recorder.record_observation, recorder.record_action
         self.keep_reward = recorder.float_rewards.append
 
     def mask_of(self, find: MaskFinder) -> Mask | None:
-        """Return the mask of its next action; see `MaskFinder`."""
         return self._found_mask(find, self.observation)
 
     def _found_mask(self, find: MaskFinder, observation: Any) -> Mask | None:
@@ -83,18 +74,17 @@ class Seat:
         return find(observation, info)
 
     def masked(self, find: MaskFinder, get_action: Callable[..., Any]) -> Callable[[Any], Any]:
-        """Return a function that chooses an action on an observation, by one that takes a mask, too."""
+        """Return a function from an observation to an action; it passes the mask to `get_action`."""
         return lambda observation: get_action(observation, action_mask=self._found_mask(find, observation))
 
     def value_told(self) -> float | None:
-        """Return the value that its policy's last info has; None where it has none, or gives observations none."""
+        """Return the value in the policy's last info, if its agent has `get_value`."""
         info = self.own_info()
         if info.__class__ is not dict or "value" not in info or not hasattr(self.policy.agent_of(self), "get_value"):
             return None
         return value_of(lambda _: info["value"], None)
 
     def value_of(self, observation: Any) -> float | None:
-        """Return what its policy gives an observation where its infos have values; None where it gives none."""
         info = self.own_info()
         if info.__class__ is not dict or "value" not in info:
             return None
