@@ -382,7 +382,6 @@ class JointRecorder(RolloutRecorder):
         return joint
 
     def _end_rest(self) -> None:
-        """Record the ends of agents without a last turn, as in an `AECEnv` that ends for all at once."""
         for agent in [it for it in self._seated if it not in self._ended]:
             _, _, terminated, truncated, _ = self.env.outstanding(agent)
             ends = flag_of(f"terminated of {agent!r}", terminated), flag_of(f"truncated of {agent!r}", truncated)

@@ -55,7 +55,6 @@ class Seat:
         return self.table.shown[self.agent_id]
 
     def own_info(self) -> Any:
-        """Return the policy's last info for this agent."""
         info = self.info
         if info.__class__ is OwnInfo:
             return dict(info)

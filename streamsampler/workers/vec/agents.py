@@ -79,8 +79,7 @@ class BatchedAgent(ABC):
         """Return memory and random generators of all rows; None if the agent cannot."""
 
     @abstractmethod
-    def set_state(self, state: Any) -> None:
-        """Continue from a `get_state` in another worker."""
+    def set_state(self, state: Any) -> None: ...
 
     def begin_part(self) -> None:
         """Let the agent record its memory, before all rows continue in another fragment."""
@@ -121,8 +120,6 @@ class BatchedAgent(ABC):
 
 
 class _Together(BatchedAgent):
-    """An agent with `get_actions`; of its n_rows rows the first n_envs may run trajectories, the others are padding."""
-
     def __init__(self, agent: Any, n_rows: int, n_envs: int) -> None:
         self._agent, self.agents = agent, [agent]
         self._get_actions = agent.get_actions
@@ -343,7 +340,6 @@ class AgentPool:
 
     @property
     def row_independent(self) -> bool:
-        """Whether the agent declares that the rows of its batches do not depend on each other."""
         return is_row_independent(self._agents[0])
 
     @property

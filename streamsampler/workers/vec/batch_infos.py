@@ -39,8 +39,6 @@ def info_of_row(infos: Mapping[str, Any], row: int) -> dict[str, Any]:
 
 
 class _InfoPiece(NamedTuple):
-    """Copies of the values under a key, of some steps."""
-
     steps: NDArray[np.int64]
     values: Array | list[Any]
 
@@ -279,7 +277,6 @@ class InfosInAnyOrder(InfoRecorder):
         self._infos = {number: infos for number, infos in self._infos.items() if number in numbers}
 
     def forget_before(self, step: int) -> None:
-        """Forget earlier steps than this; it has the number 0 then."""
         self._infos = {number - step: infos for number, infos in self._infos.items() if number >= step}
 
     def clear(self) -> None:

@@ -46,7 +46,6 @@ def leaves_of(space: AnySpace, path: str) -> Iterator[tuple[str, AnySpace]]:
 
 
 def nested(space: AnySpace, arrays: Iterator[Array]) -> Tree:
-    """Nest arrays, in the order of a space's leaves, as the space does."""
     if isinstance(space, gym_spaces.Dict):
         return {key: nested(child, arrays) for key, child in space.spaces.items()}
     if isinstance(space, gym_spaces.Tuple):
@@ -164,11 +163,9 @@ class Columns:
             leaf.at(step)[row] = part
 
     def converted(self, value: Any) -> list[Any]:
-        """Check a single value, and return each leaf of it in its stored form."""
         return [leaf.converted(part) for leaf, part in zip(self._leaves, self._parts(value), strict=True)]
 
     def gather(self, numbers: NDArray[np.int64], allocate: Allocate | None = None) -> Tree:
-        """Return the values with some numbers, in their order: a tree of (k, ...)."""
         return nested(self._space, (leaf.gather(numbers, allocate) for leaf in self._leaves))
 
     def forget_before(self, step: int) -> None:
@@ -181,7 +178,6 @@ class Columns:
         self.n_steps = 0
 
     def _checked(self, batch: Any, n: int) -> Iterator[Array]:
-        """Yield the (n, ...) values of each leaf, from a nested batch, or from n values."""
         return self._checked_part(self._space, batch, n, self._path, iter(self._leaves))
 
     def _checked_part(

@@ -111,7 +111,6 @@ class RowsDriver:
         return Binding(env.step, recorder, hooks, outer=None if is_called else OuterWrappers(env))
 
     def _start(self, row: int, script: Script, binding: Binding | None = None) -> None:
-        """Run a script up to its first action in this call; a suspended script needs a binding."""
         self._row, self._sends[row] = row, script.send
         try:
             script.send(binding)
@@ -187,7 +186,6 @@ class RowsDriver:
         return recorded if self._rounds else actions
 
     def _take_infos(self, rows: Sequence[int]) -> dict[int, Any]:
-        """Remove and return the infos of the rows' current observations, for masks."""
         infos = {}
         for row in rows:
             recorder = self._recorder.rows[row]

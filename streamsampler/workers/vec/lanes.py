@@ -97,7 +97,6 @@ class LaneRunner(RowsDriver):
         return not self._tickets.begun()
 
     def set_rows(self, n_rows: int) -> None:
-        """Change the number of rows in the agent's batches, and forget all tickets if it differs."""
         if n_rows != self._n_rows:
             self.forget()
         super().set_rows(n_rows)

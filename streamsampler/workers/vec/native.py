@@ -158,7 +158,6 @@ class NativeRunner:
         return True
 
     def _look_at_silence(self) -> None:
-        """Log once the cost of short blocks."""
         if self._hinted or self._n_trajectories < _FEWEST_TRAJECTORIES * self.n_slots:
             return
         share = self._looked_at[1] / self._looked_at.sum()
@@ -239,7 +238,6 @@ class NativeRunner:
         return observations, infos
 
     def _begin(self, slots: NDArray[np.int64], infos: Any) -> None:
-        """Begin the block's next trajectories in slots after their reset."""
         worker, indices, first = self._worker, self._ticket.indices, self._recorder.n_begun
         self._recorder.begin(slots, without_final(infos) if infos else infos)
         self._live[slots] = True

@@ -62,7 +62,6 @@ class NativeRecorder(ColumnsRecorder):
         self.actions.n_steps = self.step
 
     def begin(self, slots: NDArray[np.int64], infos: Any) -> None:
-        """Begin the ticket's next trajectories in slots; `infos` are arrays of (n_slots, …)."""
         first, step = self.n_begun, self.step
         self.n_begun = stop = first + len(slots)
         positions = self._numbers[first:stop]
@@ -169,7 +168,6 @@ def check_infos(path: str, infos: Any) -> None:
 
 
 def without_final(infos: Any) -> dict[str, Any]:
-    """Return infos without the final observations and infos of AutoresetMode.SAME_STEP."""
     return {key: value for key, value in infos.items() if key.removeprefix("_") not in _FINAL}
 
 
@@ -184,7 +182,6 @@ def column_of_slots(values: Any, n_slots: int, name: str, kinds: str) -> NDArray
 
 
 def for_env(tree: Tree) -> Any:
-    """Return a copy of recorded actions in a vector environment's form: arrays, and tuples of objects."""
     if isinstance(tree, dict):
         return {key: for_env(child) for key, child in tree.items()}
     if isinstance(tree, tuple):

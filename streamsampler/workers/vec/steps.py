@@ -72,7 +72,6 @@ class RowTrajectory:
     recorded: Any = None
 
     def end(self, last: Any, terminated: bool, truncated: bool, agent: BatchedAgent, worker: Worker) -> None:
-        """Record its end, and the agent's value of the last observation, before the agent forgets the row."""
         self.last, self.terminated, self.truncated = last, terminated, truncated
         if agent.tells_values and not terminated:
             phase, worker.phase = worker.phase, Phase.ACTION
@@ -114,7 +113,6 @@ class StepRecorder(ColumnsRecorder):
         self.first, self._is_regular = 0, True
 
     def begin_call(self, rows: NDArray[np.int64] | None, n: int) -> None:
-        """Begin an agent call for n ascending rows; None for all."""
         self._calls.append((self.step, rows))
         self._is_regular = self._is_regular and rows is None
         self.first, self.step = self.step, self.step + n
@@ -136,14 +134,12 @@ class StepRecorder(ColumnsRecorder):
         return int(np.count_nonzero(self._owners(begun) == row))
 
     def _owners(self, begun: int) -> NDArray[np.int64]:
-        """Return the row of each timestep from `begun` on, the first number of a call."""
         place = bisect_left(self._calls, begun, key=itemgetter(0))
         everyone = np.arange(self.n_rows)
         owners = [everyone if rows is None else rows for _, rows in self._calls[place:]]
         return np.concatenate(owners) if owners else np.arange(0)
 
     def _numbers(self, trajectories: Sequence[RowTrajectory], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the numbers of trajectories' timesteps, in their order."""
         if not trajectories:
             return np.arange(0)
         begun = np.array([each.begun for each in trajectories], np.int64)
@@ -189,7 +185,7 @@ class StepRecorder(ColumnsRecorder):
             raise
 
     def keep(self, trajectories: Sequence[RowTrajectory]) -> int:
-        """Forget all other trajectories, if that saves enough; return the amount by which numbers are lower now."""
+        """Forget all other trajectories, if worth it; return the amount by which numbers are lower now."""
         self.episode_infos.keep({each.number for each in trajectories})
         begun = [each for each in trajectories if each.begun >= 0]
         step = min((each.begun for each in begun), default=self.step)
@@ -253,7 +249,6 @@ class BatchRecorder(StepRecorder):
         return RowTrajectory(ticket, position, index, row, self.step, number)
 
     def record(self, row: int, observation: Any) -> None:
-        """Record a row's next observation."""
         self._shown.put(0, row, observation)
         if self._is_encoded:
             self.rows[row].encoded.append(cast("Array", self._shown.row_batch(0))[row].tobytes())
@@ -299,7 +294,6 @@ class BatchRecorder(StepRecorder):
         return all_actions
 
     def end_step(self, rows: Sequence[int]) -> None:
-        """Record the rewards of rows, after all have taken the last call's step."""
         if not self.is_shared:
             self._given = [self.rows[row].float_rewards.pop() for row in rows]
         self.rewards.fromlist(self._given)
@@ -381,7 +375,6 @@ class RowRecorder:
             self._steps.episode_infos.record(self.number, reset_info)
 
     def record_observation(self, observation: Any) -> None:
-        """Record the observation for the next action."""
         self._steps.record(self._row, observation)
 
     def forget_observation(self) -> None:

@@ -89,13 +89,11 @@ class RunningTickets:
         return bool(self._tickets) and self._tickets[0].ticket == ticket
 
     def begin(self, ticket: Ticket, seeds: list[int], agent: BatchedAgent) -> RunningTicket:
-        """Make a ticket the current one, and forget all others."""
         self._agent = agent
         self._tickets.clear()
         return self._append(ticket, seeds)
 
     def end(self) -> None:
-        """Forget the current ticket: the next becomes current."""
         self._tickets.popleft()
 
     def clear(self) -> None:

@@ -1,1 +1,1 @@
-"""The worker whose environments and agents wait: many trajectories in flight on one event loop."""
+"""The worker of waiting environments and agents: many trajectories in flight on an event loop."""

@@ -1,4 +1,4 @@
-"""Run one trajectory apart from all others."""
+"""Run a single trajectory while no other is in flight, for a rehearsal."""
 
 from __future__ import annotations
 
@@ -16,18 +16,13 @@ def run_apart(
     loop: WorkerEventLoop, driver: FlightDriver, trajectory: Coroutine[Any, Any, None], limits: TimeLimits,
     on_message: Callable[[], tuple[bool, bool]],
 ) -> bool:  # fmt: skip
-    """Run a trajectory; return False if it goes on although it was cancelled.
+    """Run a trajectory; return False if it continues after its cancellation.
 
-    Args:
-        loop: The event loop.
-        driver: Drives the trajectory.
-        trajectory: Runs it.
-        limits: How long it may take.
-        on_message: Returns whether the trajectory may go on, and whether to be called when more messages come.
+    `on_message` returns whether the trajectory may go on, and whether to call it again for further messages.
 
     Raises:
-        asyncio.CancelledError: It may not go on.
-        BaseException: What it raises; TimeoutError if it exceeded a limit.
+        asyncio.CancelledError: The trajectory may not go on.
+        BaseException: From the trajectory; a TimeoutError if it exceeded a limit.
     """
     running, cancelled = loop.start(trajectory), asyncio.Event()
 
@@ -52,14 +47,14 @@ def run_apart(
         driver.is_cancelled = True
         has_ended = not loop.cancel()
         if has_ended and not running.cancelled():
-            running.exception()  # or asyncio complains that nothing has asked for it, where something else is raised
+            running.exception()  # otherwise asyncio logs an exception never retrieved, if another is raised
     if has_ended:
         running.result()
     return has_ended
 
 
 async def _first_of(running: asyncio.Task[None], cancelled: asyncio.Event) -> None:
-    """Wait until a task has ended, or has had the time to end since it was cancelled."""
+    """Wait for the end of a task, at most `CLEANUP_SECONDS` after its cancellation."""
     cancelling = asyncio.ensure_future(cancelled.wait())
     try:
         await asyncio.wait({running, cancelling}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,8 +1,8 @@
-"""Await the resets and steps of an environment, and let Gymnasium's outermost wrappers see the results.
+"""Await the resets and steps of an environment below Gymnasium's outermost wrappers.
 
-`gymnasium.make` puts `TimeLimit`, `OrderEnforcing` and `PassiveEnvChecker` around an environment. They take a step's
-result apart, and a coroutine cannot be taken apart. So the environment below them is stepped and awaited first, and
-then they are called with an environment below them that returns this result.
+`gymnasium.make` puts `TimeLimit`, `OrderEnforcing` and `PassiveEnvChecker` around an environment. They unpack a step's
+result, and a coroutine cannot be unpacked. So the environment below them is stepped and awaited first; then the
+wrappers are called around an object that returns this result.
 """
 
 from __future__ import annotations
@@ -29,26 +29,24 @@ _STEPPED = ("reset", "step")
 
 
 class _Resolved:
-    """Stands below wrappers for an environment whose result is there already."""
+    """Stands for the environment below wrappers, and returns its finished result."""
 
     def __init__(self, env: Any) -> None:
         self._env = env
         self.result: Any = None
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_env":  # which is not there yet while this is copied
+        if name == "_env":  # not set yet while a copy is made
             raise AttributeError(name)
         return getattr(self._env, name)
 
-    def __reduce__(self) -> Any:  # a copy of the wrappers is of no worker any more, and is around the environment
+    def __reduce__(self) -> Any:  # a copy of the wrappers belongs to no worker, and contains the environment
         return _as_it_is, (self._env,)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:  # noqa: ARG002
-        """Return the result of the environment's reset."""
         return self.result
 
     def step(self, action: Any) -> Any:  # noqa: ARG002
-        """Return the result of the environment's step."""
         return self.result
 
 
@@ -57,28 +55,26 @@ def _as_it_is(env: Any) -> Any:
 
 
 class AwaitedEnv:
-    """An environment whose `reset` and `step` are coroutines, whatever is around it; all else is the environment's.
+    """An environment with `reset` and `step` as coroutines; all other attributes are the environment's.
 
-    Args:
-        env: The environment. The outermost wrappers of `gymnasium.make`, and this package's own (`sees_results`),
-            see its results from now on, and nothing else.
+    The outermost wrappers of `gymnasium.make`, and this package's own (`sees_results`), see only results from now on.
 
     Attributes:
-        given: The same.
+        given: The environment.
 
     Raises:
-        UsageError: A wrapper, other than these, has a `reset` or a `step` that is no `async def`.
+        UsageError: The `reset` or `step` of another wrapper is no `async def`.
     """
 
     def __init__(self, env: Any) -> None:
         self.given = env
         innermost, below = None, env
-        self._first: list[Callable[..., None]] = []  # to be called before a reset
+        self._first: list[Callable[..., None]] = []  # called before a reset
         while type(below) in _PASS_ON_ACTIONS or getattr(type(below), "sees_results", False):
             if hasattr(below, "before_reset"):
                 self._first.append(below.before_reset)
             innermost, below = below, below.env
-        if isinstance(below, _Resolved):  # an update gave the same environment once more
+        if isinstance(below, _Resolved):  # an update returned the same environment again
             below = below._env
         _refuse_synchronous(below)
         self._below = below
@@ -90,7 +86,6 @@ class AwaitedEnv:
         return getattr(self.given, name)
 
     async def reset(self, **arguments: Any) -> Any:
-        """Reset the environment; the arguments are those of Gymnasium's `reset`."""
         for prepare in self._first:
             prepare(**arguments)
         result = await _result_of(self._below.reset(**arguments), "reset")
@@ -100,7 +95,6 @@ class AwaitedEnv:
         return self._outer.reset(**arguments)
 
     async def step(self, action: Any) -> Any:
-        """Step the environment."""
         result = await _result_of(self._below.step(action), "step")
         if self._outer is None:
             return result
@@ -109,32 +103,29 @@ class AwaitedEnv:
 
 
 class EnvsOnLoop:
-    """Makes, awaits and closes environments on the thread of the event loop.
+    """Makes, awaits and closes environments on the event loop's thread.
 
     Attributes:
-        goes_on: Why a trajectory that was cancelled may not end.
+        goes_on: Why a cancelled trajectory may not end, for a warning.
     """
 
     goes_on = "its reset or step catches asyncio.CancelledError. Let it raise that again"
 
     def apply(self, update: EnvUpdate, old_env: AnyEnv | None) -> AnyEnv:
-        """Apply an update."""
         return apply_env_update(update, old_env, several=True, waits=True)
 
     def awaited(self, env: AnyEnv) -> AwaitedEnv:
-        """Return what awaits the resets and steps of an environment."""
         return AwaitedEnv(env)
 
     def begin_close(self, env: AnyEnv) -> Any:
-        """Close an environment; return a coroutine where its `close` is asynchronous."""
+        """Close an environment; return a coroutine if its `close` is asynchronous."""
         return env.close()
 
     def close(self, env: AnyEnv) -> None:
-        """Close an environment, and wait for that."""
         close_env(env)
 
     def abandon(self, env: AnyEnv) -> None:
-        """Leave an environment whose reset or step goes on to itself."""
+        """Do nothing: the pending reset or step keeps the environment."""
 
 
 async def _result_of(pending: Any, name: str) -> Any:
@@ -147,31 +138,31 @@ async def _result_of(pending: Any, name: str) -> Any:
             for part in result:
                 _close(part)
             raise UsageError(f"a part of what {name} returned is a coroutine: await it in {name}")
-        for part in result:  # infos; of several agents everything
+        for part in result:  # infos; with several agents all parts are dicts
             if part.__class__ is dict and CoroutineType in map(type, part.values()):
                 raise UsageError(f"{_closed_in(part)!r} in what {name} returned is a coroutine: await it in {name}")
     return result
 
 
 def _closed_in(part: dict[Any, Any]) -> Any:
-    """Close the coroutines in a dict; return the key of the first one."""
+    """Close the coroutines in a dict; return the key of the first."""
     for value in part.values():
         _close(value)
     return next(key for key, value in part.items() if isinstance(value, CoroutineType))
 
 
 def _close(value: Any) -> None:
-    """Close a coroutine that nothing awaits, or Python warns of it."""
+    """Close a coroutine without an awaiter, so that Python does not warn."""
     if isinstance(value, CoroutineType):
         value.close()
 
 
 def _refuse_synchronous(env: Any) -> None:
-    """Refuse wrappers that would take a coroutine for a result: those around what is asynchronous."""
+    """Refuse synchronous wrappers around an asynchronous environment: they would unpack a coroutine."""
     below = env
     while is_asynchronous(inner := inner_env(below)):
-        for name in () if isinstance(below, MultiAgentEnv) else _STEPPED:  # which awaits what it is around
-            function = getattr(type(below), name, None)  # None where another object does the work
+        for name in () if isinstance(below, MultiAgentEnv) else _STEPPED:  # `MultiAgentEnv` awaits its environment
+            function = getattr(type(below), name, None)  # None if `__getattr__` delegates it
             passes_on = function is None or function is getattr(gymnasium.Wrapper, name)
             if not passes_on and not has_coroutines(below, name):
                 known = " outermost, where gymnasium.make has it" if type(below) in _PASS_ON_ACTIONS else ""

@@ -1,4 +1,7 @@
-"""Cancel trajectories in flight that take too long: a reset, a step or an action of theirs, or the whole trajectory."""
+"""Cancel trajectories in flight after their time limits: for a reset, step or action, or for a whole trajectory.
+
+Each trajectory has a `Clock`, a single timer serves all. The clocks stop while the event loop does not run.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +16,21 @@ from time import perf_counter
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 ATTEMPTS = 3
-"""How many time limits a trajectory may exceed before that is an error: it might with this seed for ever."""
+"""The time limits that a trajectory may exceed before it fails: with this seed it might exceed them for ever."""
 
 _NOTICEABLE = 1e-3
-"""Seconds: less makes no difference to a limit."""
+"""Seconds; limits ignore shorter times."""
 
 _OWN, _ASYNCIO = f"{Path(__file__).parents[2]}/", f"{Path(asyncio.__file__).parent}/"
 _INSTALLED = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "purelib", "platlib"))
 
 
 class TimeLimits(NamedTuple):
-    """How many seconds parts of a trajectory may take; infinity where there is no limit.
+    """Seconds; infinity without a limit.
 
     Attributes:
-        step: A reset, a step, or an action of the agent.
-        trajectory: The whole trajectory.
+        step: For a reset, a step, or an action of the agent.
+        trajectory: For the whole trajectory.
     """
 
     step: float = math.inf
@@ -36,12 +39,12 @@ class TimeLimits(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Clock:
-    """Since when a trajectory runs and waits.
+    """The starting times of a trajectory and of its current wait.
 
     Attributes:
-        began: When the trajectory began; infinity before.
-        waits_since: When the reset, step or action began that is awaited; None where none is.
-        exceeded: The limit that was exceeded, for messages; None where none was.
+        began: The start of the trajectory; infinity before.
+        waits_since: The start of the awaited call; None without a wait.
+        exceeded: The exceeded limit, for messages; None without.
     """
 
     began: float
@@ -49,12 +52,11 @@ class Clock:
     exceeded: str | None = None
 
     def deadline(self, limits: TimeLimits, now: float) -> float:
-        """Return when a limit may be exceeded: if nothing happens until then, or by what is begun now."""
+        """Return the earliest time at which a limit may be exceeded, also by a call that starts now."""
         waits_since = now if self.waits_since is None else self.waits_since
         return min(min(self.began, now) + limits.trajectory, waits_since + limits.step)
 
     def judge(self, limits: TimeLimits, now: float) -> bool:
-        """Return whether a limit is exceeded which was not before, and note it."""
         if self.exceeded is not None or now < self.deadline(limits, now):
             return False
         is_whole = now >= self.began + limits.trajectory
@@ -63,7 +65,7 @@ class Clock:
         return True
 
     def leave_out(self, seconds: float) -> None:
-        """Leave out a time in which the event loop did not run."""
+        """Exclude seconds without a running event loop."""
         self.began += seconds
         if self.waits_since is not None:
             self.waits_since += seconds
@@ -73,21 +75,16 @@ class HasClock(Protocol):
     """A trajectory in flight."""
 
     @property
-    def clock(self) -> Clock:
-        """Its clock."""
+    def clock(self) -> Clock: ...
 
 
 FlightT = TypeVar("FlightT", bound=HasClock)
 
 
 class Deadlines(Generic[FlightT]):
-    """Looks at trajectories when the first of them may exceed a limit. So a timestep costs no timer of its own.
+    """Checks trajectories when the first of them may exceed a limit: so a timestep needs no timer of its own.
 
-    Args:
-        limits: The limits.
-        running: Returns the trajectories in flight.
-        loop: Returns the event loop.
-        cancel: Cancels a trajectory that exceeded a limit.
+    `running` returns the trajectories in flight; `cancel` receives those over a limit.
     """
 
     def __init__(
@@ -99,27 +96,25 @@ class Deadlines(Generic[FlightT]):
         self._stopped: float | None = None
 
     def begin(self) -> None:
-        """Let the time go on: the event loop is about to run."""
+        """Start the clocks: the event loop is about to run; `end` stops them."""
         if self._stopped is not None:
             stopped, self._stopped = self._stopped, None
             self.leave_out(perf_counter() - stopped)
         self.arm()
 
     def leave_out(self, seconds: float) -> None:
-        """Leave out a time in which no trajectory could go on."""
         if seconds > _NOTICEABLE and min(self._limits) < math.inf:
             for flight in self._running():
                 flight.clock.leave_out(seconds)
 
     def end(self) -> None:
-        """Let the time stand still: the event loop does not run."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
         self._stopped = perf_counter()
 
     def arm(self) -> None:
-        """Look when the first trajectory may exceed a limit, unless that is planned: what begins later, may later."""
+        """Set the timer for the first possible excess, unless it is set: later trajectories have later deadlines."""
         if self._handle is None and min(self._limits) < math.inf:
             now = perf_counter()
             deadlines = [it.clock.deadline(self._limits, now) for it in self._running() if not it.clock.exceeded]
@@ -127,7 +122,8 @@ class Deadlines(Generic[FlightT]):
                 self._handle = self._loop().call_later(max(min(deadlines) - now, 0.0), self._look)
 
     def _look(self) -> None:
-        # An answer that has come in time may not be taken in yet: where other code ran for long. It takes two rounds.
+        # A result that came in time may still be in the loop's queues, if other code ran for long: two rounds deliver
+        # it.
         self._handle = self._loop().call_soon(self._look_once_more)
 
     def _look_once_more(self) -> None:
@@ -141,9 +137,9 @@ class Deadlines(Generic[FlightT]):
 
 
 def place_of_wait(error: BaseException) -> str:
-    """Return at which line a coroutine waited which an exception was thrown into, for messages.
+    """Return the line at which an interrupted coroutine waited, for messages.
 
-    That is the innermost line of user code; of installed packages where there is none. asyncio's own say nothing.
+    That is the innermost line of user code, otherwise of installed packages. asyncio's own lines say nothing.
     """
     frames = [
         (code.co_filename, line, code.co_name)

@@ -1,4 +1,8 @@
-"""Drive the script of one trajectory as a coroutine: await its environment, and its agent where that waits, too."""
+"""Drive the script of a trajectory as a coroutine: await its environment, and an agent that waits.
+
+A step's result counts as soon as it is there: a cancelled trajectory may never continue. Errors get their phase,
+timestep and time limit here.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +40,7 @@ class ShownFlight(ShownTrajectory):
     """Shows the trajectories of a driver to hooks.
 
     Attributes:
-        context_of: Returns the context of a trajectory that begins, or goes on: takes its index and its seed.
+        context_of: Returns a trajectory's context from its index and its seed.
     """
 
     context_of: Callable[[int, int], TrajectoryContext]
@@ -44,16 +48,10 @@ class ShownFlight(ShownTrajectory):
 
 @dataclass(slots=True, eq=False)
 class Surroundings:
-    """What a trajectory runs in, and is recorded by.
+    """The environment, agent and recorder of a trajectory.
 
-    Attributes:
-        env: The environment.
-        agent: The agent.
-        reset_agent: Resets the agent with a seed; None if it has no `reset`.
-        masks: Finds masks of actions, for an agent that takes them.
-        rounding: Gives actions the floats of their space.
-        recorder: The recorder.
-        shown: Shows timesteps to hooks; None without these.
+    Without a `reset` of the agent, masks or hooks, the attribute for them is None. `rounding` gives actions the floats
+    of their space.
     """
 
     env: AwaitedEnv | ThreadedEnv
@@ -66,23 +64,19 @@ class Surroundings:
 
 
 class FlightDriver:
-    """Drives scripts one after the other: that of a whole trajectory, or those of the parts in a fragment.
+    """Drives scripts one after the other: of a whole trajectory, or of the parts in a fragment.
 
-    Args:
-        worker: The worker, whose board shows the timesteps of all trajectories in flight.
-        around: What they run in.
-        index: The first one's index.
-        waited: Where seconds and timesteps are added up.
+    The board of the worker shows the timesteps of all trajectories in flight, whose sums are in `waited`.
 
     Attributes:
-        reset: Resets the environment: `reset(seed=seed)`; set before `script` is called.
+        reset: Resets the environment, `reset(seed=seed)`; set before `script` is called.
         binding: For the scripts.
-        info: The info that came with the last observation.
+        info: The info of the last observation.
         has_begun: Whether the environment was reset.
         n_timesteps: The timesteps so far.
-        restored_timesteps: Those that were run to restore an episode.
-        phase: What the trajectory was doing when it raised.
-        clock: Since when it runs and waits.
+        restored_timesteps: The timesteps run to restore an episode.
+        phase: The phase of the exception.
+        clock: The times of the trajectory and its waits.
         is_cancelled: Whether the worker has cancelled it.
     """
 
@@ -90,9 +84,9 @@ class FlightDriver:
 
     def __init__(self, worker: Worker, around: Surroundings, index: int, waited: FlightTotals) -> None:
         self._worker, self._around, self._waited = worker, around, waited
-        self.clock = Clock(math.inf)  # until it begins
+        self.clock = Clock(math.inf)  # until its start
         self._turns = Turns(worker, index, self.clock)
-        self._seed = 0  # of the script that was made last
+        self._seed = 0  # of the last script
         self.binding = Binding(around.env.step, around.recorder, around.shown, waits=True)
         self.info: Any = None
         self.has_begun = self.is_cancelled = False
@@ -101,24 +95,18 @@ class FlightDriver:
 
     @property
     def index(self) -> int:
-        """The index of the trajectory in hand."""
         return self._turns.index
 
     def script(self, seed: int, limit: int | None) -> Script:
-        """Return a new script of a trajectory, which may have so many timesteps; None for any number."""
+        """Return a new script of a trajectory, limited to so many timesteps; None for no limit."""
         self._seed = seed
         begin = None if self._around.reset_agent is None else self._begin_agent
         return trajectory(self.reset, self.binding, seed, begin, limit)
 
     async def run(self, parts: Iterable[Part], take_end: Callable[[End], None] | None = None) -> None:
-        """Drive scripts, each to its end, or for as many timesteps as its part may have.
+        """Drive scripts, each to its end, or for the timesteps of its part.
 
-        Args:
-            parts: The parts. The next one is asked for after each part.
-            take_end: Ends the record of a part; None for the recorder's `end`.
-
-        Raises:
-            BaseException: What environment, agent or hooks raise.
+        The iterable yields the next part after the previous has ended. `take_end` ends the record of a part.
         """
         shown = self._around.shown
         for index, seed_generators, script, binding, n_timesteps in parts:
@@ -140,7 +128,7 @@ class FlightDriver:
         stop = len(rewards) + n_timesteps
         action: Any = None
         agent_info: Any = None
-        outside: Phase | None = None  # the phase of what is not the script's
+        outside: Phase | None = None  # the phase outside the script
         try:
             turns.begin(Phase.RESET)
             observation: Any = script.send(binding)
@@ -151,7 +139,7 @@ class FlightDriver:
                     self.has_begun = True
                     raise
                 except Exception as error:
-                    script.throw(error)  # so its traceback says what the script did
+                    script.throw(error)  # so that its traceback shows the script's line
                     raise
                 self.info = result[-1] if isinstance(result, tuple) and result else None
                 observation = script.send(result)
@@ -190,7 +178,7 @@ class FlightDriver:
                 except Exception as error:
                     script.throw(error)
                     raise
-                self._take_step(result)  # now, since one that is cancelled need not have been taken
+                self._take_step(result)  # before another turn: the trajectory may be cancelled then
                 await turns.let_others(Phase.STEP, self._waited.step)
                 try:
                     observation = script.send(result)
@@ -202,7 +190,7 @@ class FlightDriver:
             outside = Phase.RECORDING
             take_end(end)
             turns.end()
-        except GeneratorExit:  # nothing runs it any more
+        except GeneratorExit:  # its task was destroyed
             script.close()
             raise
         except BaseException as error:
@@ -225,7 +213,6 @@ class FlightDriver:
             raise
 
     def finish(self) -> Rollouts:
-        """Return the record."""
         around, self.phase = self._around, Phase.RECORDING
         try:
             return around.recorder.finish()
@@ -236,19 +223,17 @@ class FlightDriver:
             raise
 
     async def wait(self, pending: Any) -> Any:
-        """Return the result of a reset or a step that restores an episode."""
         if not is_awaitable(pending):
             return pending
         return await self._turns.take(pending, Phase.RESET, self._waited.reset)
 
     def error_of_limit(self) -> TimeoutError:
-        """Return the error of a trajectory that exceeded a time limit, and has not ended although it was cancelled."""
+        """Return the error of a trajectory over a time limit that continues after its cancellation."""
         self.phase = self._turns.phase
         return self._too_long("; it was cancelled, and goes on")
 
     @property
     def _call(self) -> str:
-        """What was called, for messages."""
         when = "" if self.phase is Phase.RESET else f", at timestep {self.n_timesteps},"
         if name := {Phase.RESET: "reset", Phase.STEP: "step"}.get(self.phase):
             return f"{name} of {name_of_env(self._around.env)}{when}"
@@ -276,7 +261,6 @@ class FlightDriver:
         shown.context.action, shown.agent_info = action, agent_info
 
     def _take_step(self, result: Any) -> None:
-        """Count a timestep, and keep its info."""
         self.info = result[-1] if isinstance(result, tuple) and result else None
         self.n_timesteps += 1
         self._waited.n_timesteps += 1
@@ -284,7 +268,6 @@ class FlightDriver:
         row.words[row.timesteps_word] = self._waited.n_timesteps
 
     async def _record_last_value(self, observation: Any) -> None:
-        """Record the agent's value of the last observation of the trajectory, while the agent remembers it."""
         get_value = getattr(self._around.agent, "get_value", None)
         if get_value is None:
             return

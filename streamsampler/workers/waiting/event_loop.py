@@ -1,4 +1,7 @@
-"""The event loop of a worker: it runs while the worker has a ticket, and shows on the status board when it waits."""
+"""The event loop of a worker, which runs while the worker has a ticket, and shows on the status board when it waits.
+
+Ctrl-C raises in user code; inside asyncio's own code it cancels the task, since an exception there may lose a wake-up.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ ResultT = TypeVar("ResultT")
 _NONE = -1
 
 CLEANUP_SECONDS = 1.0
-"""How long what was cancelled may take to end: closing the connections of an environment, for example."""
+"""Seconds for cancelled tasks to end, for example to close an environment's connections."""
 
 _STOPPED = (
     "the environment or the agent has stopped the event loop, on which other trajectories are in flight: return from "
@@ -34,22 +37,17 @@ _STOPPED = (
 
 
 class _WaitingSelector(selectors.DefaultSelector):
-    """Shows on the status board while the loop waits: a worker that waits does not hang, and one that computes may.
-
-    Args:
-        worker: The worker.
-    """
+    """Shows on the status board when the loop waits: a waiting worker does not hang, a computing worker may."""
 
     def __init__(self, worker: Worker) -> None:
         super().__init__()
         self._worker = worker
 
     def select(self, timeout: float | None = None) -> Any:
-        """Wait for events of files and sockets."""
         if timeout is not None and timeout <= 0:
             return super().select(timeout)
         row = self._worker.row
-        # A worker that closes its environments has the time to close for that.
+        # While a worker closes its environments, the time limit for closing applies.
         row.set_phase(Phase.CLOSE if self._worker.phase is Phase.CLOSE else Phase.IN_FLIGHT)
         try:
             return super().select(timeout)
@@ -60,7 +58,7 @@ class _WaitingSelector(selectors.DefaultSelector):
 
 @contextlib.contextmanager
 def outside_loop() -> Iterator[None]:
-    """Let code in the block find no running event loop, as where it is called before one runs; Ctrl-C raises in it."""
+    """Hide the running event loop from the code in the block, which may run loops of its own; Ctrl-C raises in it."""
     loop = asyncio._get_running_loop()
     asyncio._set_running_loop(None)
     has_turn.here = True
@@ -72,46 +70,40 @@ def outside_loop() -> Iterator[None]:
 
 
 class WorkerEventLoop:
-    """Runs coroutines of one worker, at one time after another, on one event loop, which is made when it is needed.
+    """Runs a worker's coroutines on an event loop, which exists from its first use, and runs only during `run`.
 
-    Where a loop runs already in the calling thread, as in a notebook, this one runs in a thread of its own meanwhile.
-
-    Args:
-        worker: The worker.
+    If another loop runs in the calling thread, as in a notebook, this loop runs in its own thread meanwhile.
     """
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._made: asyncio.SelectorEventLoop | None = None
-        self.tasks: set[asyncio.Task[Any]] = set()  # those that may go on after `run`
+        self.tasks: set[asyncio.Task[Any]] = set()  # these may continue after `run`
         self._left: list[asyncio.Task[Any]] = []
-        self._in_hand: asyncio.Task[Any] | None = None  # what `run` runs
-        self._interrupts = 0  # that came meanwhile
-        self._ending = _NONE  # can be read when the thread has ended in which the loop runs; none
+        self._in_hand: asyncio.Task[Any] | None = None  # the task of `run`
+        self._interrupts = 0  # Ctrl-C during `run`
+        self._ending = _NONE  # becomes readable when the loop's thread ends
 
     def get(self) -> asyncio.SelectorEventLoop:
-        """Return asyncio's event loop, which is made when it is needed."""
         if self._made is None:
             self._made = asyncio.SelectorEventLoop(_WaitingSelector(self._worker))
         return self._made
 
     def start(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Start a task, which goes on while `run` runs."""
+        """Start a task, which runs during `run`."""
         task = self.get().create_task(coroutine)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
         return task
 
     def run(self, coroutine: Coroutine[Any, Any, ResultT], on_message: Callable[[], bool] | None = None) -> ResultT:
-        """Run a coroutine to its end, and all tasks that were started meanwhile.
+        """Run a coroutine to its end, and meanwhile all tasks.
 
-        Args:
-            coroutine: The coroutine.
-            on_message: Called when a message for the worker may have come; returns whether to call it again.
+        `on_message` is called when a message for the worker may have come; it returns whether to call it again.
 
         Raises:
             UsageError: User code stopped the loop.
-            BaseException: What the coroutine raises.
+            BaseException: From the coroutine.
         """
         descriptor = self._worker.descriptor
         if on_message is not None and descriptor is not None:
@@ -128,7 +120,6 @@ class WorkerEventLoop:
         return task.result()
 
     def complete(self, awaitable: Any) -> None:
-        """Wait for something, while no trajectory is in flight."""
 
         async def complete() -> None:
             await awaitable
@@ -163,14 +154,14 @@ class WorkerEventLoop:
             self._in_hand = None
 
     def _stop(self, task: asyncio.Task[Any]) -> None:
-        if task is self._in_hand:  # of a run that an exception ended, this may be called in the next one
+        if task is self._in_hand:  # after a run with an exception, the next run may call this for the old task
             self.get().stop()
 
     @contextlib.contextmanager
     def _interrupts_between_turns(self, task: asyncio.Task[Any]) -> Iterator[None]:
-        """Let Ctrl-C raise in code of trajectories, and where asyncio's own code runs cancel a task.
+        """Let Ctrl-C raise in code of trajectories, and cancel the task elsewhere.
 
-        An exception in asyncio's code may lose a wake-up, after which a trajectory would never go on.
+        An exception in asyncio's code may lose a wake-up: a trajectory would wait for ever.
         """
         is_main = threading.current_thread() is threading.main_thread()
         if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
@@ -193,10 +184,10 @@ class WorkerEventLoop:
             raise KeyboardInterrupt
 
     def _run_in_thread(self, task: asyncio.Task[Any], signals: SignalPipe) -> None:
-        """Run the loop in a thread of its own; Ctrl-C, which comes in this one, cancels the task."""
+        """Run the loop in its own thread; Ctrl-C in this thread cancels the task."""
         failures: list[BaseException] = []
         collector, context = collector_in_use(), contextvars.copy_context()
-        self._wait_for_thread(signals)  # one of a call that two Ctrl-C ended
+        self._wait_for_thread(signals)  # a thread of a call ended by two Ctrl-C
         self._ending, ending = os.pipe()
 
         def run() -> None:
@@ -209,7 +200,7 @@ class WorkerEventLoop:
                 os.close(ending)
 
         try:
-            # Between this line and its exceptions no signal comes: whatever else is raised, the thread runs.
+            # No signal is handled inside this call: after any exception but its own, the thread runs.
             _thread.start_new_thread(context.run, (run,))
             self._wait_for_thread(signals)
         except BaseException:
@@ -220,14 +211,14 @@ class WorkerEventLoop:
             raise failures[0]
 
     def _wait_for_thread(self, signals: SignalPipe) -> None:
-        """Wait until the thread has ended in which the loop runs, if there is one."""
+        """Wait for the end of the loop's thread, if any."""
         if self._ending != _NONE:
             signals.wait_for(self._ending)
             os.close(self._ending)
             self._ending = _NONE
 
     def cancel(self) -> set[asyncio.Task[Any]]:
-        """Cancel all tasks, and let them end; return those that have not ended in `CLEANUP_SECONDS`, and may never."""
+        """Cancel all tasks; return those that have not ended after `CLEANUP_SECONDS`, and may never."""
         if not self.tasks:
             return set()
         tasks = tuple(self.tasks)
@@ -240,19 +231,18 @@ class WorkerEventLoop:
 
     @property
     def has_left(self) -> bool:
-        """Whether a task goes on for which nothing waits any more."""
+        """Whether an abandoned task still runs."""
         self._left = [task for task in self._left if not task.done()]
         return bool(self._left)
 
     def leave(self, task: asyncio.Task[Any]) -> None:
-        """Wait no more for a task that does not end although it was cancelled."""
+        """Abandon a task that does not end after its cancellation."""
         self.tasks.discard(task)
         self._left.append(task)
         left: Any = task
-        left._log_destroy_pending = False  # or asyncio complains when the loop is closed: the warning is given already
+        left._log_destroy_pending = False  # the worker has warned already; asyncio would again when the loop closes
 
     def close(self) -> None:
-        """Close the loop, on which nothing runs."""
         loop = self._made
         if loop is not None:
             try:
@@ -263,7 +253,7 @@ class WorkerEventLoop:
 
 
 async def _end_all(loop: asyncio.AbstractEventLoop) -> None:
-    """Cancel what environments and agents have started and left, and let it end."""
+    """Cancel the remaining tasks of environments and agents, and wait for them."""
     left = asyncio.all_tasks(loop) - {asyncio.current_task()}
     for task in left:
         task.cancel()

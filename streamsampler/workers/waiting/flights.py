@@ -1,4 +1,8 @@
-"""Which trajectories are in flight: those of the ticket in hand, and those of the tickets that a worker holds ahead."""
+"""The trajectories in flight, of the current ticket and of later tickets of the worker.
+
+`Flights` begins them in free places, and decides on each exception: drop, retry, or fail the ticket. A ticket is
+decided when all its trajectories have ended; after a failure, all before the failed trajectory.
+"""
 
 from __future__ import annotations
 
@@ -22,40 +26,33 @@ from streamsampler.workers.waiting.event_loop import CLEANUP_SECONDS, WorkerEven
 from streamsampler.workers.waiting.turns import FlightTotals
 
 RunInPlace: TypeAlias = Callable[[int, int, int, Any, FlightDriver], Coroutine[Any, Any, Rollouts]]
-"""See `Flights.use`."""
 
 
 class Places(Protocol):
-    """Where trajectories run: each place has an environment and `surroundings`."""
+    """Lends places, each with an environment and `surroundings`, to trajectories."""
 
     def take(self, index: int, /) -> Any:
-        """Return a place for a trajectory, in which nothing runs; None if there is none now."""
+        """Return a free place for a trajectory, if any."""
 
     def put_back(self, place: Any, /) -> None:
-        """Take back a place, in which another trajectory may run."""
+        """Receive a place that is ready for another trajectory."""
 
     def replace(self, place: Any, /) -> None:
-        """Take back a place whose environment, or agent, may be in any state."""
+        """Receive a place with an environment or agent in an unknown state."""
 
     def abandon(self, place: Any, /) -> None:
-        """Have a place no more, because its trajectory does not end although it was cancelled."""
+        """Remove a place, because its trajectory continues after its cancellation."""
 
     def new_recorder(self, place: Any, /) -> RolloutRecorder:
-        """Return what records the next trajectory in a place."""
+        """Return the recorder of the next trajectory in a place."""
 
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """A trajectory that has begun.
+    """A trajectory in flight.
 
-    Attributes:
-        ticket: Its ticket.
-        position: Its position in that.
-        place: Where it runs.
-        driver: Drives its script.
-        task: The task that it is.
-        has_begun: Whether its task has.
-        is_lost: Whether it goes on although it was cancelled: whatever becomes of it is of no interest.
+    `has_begun` says whether its task has run, `is_lost` whether it continues after its cancellation: its result is
+    ignored.
     """
 
     ticket: TicketInFlight
@@ -68,11 +65,9 @@ class Flight:
 
     @property
     def clock(self) -> Clock:
-        """Since when it runs and waits."""
         return self.driver.clock
 
     def cancel(self) -> None:
-        """Cancel it."""
         self.driver.is_cancelled = True
         if self.task is not None:
             self.task.cancel()
@@ -80,13 +75,9 @@ class Flight:
 
 @dataclass(slots=True, eq=False)
 class TicketFailure:
-    """The exception that a ticket is answered with.
+    """The exception that fails a ticket.
 
-    Attributes:
-        position: The position of its trajectory, or of its environment, in the ticket.
-        index: The index of its trajectory.
-        phase: What the trajectory was doing.
-        error: The exception.
+    `position` is the failed trajectory's, or environment's, in the ticket.
     """
 
     position: int
@@ -97,19 +88,19 @@ class TicketFailure:
 
 @dataclass(slots=True, eq=False)
 class TicketInFlight:
-    """A ticket whose trajectories are in flight, or will be.
+    """A ticket with trajectories in flight, or waiting for a place.
 
     Attributes:
         ticket: The ticket.
         seeds: Its trajectories' seeds.
-        waiting: The positions of the trajectories that have not begun, in order.
+        waiting: The positions of waiting trajectories, in order.
         begun: The trajectories in flight, by position.
-        recorded: Of those that ended, their records and their recorders, by position.
-        dropped: Those that are left out, by position; see `messages.Report`.
-        failure: The first exception, in the ticket's order, that was raised so far and is not dropped.
-        timed_out: The positions of the trajectories that exceeded a time limit, as often as they did.
-        ran_timesteps: The timesteps of the trajectories that have ended, however they did.
-        restored_timesteps: Those that were run to restore their episodes.
+        recorded: The records and recorders of ended trajectories, by position.
+        dropped: The dropped trajectories, by position; see `messages.Report`.
+        failure: The first failure so far, in the ticket's order.
+        timed_out: The position of each trajectory over a time limit, once for each excess.
+        ran_timesteps: The timesteps of trajectories after any kind of end.
+        restored_timesteps: The timesteps run to restore their episodes.
     """
 
     ticket: Ticket
@@ -125,17 +116,16 @@ class TicketInFlight:
 
     @property
     def is_decided(self) -> bool:
-        """Whether all trajectories have ended; after a failure, all before it."""
         if self.failure is not None:
             return not self.waiting and not any(position < self.failure.position for position in self.begun)
         return len(self.recorded) + len(self.dropped) == len(self.seeds)
 
     def wants(self, position: int) -> bool:
-        """Whether a trajectory is needed: after a failure, none that comes later is."""
+        """Whether a trajectory is needed: none after a failure is."""
         return self.failure is None or position < self.failure.position
 
     def fail(self, failure: TicketFailure) -> None:
-        """Keep the first failure in the ticket's order, and cancel what comes after it."""
+        """Record the first failure in the ticket's order, and cancel the trajectories after it."""
         if self.failure is not None and self.failure.position < failure.position:
             return
         self.failure = failure
@@ -146,16 +136,11 @@ class TicketInFlight:
 
 
 class Flights:
-    """Begins trajectories in places that are free, and takes their ends.
-
-    Args:
-        worker: The worker, which looks ahead for tickets.
-        loop: Runs the trajectories.
-        limits: How long they may take.
+    """Begins trajectories in free places, and handles their ends.
 
     Attributes:
-        waited: What trajectories have taken since the last report.
-        raised_in: The phase in which something raised while a place was prepared; None if nothing did.
+        waited: The seconds and timesteps of trajectories since the last report.
+        raised_in: The phase of an exception while a place was prepared; None without.
     """
 
     raised_in: Phase | None = None
@@ -166,29 +151,24 @@ class Flights:
     def __init__(self, worker: Worker, loop: WorkerEventLoop, limits: TimeLimits) -> None:
         self._worker, self._loop = worker, loop
         self._tickets: deque[TicketInFlight] = deque()
-        self._decided = asyncio.Event()  # of the call of `run`, in which a trajectory ends
-        self._raised: BaseException | None = None  # what is no trajectory's, and passes
+        self._decided = asyncio.Event()  # wakes the current `run` when a trajectory ends
+        self._raised: BaseException | None = None  # an exception of no trajectory, such as an interrupt
         self._deadlines = Deadlines(limits, self._running, loop.get, self._cancel_late)
         self.waited = FlightTotals()
 
     def use(self, places: Places, run: RunInPlace, attempts: int) -> None:
-        """Say where the trajectories of the tickets to come run.
+        """Set the places of the next tickets' trajectories.
 
-        Args:
-            places: The places.
-            run: Returns the coroutine that runs a trajectory, or a fragment, and returns its record: takes the ticket's
-                version, an index, a seed, the place and the driver.
-            attempts: How many time limits a trajectory may exceed before that is an error.
+        `run` returns the coroutine of a trajectory or fragment, which records it. `attempts` is the number of time
+        limits it may exceed.
         """
         self._places, self._run, self._attempts = places, run, attempts
 
     @property
     def in_hand(self) -> TicketInFlight:
-        """The ticket in hand."""
         return self._tickets[0]
 
     def take_in_hand(self, ticket: Ticket, seeds: list[int]) -> TicketInFlight:
-        """Take a ticket in hand, whose trajectories may be in flight already."""
         if not self._tickets or self._tickets[0].ticket != ticket:
             self.cancel()
             self._append(ticket, seeds)
@@ -201,13 +181,13 @@ class Flights:
         return (flight for running in self._tickets for flight in running.begun.values())
 
     async def run(self) -> bool:
-        """Run until the ticket in hand is decided; return False where its version may not run any more."""
+        """Run until the current ticket is decided; return False if its version may not run any more."""
         row, running, self._decided = self._worker.row, self.in_hand, asyncio.Event()
         self._look_ahead()
         self._deadlines.begin()
         try:
             while True:
-                # First, or the next ticket's first trajectory would begin in this one's global generators.
+                # First, because the next ticket's first trajectory would begin with this ticket's global generators.
                 if running.is_decided:
                     return True
                 if self._raised is not None:
@@ -221,29 +201,27 @@ class Flights:
             self._deadlines.end()
 
     def look_again(self) -> None:
-        """Let `run` look whether more trajectories can begin."""
+        """Let `run` check whether more trajectories can begin."""
         self._decided.set()
 
     def wake(self) -> bool:
-        """Take in what has come; return whether to be called when more comes."""
+        """Receive new tickets; return whether to call this again for more."""
         self._look_ahead()
         self._decided.set()
         return not self._worker.is_called_off()
 
     def _look_ahead(self) -> None:
-        """Take in all tickets that the worker holds."""
         while (later := self._worker.look_ahead(len(self._tickets))) is not None:
             self._append(*later)
 
     def begin_more(self) -> None:
-        """Begin trajectories as long as there is one, and room for it."""
         began = perf_counter()
         try:
-            with outside_loop():  # constructors may run event loops of their own
+            with outside_loop():  # constructors may run their own event loops
                 while (found := self._next()) is not None:
                     self._launch(*found)
         except BaseException:
-            self.raised_in = self._worker.phase  # now, before another trajectory has its turn
+            self.raised_in = self._worker.phase  # before another trajectory's turn changes it
             raise
         self._deadlines.leave_out(perf_counter() - began)
         self._deadlines.arm()
@@ -254,7 +232,7 @@ class Flights:
                 place = self._places.take(running.ticket.indices[running.waiting[0]])
                 return None if place is None else (running, running.waiting.popleft(), place)
             if running.failure is not None:
-                return None  # nothing after it is to begin
+                return None  # later trajectories need not begin
         return None
 
     def _launch(self, running: TicketInFlight, position: int, place: Any) -> None:
@@ -268,14 +246,13 @@ class Flights:
     def _end_unbegun(
         self, flight: Flight, places: Places, trajectory: Coroutine[Any, Any, Rollouts], _task: asyncio.Task[Any]
     ) -> None:
-        """Take the end of a task that was cancelled before it began: no line of its coroutine ran."""
+        """End a task that was cancelled before any line of its coroutine ran."""
         trajectory.close()
         if not flight.has_begun:
             places.put_back(flight.place)
             self._forget(flight)
 
     async def _fly(self, flight: Flight, trajectory: Coroutine[Any, Any, Rollouts]) -> None:
-        """Run a trajectory, and take its end."""
         place, places = flight.place, self._places
         flight.has_begun, flight.clock.began = True, perf_counter()
         try:
@@ -290,7 +267,7 @@ class Flights:
                 self._forget(flight)
 
     def _take_raised(self, flight: Flight, places: Places, error: BaseException) -> None:
-        """Take the end of a trajectory that raised, or was cancelled; raise what is no trajectory's."""
+        """End a trajectory that raised, or was cancelled; raise interrupts."""
         place = flight.place
         if isinstance(error, asyncio.CancelledError | AbnormalTrajectoryError):
             places.put_back(place)
@@ -300,10 +277,10 @@ class Flights:
             self._raised = error
             raise error
         if type(error) is RuntimeError and isinstance(error.__cause__, StopIteration):
-            error = error.__cause__  # Python's own, where a coroutine raises it
+            error = error.__cause__  # Python wraps a coroutine's StopIteration
         self._take_error(flight, error)
         if not isinstance(error, AbnormalTrajectoryError):
-            places.replace(place)  # its environment, and an agent of its own, may be in any state
+            places.replace(place)  # its environment, and its copy of the agent, may be in any state
 
     def _forget(self, flight: Flight) -> None:
         flight.ticket.begun.pop(flight.position, None)
@@ -312,7 +289,7 @@ class Flights:
         self._decided.set()
 
     def _take_error(self, flight: Flight, error: BaseException) -> None:
-        """Leave a trajectory out, let it begin once more, or let its ticket fail."""
+        """Drop a trajectory, retry it, or fail its ticket."""
         worker, position, running = self._worker, flight.position, flight.ticket
         ticket = running.ticket
         index = worker.trajectory = flight.driver.index
@@ -330,15 +307,15 @@ class Flights:
             running.fail(TicketFailure(position, index, worker.phase, error))
 
     def _cancel_late(self, flight: Flight) -> None:
-        """Cancel a trajectory that exceeded a time limit, and be done with it even if it does not end."""
+        """Cancel a trajectory over a time limit; abandon it if it does not end."""
         flight.cancel()
         self._loop.get().call_later(CLEANUP_SECONDS, self._lose, flight)
 
     def _lose(self, flight: Flight) -> None:
-        """Go on without a trajectory that has not ended although it was cancelled; its place is of no use any more."""
+        """Abandon a trajectory that continues after its cancellation, with its place."""
         assert flight.task is not None
         if flight.is_lost or flight.task.done() or flight.ticket not in self._tickets:
-            return  # of a ticket that is given up, `cancel` sees to it
+            return  # `cancel` abandons trajectories of cancelled tickets
         self._abandon(flight)
         self._take_error(flight, flight.driver.error_of_limit())
         self._forget(flight)
@@ -346,19 +323,19 @@ class Flights:
     def _abandon(self, flight: Flight) -> None:
         assert flight.task is not None
         flight.is_lost = True
-        flight.clock.exceeded = flight.clock.exceeded or "the time to end"  # so its script does not go on
+        flight.clock.exceeded = flight.clock.exceeded or "the time to end"  # so that its script never continues
         self._loop.leave(flight.task)
         self._places.abandon(flight.place)
 
     def end_ticket(self) -> None:
-        """Forget the ticket in hand: the one after it is in hand now."""
+        """Forget the current ticket: the next becomes current."""
         self._tickets.popleft()
 
     def cancel(self) -> tuple[int, int]:
         """Cancel all trajectories, and forget all tickets.
 
         Returns:
-            How many trajectories are in no answer, those that were left out not counted, and their timesteps.
+            The unreported trajectories, without dropped ones, and the unreported timesteps.
         """
         flights = [*self._running()]
         n_trajectories = sum(len(running.recorded) for running in self._tickets)
@@ -366,7 +343,7 @@ class Flights:
         self._raised = None
         for flight in flights:
             flight.cancel()
-        unfinished = self._loop.cancel()  # first, since what is on threads ends all the same, and counts
+        unfinished = self._loop.cancel()  # first: calls on threads end in spite of it, and their timesteps count
         n_trajectories += sum(flight.driver.has_begun for flight in flights)
         n_timesteps, self.waited.n_timesteps = self.waited.n_timesteps, 0
         for flight in flights:

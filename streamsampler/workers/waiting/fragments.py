@@ -1,4 +1,4 @@
-"""Run fragments in environments that wait: those of a worker at the same time, each with a copy of the agent."""
+"""Run the fragments of a worker's waiting environments at the same time, each with a copy of the agent."""
 
 from __future__ import annotations
 
@@ -19,16 +19,9 @@ from streamsampler.workers.waiting.driver import FlightDriver, ShownFlight, Surr
 
 
 class FragmentPlace:
-    """An environment of fragments whose resets and steps are awaited, as a place in which a fragment is in flight.
+    """An environment of fragments as a place for a fragment in flight.
 
-    Args:
-        worker: The worker.
-        row: The environment.
-
-    Attributes:
-        row: The same.
-        surroundings: What its episodes run in, in this call.
-        standing: Where it stood, if another worker was lost.
+    `standing` is its state on a lost worker, until it is restored.
     """
 
     surroundings: Surroundings
@@ -38,7 +31,7 @@ class FragmentPlace:
         self._worker, self.row = worker, row
 
     def begin_call(self, resets: Resets, version: int) -> None:
-        """Prepare for a call, with the agent in force."""
+        """Prepare for a call, with the latest agent."""
         worker, row, self._resets = self._worker, self.row, resets
         shown = None if row.caller is None else ShownFlight(worker, row.caller)
         env: Any = row.env
@@ -54,13 +47,7 @@ class FragmentPlace:
         )  # fmt: skip
 
     async def run(self, version: int, n_timesteps: int, driver: FlightDriver) -> None:
-        """Run a fragment: first restore the episode that went on in it, if that was lost.
-
-        Args:
-            version: The version of the ticket.
-            n_timesteps: How many timesteps it has.
-            driver: Drives the scripts.
-        """
+        """Run a fragment, after restoring a lost episode."""
         row, standing, self.standing = self.row, self.standing, None
         if standing is not None:
             try:
@@ -74,14 +61,10 @@ class FragmentPlace:
 
 
 class AwaitedEnvs(RunningEnvs):
-    """The environments of fragments of a worker, as places in which fragments are in flight; see `Slots`.
+    """The environments of a worker's fragments, as places for fragments in flight; see `Slots`.
 
-    Args:
-        worker: The worker.
-        base_version: The agent version in which these environments began.
-        kind: See `RunningEnvs`.
-        most: How many of them may be in flight at the same time.
-        may_draw: Returns whether episodes may draw from the global generators.
+    `most` of them may be in flight at the same time. `may_draw` returns whether episodes may draw from the global
+    generators.
     """
 
     def __init__(
@@ -93,16 +76,15 @@ class AwaitedEnvs(RunningEnvs):
         self._called: tuple[int, Resets, FragmentOrder] | None = None
 
     def begin_call(self, version: int, resets: Resets, order: FragmentOrder) -> None:
-        """Begin a call for fragments."""
         self._called, self._n_in_flight = (version, resets, order), 0
 
     def take(self, number: int) -> FragmentPlace | None:
-        """Return the place of an environment, with the agent in force; None if as many are in flight as may be."""
+        """Return the place of an environment, with the latest agent; None if too many are in flight."""
         if self._n_in_flight >= self._most:
             return None
         assert self._called is not None
         version, resets, order = self._called
-        kept = kept_generators()  # of which what makes environments may draw, and nothing else
+        kept = kept_generators()  # only constructors of environments may draw
         try:
             row, standing = self.env_of(number, order)
         finally:
@@ -115,19 +97,15 @@ class AwaitedEnvs(RunningEnvs):
         return place
 
     def put_back(self, _place: FragmentPlace) -> None:
-        """Take back a place whose fragment has ended."""
         self._n_in_flight -= 1
 
-    replace = abandon = put_back  # the episodes end with the call: the next one begins with other environments
+    replace = abandon = put_back  # the exception ends the call, and with it all episodes
 
     def new_recorder(self, _place: FragmentPlace) -> RolloutRecorder:
-        """Return what records a fragment."""
         return self._kind.new_recorder(self._worker)
 
     def owners(self, numbers: Sequence[int]) -> list[int]:
-        """Return the trajectory indices of all that was recorded in the environments with these numbers."""
         return [index for number in numbers for index in self._of_number[number].recorded()]
 
     def envs(self, numbers: Sequence[int]) -> list[FragmentEnv]:
-        """Return the environments with these numbers."""
         return [self._of_number[number] for number in numbers]

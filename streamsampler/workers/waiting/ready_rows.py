@@ -1,8 +1,8 @@
-"""Ask an agent that has `get_actions` alone for the actions of all trajectories in flight that are ready for one.
+"""Ask an agent with `get_actions` only, for all trajectories that are ready.
 
-A trajectory that needs an action puts its observation into a queue, and awaits the answer. Whatever has queued in one
-turn of the event loop is asked for in the next one. So rows come and go, and a row has no place of its own: the agent
-has to say ``row_independent = True``, and may not remember rows.
+A trajectory enqueues its observation, and awaits the answer. All observations of a turn of the event loop are a batch
+of the next turn. A row has no fixed place: so the agent must declare ``row_independent = True``, and may not remember
+rows.
 """
 
 from __future__ import annotations
@@ -47,17 +47,13 @@ from streamsampler.workers.waiting.turns import FlightTotals, Spent, Turns
 __all__ = ["ReadyRows", "refuse_rows_with_places"]
 
 N_ROWS = MULTIPLE
-"""So many rows has each batch of an agent that does not wait: a row's last bits may depend on how many there are."""
+"""The rows of each batch of an agent without waits: the number may show in a row's last bits."""
 
 _Answer = tuple[Any, dict[str, Any]]
 
 
 def refuse_rows_with_places(agent: Any) -> None:
-    """Refuse an agent that has `get_actions` alone, and needs to know which row is whose.
-
-    Raises:
-        UsageError: It does not say that its rows are independent, or remembers something by row.
-    """
+    """Raise a UsageError for an agent with `get_actions` only, if rows depend on each other or on their places."""
     by_place = sorted(row_keywords(agent.get_actions) & {"slots", "starts"})
     reset = getattr(agent, "reset", None)
     if callable(reset) and (name := mask_argument(reset)) is not None:
@@ -77,14 +73,9 @@ def _refusal(agent: Any, reason: str) -> UsageError:
 
 @dataclass(slots=True, eq=False)
 class _ReadyRow:
-    """A trajectory that is ready for an action.
+    """A trajectory ready for an action.
 
-    Attributes:
-        number: The number of its slot.
-        index: Its index.
-        observation: Its observation.
-        mask: Which actions are allowed; None where there are no masks.
-        answer: Gets its action and info; cancelled where the trajectory is.
+    `answer` receives action and info, and is cancelled with the trajectory.
     """
 
     number: int
@@ -95,13 +86,7 @@ class _ReadyRow:
 
 
 class ReadyRows:
-    """Asks the agent for all rows that are ready.
-
-    Args:
-        worker: The worker, whose board shows that the agent is asked.
-        loop: Runs the trajectories.
-        waited: Where the agent's seconds are added up.
-    """
+    """Asks the agent for all ready rows; adds the agent's seconds to `waited`."""
 
     def __init__(self, worker: Worker, loop: WorkerEventLoop, waited: FlightTotals) -> None:
         self._worker, self._loop, self._waited = worker, loop, waited
@@ -112,37 +97,28 @@ class ReadyRows:
         self._is_probed = self._is_conclusive = False
         self._spaces: tuple[Space[Any], Space[Any]] | None = None
         self._draws = Draws(N_ROWS)
-        self._drawing = threading.Lock()  # a request may draw on a thread
+        self._drawing = threading.Lock()  # an agent may draw on a thread
         self._seeds = [0] * N_ROWS  # by slot
-        self._n_begun = [0] * N_ROWS  # by slot: how many trajectories
+        self._n_begun = [0] * N_ROWS  # by slot: trajectories so far
         self._ready: list[_ReadyRow] = []
         self._memory = AlignedCopies()
 
     def use(self, agent: Any) -> None:
-        """Ask an agent from now on, which is the same one after an update of its parameters."""
         self._is_probed = agent is self._agent and self._is_conclusive
         self.replace(agent)
 
     def replace(self, agent: Any) -> None:
-        """Ask a copy of the agent from now on, also for trajectories in flight."""
+        """Use a copy of the agent, also for trajectories in flight."""
         self._agent, self._get_actions = agent, agent.get_actions
         self._keywords = row_keywords(agent.get_actions)
         self._waits = has_coroutines(agent, "get_actions") or has_coroutines(agent.get_actions, "__call__")
         self._takes_masks = masks_reach(agent, self._worker.warn_once, together=True)
 
     def of_slot(self, number: int, spaces: tuple[Space[Any], Space[Any]]) -> RowAgent:
-        """Return what the trajectories in a slot ask.
-
-        Args:
-            number: The slot's number.
-            spaces: Their observation and action space, the same object until there are other environments.
-
-        Raises:
-            UsageError: Rows of the agent depend on one another, or on their places.
-        """
+        """Return the stand-in for the agent in a slot; `spaces` is the same object for the same environments."""
         if spaces is not self._spaces:
             self._spaces, self._is_probed, self._memory = spaces, False, AlignedCopies()
-        if not (self._is_probed or self._waits):  # a service would get requests that nobody made
+        if not (self._is_probed or self._waits):  # a probe would send requests to a service
             self._probe(spaces)
         while number >= len(self._seeds):
             self._seeds += [0] * len(self._seeds)
@@ -159,7 +135,7 @@ class ReadyRows:
         self._is_probed, self._is_conclusive = True, found.conclusive
 
     def begin(self, number: int, seed: int) -> None:
-        """Begin a trajectory in a slot, with the trajectory's seed for its agent."""
+        """Begin a trajectory in a slot; `seed` is its seed for agents."""
         self._seeds[number] = seed
         self._n_begun[number] += 1
         if "draws" in self._keywords:
@@ -167,7 +143,6 @@ class ReadyRows:
                 self._draws.begin(number, self._draws.prepare([seed]), 0)
 
     def ask(self, number: int, observation: Any, mask: Mask | None) -> asyncio.Future[_Answer]:
-        """Return what gets the action of the trajectory in hand, and its info."""
         index = self._worker.trajectory
         assert index is not None
         loop = self._loop.get()
@@ -179,7 +154,7 @@ class ReadyRows:
         return row.answer
 
     def _ask_for_all(self) -> None:
-        """Ask for all rows that are ready, but those of trajectories that were cancelled meanwhile."""
+        """Ask for all ready rows, except of cancelled trajectories."""
         rows, self._ready, self._is_called = [row for row in self._ready if not row.answer.done()], [], False
         rows.sort(key=lambda row: row.index)
         if self._waits:
@@ -189,10 +164,7 @@ class ReadyRows:
         for start in range(0, len(rows), N_ROWS):
             self._answer(rows[start : start + N_ROWS])
 
-    # ------------------------------------------------------------------ agents that do not wait
-
     def _answer(self, rows: list[_ReadyRow]) -> None:
-        """Ask for up to `N_ROWS` rows, and answer each of them."""
         began, turns = perf_counter(), self._turns_for(rows)
         turns.begin(Phase.ACTION)
         drawn = self._draws.__getstate__() if "draws" in self._keywords else None
@@ -209,9 +181,9 @@ class ReadyRows:
             _give(row, answer)
 
     def _asked_one_by_one(self, rows: list[_ReadyRow], error: BaseException) -> list[_Answer | BaseException]:
-        """Return the answers of a batch that raised: which trajectories raise is to depend on no others.
+        """Return the answers of a batch that raised, row by row: a trajectory's exception must not depend on others.
 
-        Each row alone has the bits that it would have had among the others.
+        Each row alone has the same bits as among the others.
         """
         if len(rows) == 1 or is_interrupt(error):
             return [error] * len(rows)
@@ -228,15 +200,13 @@ class ReadyRows:
         return answers
 
     def _asked(self, rows: list[_ReadyRow]) -> list[_Answer]:
-        """Return the answers to rows; the others of the batch are copies of the first one."""
+        """Return the answers to rows; copies of the first fill the batch."""
         filled = rows + rows[:1] * (N_ROWS - len(rows))
         keywords = self._values(filled)
         return self._rows_of(self._get_actions(self._memory.copy(self._batch(filled)), **keywords), filled)[: len(rows)]
 
-    # ------------------------------------------------------------------ agents that wait
-
     async def _await_answers(self, rows: list[_ReadyRow]) -> None:
-        """Ask for rows, and answer each of them; where all their trajectories are cancelled, so is this."""
+        """Ask for rows, and answer each; cancelled when all their trajectories are."""
         task = asyncio.current_task()
         assert task is not None
         for row in rows:
@@ -252,15 +222,13 @@ class ReadyRows:
         except BaseException as error:
             answers = _one_for_each(_with_names(error, rows), len(rows))
         finally:
-            self._waited.agent.running += spent.running  # the trajectories count how long they wait
+            self._waited.agent.running += spent.running  # trajectories count their own waits
         for row, answer in zip(rows, answers, strict=True):
             _give(row, answer)
 
     async def _call(self, rows: list[_ReadyRow]) -> Any:
         chosen = self._get_actions(self._batch(rows), **self._values(rows))
         return await chosen if is_awaitable(chosen) else chosen
-
-    # ------------------------------------------------------------------ batches
 
     def _turns_for(self, rows: list[_ReadyRow]) -> Turns:
         return Turns(self._worker, rows[0].index, Clock(math.inf))
@@ -270,7 +238,6 @@ class ReadyRows:
         return stacked(self._spaces[0], [row.observation for row in rows])
 
     def _values(self, rows: list[_ReadyRow]) -> dict[str, Any]:
-        """Return what the keywords of `get_actions` stand for."""
         values: dict[str, Any] = {}
         numbers = [row.number for row in rows]
         if "draws" in self._keywords:
@@ -283,11 +250,11 @@ class ReadyRows:
         return values
 
     def _rows_of(self, chosen: Any, rows: list[_ReadyRow]) -> list[_Answer]:
-        """Return the answer to each row, which the agent does not change any more."""
+        """Return each row's own copy of its answer."""
         assert self._spaces is not None
         if is_awaitable(chosen):
             if isinstance(chosen, CoroutineType):
-                chosen.close()  # or Python warns that nothing has awaited it
+                chosen.close()  # otherwise Python warns about it
             raise UsageError(
                 f"get_actions of {name_of(self._agent)} returned something to be awaited: write it as async def"
             )
@@ -295,13 +262,7 @@ class ReadyRows:
         return [(action, own_copy(info_of_row(infos, place))) for place, action in enumerate(actions)]
 
     def drawn(self, numbers: NDArray[np.int64], begun: Sequence[int], draw: Callable[[OfRows], Any]) -> Any:
-        """Draw for the trajectories that are in some slots; 0 for one that is there no more.
-
-        Args:
-            numbers: The slots' numbers.
-            begun: How many trajectories had begun in each.
-            draw: Draws from the streams of rows.
-        """
+        """Draw for the trajectories of some slots; 0 for trajectories other than the `begun`-th of their slot."""
         there = np.array([self._n_begun[number] == n for number, n in zip(numbers.tolist(), begun, strict=True)])
         with self._drawing:
             if there.all():
@@ -315,10 +276,7 @@ class ReadyRows:
 class _DrawsOfRows(OfRows):
     """Draws for the rows of a batch.
 
-    An agent that waits may draw after more slots were made, and after other trajectories have begun in these.
-
-    Attributes:
-        n_rows: How many rows.
+    An agent that waits may draw after slots were added, and after other trajectories have begun in them.
     """
 
     def __init__(self, ready: ReadyRows, numbers: Sequence[int], begun: Sequence[int]) -> None:
@@ -326,25 +284,18 @@ class _DrawsOfRows(OfRows):
         self._ready, self._numbers, self._begun = ready, np.array(numbers), begun
 
     def random(self) -> Any:
-        """Draw one number for each row; see `Draws.random`."""
         return self._ready.drawn(self._numbers, self._begun, lambda rows: rows.random())
 
     def normal(self, k: int) -> Any:
-        """Draw k numbers for each row; see `Draws.normal`."""
         return self._ready.drawn(self._numbers, self._begun, lambda rows: rows.normal(k))
 
 
 class RowAgent:
-    """What the trajectories in a slot ask for single actions, in the place of an agent that has `get_actions` alone.
-
-    Args:
-        ready: Asks the agent.
-        number: The slot's number.
-        agent: The agent, whose name and `get_value` it has.
+    """Stands in a slot for an agent with `get_actions` only, and asks for single actions.
 
     Attributes:
         given: The agent.
-        awaited_call: The call that is awaited, for messages.
+        awaited_call: The awaited call, for messages.
     """
 
     def __init__(self, ready: ReadyRows, number: int, agent: Any) -> None:
@@ -355,29 +306,27 @@ class RowAgent:
             self.get_value = get_value
 
     def reset(self, seed: int) -> None:
-        """Begin a trajectory."""
         self._ready.begin(self._number, seed)
 
     def get_action(self, observation: Any) -> Any:
-        """Return what gets the action and its info; to be awaited."""
         return self._ready.ask(self._number, observation, None)
 
 
 class _MaskedRowAgent(RowAgent):
-    """The same, of an agent that takes masks of actions."""
+    """A `RowAgent` for agents that take masks."""
 
     def get_action(self, observation: Any, *, action_mask: Mask | None = None) -> Any:
         return self._ready.ask(self._number, observation, action_mask)
 
 
 def _give(row: _ReadyRow, answer: _Answer | BaseException) -> None:
-    """Give a trajectory its answer, unless it was cancelled."""
+    """Answer a trajectory, unless it was cancelled."""
     if row.answer.done():
         return
     if not isinstance(answer, BaseException):
         row.answer.set_result(answer)
         return
-    if isinstance(answer, StopIteration):  # which no future takes
+    if isinstance(answer, StopIteration):  # futures refuse it
         wrapped = RuntimeError("get_actions raised StopIteration")
         wrapped.__cause__ = answer
         answer = wrapped
@@ -385,7 +334,7 @@ def _give(row: _ReadyRow, answer: _Answer | BaseException) -> None:
 
 
 def _with_names(error: BaseException, rows: list[_ReadyRow]) -> BaseException:
-    """Return an error with a note about whose it may be, if it may be that of several."""
+    """Return an error with a note of the trajectories in its batch, if several."""
     if len(rows) > 1:
         names = ", ".join(str(row.index) for row in rows)
         error.add_note(f"get_actions had the observations of trajectories {names}")
@@ -393,14 +342,14 @@ def _with_names(error: BaseException, rows: list[_ReadyRow]) -> BaseException:
 
 
 def _one_for_each(error: BaseException, n: int) -> list[_Answer | BaseException]:
-    """Return an exception and copies of it: each trajectory adds to its own where it was raised."""
+    """Return an exception and copies of it: each trajectory adds its own notes."""
     try:
         return [error, *(copy.copy(error) for _ in range(n - 1))]
-    except Exception:  # its constructor takes other arguments than it has
+    except Exception:  # its constructor does not take its `args`
         return [error] * n
 
 
 def _cancel_unneeded(task: asyncio.Task[None], rows: list[_ReadyRow], _: Any) -> None:
-    # Once: a second time would cancel what the agent does then, such as closing a connection.
+    # Only once: another cancellation would end the agent's cleanup, such as closing a connection.
     if not task.cancelling() and all(row.answer.cancelled() for row in rows):
         task.cancel()

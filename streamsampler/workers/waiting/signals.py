@@ -1,8 +1,8 @@
 """Let a signal end a wait, whenever it comes.
 
-Python notes a signal at once, and calls its handler when its own code goes on. A signal that comes just before the main
-thread begins to wait would be noticed after the wait, which may last for ever. So signals write to a pipe that is
-waited for, too.
+Python records a signal at once, but runs its handler only between its own instructions. A signal just before the main
+thread begins to wait would be handled after the wait, maybe never. So signals also write to a pipe, and waits include
+it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _NONE = -1
 
 
 class SignalPipe:
-    """A pipe to which signals write in the block; in threads that get no signals, nothing does.
+    """A pipe to which signals write in the block; in threads without signals nothing does.
 
     Attributes:
-        descriptor: Where to read; see `read`.
+        descriptor: The end to read from; see `read`.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class SignalPipe:
         os.close(self._writing)
 
     def read(self) -> None:
-        """Read what is there; whoever was told of signals before is told of them, too."""
+        """Read all signals, and pass them on to the previous wakeup descriptor."""
         with contextlib.suppress(BlockingIOError):
             data = os.read(self.descriptor, 1 << 12)
             if self._before != _NONE:
@@ -55,7 +55,7 @@ class SignalPipe:
                     os.write(self._before, data)
 
     def wait_for(self, descriptor: int) -> None:
-        """Wait until something can be read from a descriptor; what a signal's handler raises ends the wait."""
+        """Wait until a descriptor is readable; an exception of a signal's handler ends the wait."""
         with selectors.DefaultSelector() as selector:  # `select.select` takes no descriptor above 1023
             for each in (descriptor, self.descriptor):
                 selector.register(each, selectors.EVENT_READ)

@@ -1,4 +1,4 @@
-"""Which agent acts in each slot of a worker whose trajectories wait."""
+"""The agent of each slot: the agent itself, a copy, a share of its parameters, a stand-in for batches, or a table."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ __all__ = ["Slot", "SlotAgents"]
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One place in which a trajectory may be in flight.
+    """A place for a trajectory in flight.
 
     Attributes:
         number: Its number in the worker.
-        surroundings: What trajectories run in here.
-        seated: Which agent it has: the mark of that, or what of the updates its own copy has got; None for no agent.
-        is_spoiled: Whether its environment, and an agent of its own, are to be replaced before the next trajectory.
+        surroundings: The surroundings of its trajectories.
+        seated: The version of its agent: `SlotAgents`' mark, or the updates of its own copy; None without an agent.
+        is_spoiled: Whether to replace its environment, and its copy of the agent, before the next trajectory.
     """
 
     number: int
@@ -42,43 +42,35 @@ class Slot:
 
     @property
     def env(self) -> AnyEnv:
-        """The environment as it was made."""
         return cast("AnyEnv", self.surroundings.env.given)
 
 
 class SlotAgents:
-    """The agents that act in slots.
+    """The agents of slots.
 
-    An agent that remembers nothing is the same for all. One that remembers has a share in each slot, with the same
-    parameters, if it can; otherwise there is a copy in each. An agent that has `get_actions` alone is asked for rows.
-    Of several agents, there is a table in each slot, at which policies play.
-
-    Args:
-        worker: The worker, which has the updates in force.
-        most: How many slots there may be.
-        ready_rows: Asks an agent that has `get_actions` alone.
+    An agent without memory is shared by all slots. An agent with memory has a share with the same parameters in each
+    slot, if it can; otherwise a copy. An agent with `get_actions` only is asked for rows. With several agents, policies
+    play at a table in each slot.
 
     Attributes:
-        agent: The agent that was given; None before.
-        players: The policies that play several agents; None where there is one agent, or no environment yet.
+        agent: The latest agent; None before.
+        players: The policies of several agents; None for a single agent, or without environment.
     """
 
     def __init__(self, worker: Worker, most: int, ready_rows: ReadyRows) -> None:
         self._worker, self._most, self._ready_rows = worker, most, ready_rows
         self._env: AnyEnv | None = None
-        self._loaded: dict[str, tuple[Any, Any]] = {}  # parameters and filters: the payload, and what it stands for
+        self._loaded: dict[str, tuple[Any, Any]] = {}  # parameters and filters: the payload, and the loaded value
         self.agent: Any = None
         self.players: Players | None = None
         self._copies = self._shares = self._asks_for_rows = False
-        self._mark = object()  # of the agent that slots are to have, where they have no copies
-
-    # ------------------------------------------------------------------ updates
+        self._mark = object()  # of the current agent, for slots without copies
 
     def update(self, update: Any) -> None:
-        """Replace the agent, or hand it new parameters.
+        """Replace the agent, or pass it new parameters.
 
         Raises:
-            UsageError: It has `get_actions` alone, and needs to know which row is whose.
+            UsageError: It has `get_actions` only, and rows depend on their places.
         """
         if self.players is not None and not is_agent(update):
             self.players.update(update)  # at all tables
@@ -90,11 +82,6 @@ class SlotAgents:
         self._arrange()
 
     def play_in(self, env: AnyEnv) -> None:
-        """Act in environments like this one from now on.
-
-        Raises:
-            UsageError: See `update`.
-        """
         self._env = env
         self._arrange()
 
@@ -103,9 +90,9 @@ class SlotAgents:
         return None if self._env is None else agents_of(self._env)
 
     def _arrange(self) -> None:
-        """Decide what each slot gets, when environment and agent are there.
+        """Choose the kind of agent for slots, once environment and agent exist.
 
-        Slots are seated anew after each update: so it need not reach the shares that there are.
+        The new mark seats all slots again: so an update need not reach existing shares.
         """
         if self._env is None or self.agent is None:
             return
@@ -126,10 +113,8 @@ class SlotAgents:
             self._shares = shared_agent(self.agent) is not None
             self._copies = not self._shares
 
-    # ------------------------------------------------------------------ slots
-
     def seat(self, slot: Slot) -> None:
-        """Let a slot have the agent in force."""
+        """Give a slot the latest agent."""
         around = slot.surroundings
         if self._copies:
             if not isinstance(slot.seated, InForce):
@@ -178,17 +163,14 @@ class SlotAgents:
     def _load(self, kind: str) -> Any:
         payload = self._worker.in_force[kind]
         if kind not in self._loaded or self._loaded[kind][0] is not payload:
-            # Slots share it: whoever would write to it is told.
+            # Slots share it; writing to it raises an error.
             self._loaded[kind] = payload, as_constant(self._worker.load(payload))
         return self._loaded[kind][1]
 
     def replace_after(self, slot: Slot) -> None:
-        """Take the agent in force as no trajectory has changed it, unless a slot has a copy of its own, or an old one.
+        """Load the latest agent again after a slot's agent raised, unless the slot has its own copy, or an old agent.
 
-        Other trajectories in flight go on with what they have.
-
-        Args:
-            slot: Where the agent raised.
+        Other trajectories in flight continue with theirs.
         """
         several, made = self._several, cast("Any", None)
         if slot.seated is not self._mark or (self.players is not None and self.players.remember):

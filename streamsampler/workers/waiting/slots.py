@@ -1,4 +1,7 @@
-"""The slots of a worker whose trajectories wait: an environment each, and an agent each where agents remember."""
+"""The slots of a worker with waiting environments: each has an environment, and an agent if agents remember.
+
+A slot is free, taken, or closing. After an exception its environment is closed, and made again for the next trajectory.
+"""
 
 from __future__ import annotations
 
@@ -31,15 +34,9 @@ _OF_AGENT = {Phase.ACTION, Phase.AGENT_RESET}
 
 
 class Slots:
-    """Makes slots as they are needed, and lends them to trajectories.
+    """Makes slots as needed, and lends them to trajectories.
 
-    Args:
-        worker: The worker, which has the updates in force.
-        most: How many there may be.
-        loop: The event loop.
-        made_by: Makes, awaits and closes the environments.
-        agents: The agents that act in them.
-        tell_free: Is told that a slot is free, while the event loop runs, which has not ended a trajectory.
+    `tell_free` is called when a slot becomes free after closing, and not at a trajectory's end.
     """
 
     def __init__(
@@ -54,36 +51,33 @@ class Slots:
         self._all: list[Slot] = []
         self._free: list[Slot] = []
         self._spaces: tuple[Any, Any] | None = None
-        self._first: AwaitedEnv | ThreadedEnv | None = None  # of the update in force, though its slot may be abandoned
-
-    # ------------------------------------------------------------------ updates
+        self._first: AwaitedEnv | ThreadedEnv | None = None  # made by the latest update; its slot may be abandoned
 
     @property
     def spaces(self) -> tuple[Any, Any]:
-        """Observation and action space."""
         assert self._spaces is not None
         return self._spaces
 
     @property
     def envs(self) -> list[AnyEnv]:
-        """The environments, those that are to be replaced included."""
+        """The environments, also those to be replaced."""
         return [slot.env for slot in self._all]
 
     @property
     def first_env(self) -> AnyEnv:
-        """The first environment that was made, as all others were; it may be of no use any more."""
+        """The first environment, made as all others; it may be abandoned."""
         assert self._first is not None
         return cast("AnyEnv", self._first.given)
 
     def update_env(self, update: EnvUpdate) -> None:
-        """Replace or change the first environment; others are made from the update in force as they are needed.
+        """Replace or change the first environment; others are made from the update as needed.
 
         Raises:
-            EnvCloseError: One that is replaced could not be closed; then there is none.
+            EnvCloseError: A replaced environment could not be closed; the worker then has none.
         """
         self._finish_closing()
         known, self._all, self._free, self._spaces = self._all, [], [], None
-        usable = [slot.env for slot in known if not slot.is_spoiled]  # the others are closed
+        usable = [slot.env for slot in known if not slot.is_spoiled]  # spoiled slots have closed theirs
         first = usable[0] if usable else None
         try:
             with closing_together(self._loop.complete), contextlib.ExitStack() as closing:
@@ -99,7 +93,7 @@ class Slots:
         self._agents.play_in(env)
 
     def _add(self, env: AnyEnv, *, is_new: bool = True) -> Slot:
-        number, self._n_made = self._n_made, self._n_made + 1  # one that is abandoned keeps its hooks
+        number, self._n_made = self._n_made, self._n_made + 1  # an abandoned slot keeps its number for hooks
         slot = Slot(number, self._around(env, number))
         if number == 0:
             self._first = slot.surroundings.env
@@ -120,11 +114,7 @@ class Slots:
         return Surroundings(self._made_by.awaited(env), None, None, None, AS_GIVEN, recorder_for(env, None), shown)
 
     def _refuse_other(self, env: AnyEnv) -> None:
-        """Close an environment whose spaces, or agents, are not those of the first one.
-
-        Raises:
-            DataError: It is such an environment.
-        """
+        """Close an environment with other spaces, or agents, than the first, and raise a DataError."""
         try:
             refuse_different([self.first_env, env])
         except DataError:
@@ -141,13 +131,9 @@ class Slots:
                 raise
 
     def new_recorder(self, slot: Slot) -> RolloutRecorder:
-        """Return what records a trajectory in a slot."""
         return recorder_for(slot.env, slot.surroundings.agent)
 
-    # ------------------------------------------------------------------ lending
-
     def take(self, _index: int) -> Slot | None:
-        """Return a slot in which nothing runs, with its environment and agent up to date; None if all are taken."""
         if not self._free:
             if len(self._all) >= self._most:
                 return None
@@ -172,7 +158,7 @@ class Slots:
         return slot
 
     def _made(self, number: int) -> AnyEnv:
-        """Return a new environment; the constructor draws from the global generators apart from all trajectories."""
+        """Return a new environment; the global generators are restored after its constructor."""
         worker = self._worker
         phase = worker.phase
         worker.enter(Phase.ENV_CONSTRUCTION)
@@ -189,15 +175,14 @@ class Slots:
         return env
 
     def put_back(self, slot: Slot) -> None:
-        """Take back a slot whose environment another trajectory may be reset in."""
         if slot in self._all:
             slot.surroundings.recorder.clear()
             self._free.append(slot)
 
     def replace(self, slot: Slot) -> None:
-        """Take back a slot whose environment, or agent, raised: the next trajectory here gets others.
+        """Free a slot after its environment or agent raised: both are replaced before the next trajectory.
 
-        The event loop runs: an asynchronous `close` is awaited by a task of its own, before the slot is free.
+        If `close` is asynchronous, a task awaits it before the slot is free.
         """
         if slot not in self._all:
             return
@@ -210,7 +195,7 @@ class Slots:
             closed.add_done_callback(partial(self._free_closed, slot))
 
     def _begin_closing(self, env: AnyEnv) -> asyncio.Task[None] | None:
-        """Close an environment, whatever it raises; return what goes on, where that is asynchronous."""
+        """Close an environment, and ignore its exceptions; return the task of an asynchronous `close`."""
         closing: Any = None
         with contextlib.suppress(Exception, SystemExit):
             closing = self._made_by.begin_close(env)
@@ -227,12 +212,11 @@ class Slots:
             self._tell_free()
 
     def _finish_closing(self) -> None:
-        """Let environments end that are being closed."""
         if self._closing:
             self._loop.complete(asyncio.wait(self._closing))
 
     def abandon(self, slot: Slot) -> None:
-        """Have a slot no more, because its trajectory does not end although it was cancelled."""
+        """Remove a slot, because its trajectory continues after its cancellation."""
         self._all.remove(slot)
         name = name_of_env(slot.env)
         self._worker.warn_once(
@@ -243,17 +227,16 @@ class Slots:
         self._made_by.abandon(slot.env)
 
     def awaited(self, env: AnyEnv) -> AwaitedEnv | ThreadedEnv:
-        """Return what awaits the resets and steps of an environment."""
+        """Return an object that awaits the environment's resets and steps."""
         known = next((slot.surroundings.env for slot in self._all if slot.env is env), None)
         return known or self._made_by.awaited(env)
 
     def lend_first(self) -> None:
-        """Have the first slot no more: episodes of fragments go on in its environment."""
+        """Remove the first slot: fragments use its environment."""
         lent = self._all.pop(0)
         self._free = [slot for slot in self._free if slot is not lent]
 
     def close(self) -> None:
-        """Close all environments; whatever they raise comes after all are closed."""
         self._finish_closing()
         slots, self._all, self._free = self._all, [], []
         with contextlib.ExitStack() as closing:

@@ -1,8 +1,8 @@
-"""Run plain environments on threads, so that a step that waits in C does not hold up the event loop.
+"""Run plain environments on threads, so that a step waiting in C does not block the event loop.
 
-Each environment has a thread of its own, on which it is made, reset, stepped and closed: some libraries allow an object
-to be used on the thread that made it, and on no other. The loop's thread asks for a call and awaits its result, or
-blocks until it is there, where an environment is made or closed. The process may end while a thread runs.
+Each environment has its own thread for constructor, resets, steps and closing: some libraries allow an object only on
+its constructor's thread. The loop's thread awaits resets and steps, and blocks for constructors and closing. A running
+thread does not keep the process alive, and cannot be cancelled.
 """
 
 from __future__ import annotations
@@ -35,23 +35,17 @@ LEAVE_OUT_THREADS = (
     "is asynchronous (async def reset or step), so it waits on the event loop, and needs no threads: leave threads out "
     "of worker_args"
 )
-_ERRORS_ARE_OF_THREADS = np.lib.NumpyVersion(np.__version__) < "2.0.0"  # later ones have np.errstate in the context
+_ERRORS_ARE_OF_THREADS = np.lib.NumpyVersion(np.__version__) < "2.0.0"  # later versions have np.errstate in the context
 
 
 class LateCancelledError(asyncio.CancelledError):
-    """A call on a thread was cancelled, and has returned all the same."""
+    """A call on a thread was cancelled, but returned."""
 
 
 class _ThreadCall:
-    """A call of a function on a thread.
+    """A function call on a thread, which calls `wake` after it.
 
-    Args:
-        function: The function.
-        wake: Called on the thread after the call.
-
-    Attributes:
-        context: The context variables of the caller, which the function may change.
-        has_ended: Whether the result is there.
+    `context` has the caller's context variables, which the function may change.
     """
 
     def __init__(self, function: Callable[[], Any], wake: Callable[[], object]) -> None:
@@ -63,40 +57,37 @@ class _ThreadCall:
 
     @property
     def has_raised(self) -> bool:
-        """Whether the function has raised something, and `result` has not."""
         return self._error is not None
 
     def run(self) -> None:
-        """Call the function."""
         try:
             self._result = self.context.run(self._function)
         except BaseException as error:
             self._error = error
-        self._function = _nothing  # which holds the environment
+        self._function = _nothing  # the function holds the environment
         self.has_ended = True
         self._wake()
 
     def result(self) -> Any:
-        """Return what the function returned, or raise what it raised; once."""
+        """Return the function's result, or raise its exception; once."""
         error, self._error = self._error, None
         try:
             if isinstance(error, asyncio.CancelledError):
-                # The event loop would take it for the end of a trajectory that is not needed any more.
+                # The event loop would take it for a cancelled trajectory.
                 what = "asyncio.CancelledError was raised on an environment's thread, and nothing was cancelled there"
                 raise RuntimeError(what) from error  # noqa: TRY004 - no argument has a wrong type
             if error is not None:
                 raise error
         finally:
-            del error  # its traceback holds this frame
+            del error  # the traceback refers to this frame
         result, self._result = self._result, None
         return result
 
 
 class _MeasuresOnThread(Collector):
-    """Measures on a thread what belongs to the thread that asks for calls: in its phase, and in its `timed` block.
+    """Measures on a thread for the calling thread: in its phase, and in its `timed` block.
 
-    Blocks are those of the other thread: entries and exits of several threads do not disturb one another. Gauges do, so
-    they are handed over after a call.
+    Several threads may enter and leave blocks independently. Gauges are merged after each call.
     """
 
     __slots__ = ()
@@ -105,7 +96,7 @@ class _MeasuresOnThread(Collector):
         super().__init__([0], 0, ())
 
     def begin(self, caller: Collector) -> None:
-        """Begin a call, on the caller's thread: the phase is the caller's as it is now."""
+        """Begin a call with the caller's current phase; on the caller's thread."""
         self.words = [caller.words[caller.word]]
         self.outermost, self.used, self.here = caller.outermost, caller.used, caller.here
 
@@ -118,10 +109,7 @@ class _MeasuresOnThread(Collector):
 
 
 class EnvThread:
-    """A thread that runs one call after another.
-
-    It ends when `end` is called, and when nothing refers to this object any more.
-    """
+    """A thread that runs calls in order; it ends after `end`, or with the last reference to this object."""
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[_ThreadCall | None] = SimpleQueue()
@@ -135,17 +123,13 @@ class EnvThread:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a call has not ended."""
         return self._last is not None and not self._last.has_ended
 
     async def call(self, function: Callable[[], Any]) -> Any:
         """Call a function on the thread, and await its result.
 
-        A thread cannot be cancelled: where this is, it waits for the end of the call, unless that is abandoned.
-
-        Raises:
-            LateCancelledError: This was cancelled, and the function has returned.
-            BaseException: What the function raises.
+        A cancelled call waits for the function's end, unless the thread is abandoned. If the function then returns, it
+        raises LateCancelledError.
         """
         waiting = self._waiting = _LoopWaiting(asyncio.get_running_loop())
         call = self._put(function, waiting.wake)
@@ -160,21 +144,20 @@ class EnvThread:
             try:
                 call.result()
             except Exception:
-                raise  # the environment may be in any state, and is to be replaced
+                raise  # the environment may be in any state, so it is replaced
             except BaseException:
-                raise cancelled from None  # an interrupt would end what cancels this
+                raise cancelled from None  # an interrupt would end the cancelling code
         return self._taken(call)
 
     def call_now(self, function: Callable[[], Any]) -> Any:
         """Call a function on the thread, and block until its result is there.
 
-        Raises:
-            BaseException: What the function raises; or what a signal's handler does, and the call goes on.
+        A signal handler's exception ends the wait; the function runs on.
         """
         with SignalPipe() as signals:
             ended, ending = os.pipe()
             try:
-                # The thread closes its end. Were it this one's to close, the number might be another file's by then.
+                # The thread closes its end itself: if this thread did, the number might belong to another file by then.
                 call = self._put(function, partial(os.close, ending))
                 signals.wait_for(ended)
             finally:
@@ -182,13 +165,13 @@ class EnvThread:
         return self._taken(call)
 
     def end(self, last: Callable[[], object] | None = None) -> None:
-        """End the thread after the calls that were asked for, and after a last one, whose exceptions nobody sees."""
+        """End the thread after all calls, and after a last function; its exceptions are ignored."""
         if last is not None:
             self._put(last, _nobody_waits)
         self._stop()
 
     def abandon(self, last: Callable[[], object]) -> None:
-        """End the thread likewise, and await the call that goes on no more, which is cancelled."""
+        """End the thread likewise; a cancelled call stops waiting for its function."""
         if self._waiting is not None:
             self._waiting.give_up()
         self.end(last)
@@ -196,14 +179,14 @@ class EnvThread:
     def _put(self, function: Callable[[], Any], wake: Callable[[], object]) -> _ThreadCall:
         if _ERRORS_ARE_OF_THREADS:
             function = partial(_with_numpy_errors, np.geterr(), function)
-        if not self.is_busy:  # otherwise the measures are still those of the call that goes on
+        if not self.is_busy:  # a running call still uses the measures
             self._measures.begin(collector_in_use())
         call = self._last = _ThreadCall(function, wake)
         self._calls.put(call)
         return call
 
     def _taken(self, call: _ThreadCall) -> Any:
-        """Return the result of a call that has ended, with what it has changed for its caller."""
+        """Return the result of an ended call, and apply its changes of context variables."""
         self._measures.end(collector_in_use())
         for variable, value in call.context.items():
             if variable.get(None) is not value:
@@ -212,13 +195,9 @@ class EnvThread:
 
 
 class _LoopWaiting:
-    """Waits on an event loop for the end of a call on a thread.
+    """Waits on the running event loop for the end of a call on a thread.
 
-    Args:
-        loop: The loop, which runs in this thread.
-
-    Attributes:
-        future: Has a result when the call has ended, or is waited for no more.
+    `future` is done when the call has ended, or the wait was abandoned.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -227,12 +206,11 @@ class _LoopWaiting:
         self.future: asyncio.Future[None] = loop.create_future()
 
     def wake(self) -> None:
-        """Say that the call has ended, on its thread."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed where its worker has abandoned this environment
+        with contextlib.suppress(RuntimeError):  # the loop is closed if the environment was abandoned
             self._loop.call_soon_threadsafe(self._set)
 
     def give_up(self) -> None:
-        """Let `end_of` return, before the call has ended."""
+        """End the wait before the call ends."""
         self._has_given_up = True
         self._set()
 
@@ -241,28 +219,27 @@ class _LoopWaiting:
             self.future.set_result(None)
 
     async def end_of(self, call: _ThreadCall) -> None:
-        """Wait for the end of a call, however often this is cancelled; see `give_up`."""
+        """Wait for the end of a call, in spite of cancellations; see `give_up`."""
         while not (call.has_ended or self._has_given_up):
-            self.future = self._loop.create_future()  # `wake` comes after `has_ended`, so it finds this one
+            self.future = self._loop.create_future()  # `wake` runs after `has_ended` is set, so it finds this future
             try:
                 await self.future
             except asyncio.CancelledError:
                 continue
 
 
-def _nothing() -> None:
-    """Do nothing."""
+def _nothing() -> None: ...
 
 
 def _nobody_waits() -> None:
-    """Wake nobody: the caller does not wait."""
+    """Do nothing: the caller does not wait."""
 
 
 def _run_calls(calls: SimpleQueue[_ThreadCall | None], measures: Collector) -> None:
     with collecting(measures):
         while (call := calls.get()) is not None:
             call.run()
-            del call  # with its result, which may be large
+            del call  # frees the result, which may be large
 
 
 def _with_numpy_errors(errors: Any, function: Callable[[], Any]) -> Any:
@@ -271,11 +248,7 @@ def _with_numpy_errors(errors: Any, function: Callable[[], Any]) -> Any:
 
 
 class ThreadedEnv:
-    """An environment whose `reset` and `step` are coroutines that await its thread; all else is the environment's.
-
-    Args:
-        env: The environment.
-        thread: Its thread.
+    """An environment with `reset` and `step` as coroutines, which await its thread; all other attributes are its own.
 
     Attributes:
         given: The environment.
@@ -289,24 +262,17 @@ class ThreadedEnv:
         return getattr(self.given, name)
 
     async def reset(self, **arguments: Any) -> Any:
-        """Reset the environment; the arguments are those of Gymnasium's `reset`."""
         return await self._thread.call(partial(_plain, self.given.reset, **arguments))
 
     async def step(self, action: Any) -> Any:
-        """Step the environment."""
         return await self._thread.call(partial(_plain, self.given.step, action))
 
     async def call_on_thread(self, function: Callable[[AnyEnv], Any]) -> Any:
-        """Call a function with the environment on its thread; see `workers.resets.carry_out`."""
         return await self._thread.call(partial(function, self.given))
 
 
 def _plain(function: Callable[..., Any], *args: Any, **arguments: Any) -> Any:
-    """Return what a reset or a step returns, on its thread.
-
-    Raises:
-        UsageError: It is to be awaited.
-    """
+    """Return the result of a reset or step, on its thread; raise a UsageError for an awaitable."""
     result = function(*args, **arguments)
     if not is_awaitable(result):
         return result
@@ -319,10 +285,10 @@ def _plain(function: Callable[..., Any], *args: Any, **arguments: Any) -> Any:
 
 
 class EnvsOnThreads:
-    """Makes, awaits and closes environments on threads; `EnvsOnLoop` does so without.
+    """Makes, awaits and closes environments on threads; `EnvsOnLoop` is the counterpart.
 
     Attributes:
-        goes_on: Why a trajectory that was cancelled may not end.
+        goes_on: Why a cancelled trajectory may not end, for a warning.
     """
 
     goes_on = (
@@ -334,19 +300,14 @@ class EnvsOnThreads:
         self._threads: dict[int, tuple[AnyEnv, EnvThread]] = {}  # by the environment's `id`
 
     def apply(self, update: EnvUpdate, old_env: AnyEnv | None) -> AnyEnv:
-        """Apply an update: on the thread of the old environment, which is closed there, or on a new one.
-
-        Raises:
-            UsageError: The environment is asynchronous.
-            Exception: What the update raises; then the thread ends.
-        """
+        """Apply an update on the old environment's thread, or on a new thread, which ends if the update raises."""
         _, thread = self._threads.pop(id(old_env), (None, None))
         thread = thread or EnvThread()
         made: list[AnyEnv] = []
         try:
             thread.call_now(partial(_apply, update, old_env, made))
         except BaseException:
-            # Ctrl-C may come while the environment is being made: then it is closed when it is there.
+            # After Ctrl-C the constructor may still run: the environment is closed after it.
             thread.end(partial(_close_all, made))
             raise
         [env] = made
@@ -354,15 +315,13 @@ class EnvsOnThreads:
         return env
 
     def awaited(self, env: AnyEnv) -> ThreadedEnv:
-        """Return what resets and steps an environment on its thread."""
         return ThreadedEnv(env, self._threads[id(env)][1])
 
     def close(self, env: AnyEnv) -> None:
-        """Close an environment on its thread, which ends."""
         _, thread = self._threads.pop(id(env), (None, None))
         if thread is None:
-            return  # it was closed
-        if thread.is_busy:  # Ctrl-C has ended the trajectory, and not its step
+            return  # already closed
+        if thread.is_busy:  # Ctrl-C has ended the trajectory, but not its step
             thread.end(partial(_close_all, [env]))
             return
         try:
@@ -371,11 +330,9 @@ class EnvsOnThreads:
             thread.end()
 
     def begin_close(self, env: AnyEnv) -> None:
-        """Do the same."""
         self.close(env)
 
     def abandon(self, env: AnyEnv) -> None:
-        """Close an environment when its reset or step has ended, and do not wait for that."""
         _, thread = self._threads.pop(id(env), (None, None))
         if thread is not None:
             thread.abandon(partial(_close_all, [env]))
@@ -386,10 +343,7 @@ _strays: list[EnvThread] = []
 
 
 def has_strays() -> bool:
-    """Return whether an environment in this process that was abandoned has not ended its reset or step.
-
-    It may draw from the global generators, which are those of all workers in this process.
-    """
+    """Return whether an abandoned environment of this process still runs: it may draw from the global generators."""
     _strays[:] = [thread for thread in _strays if thread.is_busy]
     return bool(_strays)
 

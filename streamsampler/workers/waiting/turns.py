@@ -1,4 +1,4 @@
-"""Whose turn it is: many trajectories share a thread, and what belongs to one is in place while its code runs."""
+"""Turns of trajectories that share a thread: a trajectory's phase, index and clock are set while its code runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from streamsampler.workers.waiting.deadlines import Clock
 
 
 class HasTurn(threading.local):
-    """Whether code of a trajectory runs in this thread, and not asyncio's.
+    """Whether this thread runs code of a trajectory, and not asyncio's.
 
     Attributes:
         here: The same.
@@ -31,17 +31,12 @@ class HasTurn(threading.local):
 has_turn = HasTurn()
 
 _LONGEST_TURN = 1e-2
-"""Seconds for which a trajectory may go on, from step to step, without waiting: a sampler may have called it off."""
+"""Seconds of steps without a wait before others get a turn: the worker may have a message."""
 
 
 @dataclass(slots=True, eq=False)
 class Spent:
-    """Seconds of trajectories in flight, summed over them.
-
-    Attributes:
-        running: In which their code ran.
-        waiting: In which they waited, or their code could have run and another one's did.
-    """
+    """Seconds of trajectories in flight, summed over them; `waiting` includes the turns of others."""
 
     running: float = 0.0
     waiting: float = 0.0
@@ -49,14 +44,14 @@ class Spent:
 
 @dataclass(slots=True, eq=False)
 class FlightTotals:
-    """What trajectories in flight have taken since the last report, summed over them.
+    """The sums over trajectories in flight since the last report.
 
     Attributes:
         reset: Seconds of resets.
         agent: Seconds of the agent.
         step: Seconds of steps.
-        n_timesteps: Their timesteps that are in no answer yet.
-        n_timed_out: How often one exceeded a time limit.
+        n_timesteps: Unreported timesteps.
+        n_timed_out: Exceeded time limits.
     """
 
     reset: Spent = field(default_factory=Spent)
@@ -66,37 +61,26 @@ class FlightTotals:
     n_timed_out: int = 0
 
     def take_timed_out(self) -> int:
-        """Return how often a trajectory exceeded a time limit, and set it to 0."""
+        """Return the number of exceeded time limits, and reset it."""
         taken, self.n_timed_out = self.n_timed_out, 0
         return taken
 
     def take_seconds(self) -> tuple[Spent, Spent, Spent]:
-        """Return the seconds of resets, of the agent and of steps, and set them to 0."""
+        """Return the seconds of resets, of the agent and of steps, and reset them."""
         seconds = self.reset, self.agent, self.step
         self.reset, self.agent, self.step = Spent(), Spent(), Spent()
         return seconds
 
 
 class Turns:
-    """Lets one trajectory have its turn: what belongs to it is in place while its code runs, and no other's.
-
-    Args:
-        worker: The worker, whose board shows which trajectory's code runs, and in which phase.
-        index: The trajectory's index.
-        clock: Is told since when the trajectory waits.
-
-    Attributes:
-        index: The trajectory's index.
-        phase: The phase of the last turn.
-    """
+    """The turns of a trajectory, shown on the worker's board; its `clock` has the start of each wait."""
 
     def __init__(self, worker: Worker, index: int, clock: Clock) -> None:
         self._worker, self.index, self._clock = worker, index, clock
         self.phase = Phase.RESET
-        self._waited_at = perf_counter()  # when others could have a turn last
+        self._waited_at = perf_counter()  # the last wait's end: others could have a turn
 
     def begin(self, phase: Phase) -> None:
-        """Begin a turn."""
         worker, self.phase = self._worker, phase
         row = worker.row
         worker.phase, worker.trajectory = phase, self.index
@@ -106,17 +90,16 @@ class Turns:
         has_turn.here = True
 
     def end(self) -> None:
-        """End a turn."""
         has_turn.here = False
 
     async def let_others(self, phase: Phase, spent: Spent) -> None:
-        """Let others have a turn, and messages come in, where this trajectory has waited for nothing for long."""
+        """Let others have a turn, and messages come in, if this trajectory has not waited for long."""
         if perf_counter() - self._waited_at > _LONGEST_TURN:
             await self.take(asyncio.sleep(0), phase, spent)
 
     @coroutine
     def take(self, awaitable: Any, phase: Phase, spent: Spent) -> Generator[Any, Any, Any]:
-        """Await something, with a turn each time that it goes on."""
+        """Await an object, with a turn for each of its steps."""
         steps, clock = awaitable.__await__(), self._clock
         resume: Callable[[], Any] = partial(next, steps)
         began = clock.waits_since = perf_counter()
@@ -125,11 +108,11 @@ class Turns:
                 self.begin(phase)
                 try:
                     future = resume()
-                except GeneratorExit as error:  # which would close this, and is nobody's doing
+                except GeneratorExit as error:  # otherwise it would close this generator
                     raise RuntimeError("GeneratorExit was raised") from error
                 except StopIteration as stopped:
                     if clock.exceeded is not None:
-                        raise asyncio.CancelledError from None  # it came too late, although it came
+                        raise asyncio.CancelledError from None  # the result came after the limit
                     return stopped.value
                 finally:
                     ended = perf_counter()

@@ -1,4 +1,8 @@
-"""The worker of environments that wait: many trajectories in flight on one event loop."""
+"""The worker of waiting environments: many trajectories in flight on an event loop.
+
+`AsyncWorker` turns tickets into flights, reports their records, and checks that nothing draws from the global
+generators while trajectories share them.
+"""
 
 from __future__ import annotations
 
@@ -68,28 +72,27 @@ _DRAWS = (
 
 
 class AsyncWorker(LendingWorker):
-    """Runs many trajectories at the same time on one event loop, in environments and with agents that wait.
+    """Runs many trajectories at the same time on an event loop, in environments and with agents that wait.
 
-    An environment may have ``async def reset`` and ``async def step``, with the arguments and results of Gymnasium's;
-    an agent ``async def get_action``. Each trajectory in flight has an environment of its own, which is made when it is
-    first needed, and, where the agent has a `reset`, a copy of the agent, or an agent that shares its parameters.
-    Trajectories are a function of their seeds alone, and the same as in `DefaultWorker`, whatever waits for how long.
+    An environment may have ``async def reset`` and ``async def step``, with Gymnasium's arguments and results; an agent
+    ``async def get_action``. Each trajectory in flight has its own environment, made when first needed, and, if the
+    agent has a `reset`, its own copy of the agent, or an agent that shares its parameters. Trajectories depend on their
+    seeds only, and are the same as in `DefaultWorker`, however long anything waits.
 
-    An agent that has `get_actions` alone, and says ``row_independent = True``, is asked for whichever trajectories are
-    ready: in batches of 16 rows, or, if that is an ``async def``, in as many rows as are ready.
+    An agent with `get_actions` only, and ``row_independent = True``, is asked for all trajectories that are ready: in
+    batches of 16 rows, or, if it is an ``async def``, with a row for each ready trajectory.
 
-    Trajectories of the tickets that the worker holds ahead begin as soon as there is room. A trajectory that is not
-    needed any more is cancelled: its `reset` or `step` gets `asyncio.CancelledError` where it waits, and the next thing
-    that its environment is asked for is a reset, or to be closed.
+    Trajectories of the worker's later tickets begin as soon as there is room. An abandoned trajectory is cancelled: its
+    `reset` or `step` receives `asyncio.CancelledError` at its `await`, and its environment is next reset or closed.
 
     Pass it as ``worker_args={"in_flight": 200}``, with the default `worker_class` or with ``AsyncWorker``.
 
-    With ``threads=True`` environments are ordinary ones, and block: each has a thread of its own, on which it is made,
-    reset, stepped and closed. A thread cannot be cancelled: a step that is not needed any more goes on to its end.
+    With ``threads=True`` environments are ordinary blocking ones: each has its own thread, on which it is made, reset,
+    stepped and closed. A thread cannot be cancelled: an abandoned step runs to its end.
 
     Args:
-        context: What the worker is made with.
-        in_flight: How many trajectories may be in flight at the same time.
+        context: The worker's context.
+        in_flight: The most trajectories in flight at the same time.
         threads: Whether environments run on threads.
 
     Raises:
@@ -101,7 +104,7 @@ class AsyncWorker(LendingWorker):
     can_drop = can_call_hooks = can_rehearse = can_play_several = can_continue = can_take_options = waits = True
     asks_for_rows = True
     runs_lanes = True
-    revision = ""  # the trajectories are those of DefaultWorker
+    revision = ""  # the same trajectories as in DefaultWorker
 
     def __init__(self, context: WorkerContext, *, in_flight: int = _IN_FLIGHT, threads: bool = False) -> None:
         super().__init__(context)
@@ -117,24 +120,19 @@ class AsyncWorker(LendingWorker):
 
     @classmethod
     def layout(cls, worker_args: Mapping[str, Any]) -> Layout:
-        """Return how many trajectories are in flight.
-
-        Args:
-            worker_args: `in_flight` and `threads`, where they are given.
+        """Return the number of trajectories in flight.
 
         Raises:
-            UsageError: One of them is none.
+            UsageError: `in_flight` is no positive integer, or `threads` neither True nor False.
         """
         _checked_threads(worker_args.get("threads", False))
         return Layout(positive("in_flight", worker_args.get("in_flight", _IN_FLIGHT)))
 
-    # ------------------------------------------------------------------ updates
-
     def update_agent(self, agent_update: Any) -> None:
-        """Replace the agent, or hand it new parameters.
+        """Replace the agent, or pass it new parameters.
 
         Raises:
-            UsageError: It has `get_actions` alone, and needs to know which row is whose.
+            UsageError: It has `get_actions` only, and rows depend on their places.
         """
         self.phase = Phase.AGENT_CONSTRUCTION if self._agents.agent is None else Phase.AGENT_UPDATE
         self._agents.update(agent_update)
@@ -143,8 +141,8 @@ class AsyncWorker(LendingWorker):
         """Replace or change the environments.
 
         Raises:
-            UsageError: The environment waits for nothing, or a wrapper would take a coroutine for a result.
-            Exception: What the environment raises; then there is none until the next update.
+            UsageError: The environment is not asynchronous, or a wrapper would unpack a coroutine.
+            Exception: From the environment; the worker then has none until the next update.
         """
         self.phase = Phase.ENV_CONSTRUCTION
         self._flights.cancel()
@@ -158,17 +156,13 @@ class AsyncWorker(LendingWorker):
 
     @property
     def spaces(self) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
-        """Observation and action space of a single trajectory."""
         return self._slots.spaces
 
     def environments(self) -> Sequence[AnyEnv]:
-        """Return the first environment: all others are made as it was."""
         return self._slots.envs[:1]
 
-    # ------------------------------------------------------------------ rolling out
-
     def rollout(self, ticket: Ticket, seeds: list[int]) -> Outcome:
-        """Run the ticket's trajectories, and those of later tickets meanwhile."""
+        """Run the ticket's trajectories or fragments, and later tickets' trajectories meanwhile."""
         flights, began = self._flights, perf_counter()
         order = None if self.resets is None else self.resets.fragments
         if order is None:
@@ -202,7 +196,6 @@ class AsyncWorker(LendingWorker):
             raise
 
     def _envs_of_fragments(self, base_version: int) -> AwaitedEnvs:
-        """Return the environments of fragments, new ones if none go on."""
         agents = self._agents
         if agents.players is None and not acts_alone(agents.agent):
             self.phase = Phase.ACTION
@@ -213,16 +206,18 @@ class AsyncWorker(LendingWorker):
         return self._running
 
     def _look_at_generators(self, ticket: Ticket, seed: int) -> None:
-        has_process = self.descriptor is not None  # otherwise the user's code may have drawn since the last ticket
+        has_process = (
+            self.descriptor is not None
+        )  # in the caller's process, user code may have drawn since the last ticket
         if self._flights.in_hand.begun and has_process and isinstance(self._made_by, EnvsOnThreads):
-            self._refuse_draws(ticket)  # threads went on since the last ticket
+            self._refuse_draws(ticket)  # threads ran on since the last ticket
         is_alone = not (has_strays() or self._loop.has_left)
         self._may_draw = self._in_flight == 1 and is_alone
         seed_generators(seed)
         self._draws_before = generator_states()
 
     def _refuse_draws(self, ticket: Ticket) -> None:
-        """Check that nothing has drawn from the global generators, which trajectories in flight share."""
+        """Raise an error if anything has drawn from the global generators, which trajectories in flight share."""
         before = self._draws_before
         if not self._may_draw and generator_states()[: len(before)] != before:
             self.phase, self.trajectory = Phase.STEP, ticket.indices[0]
@@ -236,8 +231,8 @@ class AsyncWorker(LendingWorker):
     def _seconds(self, elapsed: float) -> Times:
         """Divide the time of a rollout among resets, the agent and steps.
 
-        While their code ran, it is theirs. The rest was waited, all trajectories at the same time: it is divided as all
-        of them waited.
+        The time of running code belongs to its phase. The rest is a common wait of all trajectories, divided by the
+        sums of their waits.
         """
         spent = self._flights.waited.take_seconds()
         running, waiting = sum(each.running for each in spent), sum(each.waiting for each in spent)
@@ -304,12 +299,10 @@ class AsyncWorker(LendingWorker):
         )  # fmt: skip
 
     def abandon(self) -> tuple[int, int]:
-        """Cancel the trajectories of later tickets that are in flight already."""
         self.running_timesteps = 0
         return self._flights.cancel()
 
     async def _trajectory(self, version: int, index: int, seed: int, slot: Slot, driver: FlightDriver) -> Rollouts:
-        """Run a trajectory in a slot; return its record."""
         around = slot.surroundings
         if around.shown is not None:
             around.shown.context_of = partial(self._context_of, slot, version)
@@ -319,7 +312,6 @@ class AsyncWorker(LendingWorker):
     async def _fragment(
         self, n_timesteps: int, version: int, _number: int, _seed: int, place: FragmentPlace, driver: FlightDriver
     ) -> Rollouts:
-        """Run a fragment of an environment; return its record."""
         await place.run(version, n_timesteps, driver)
         return driver.finish()
 
@@ -339,7 +331,7 @@ class AsyncWorker(LendingWorker):
         )  # fmt: skip
 
     def rehearse(self, version: int, indices: range, seeds: list[int], stand_ins: Sequence[Any]) -> None:
-        """Run a trajectory in a stand-in, and keep nothing of it.
+        """Run a trajectory in a stand-in, and discard it.
 
         Raises:
             BrokenOff: The version may not run any more.
@@ -367,21 +359,15 @@ class AsyncWorker(LendingWorker):
                 self._slots.abandon(slot)
 
     def make_env(self, update: EnvUpdate) -> AnyEnv:
-        """Return a new environment, for `fragments`."""
         return self._made_by.apply(update, None)
 
     def close_env(self, env: AnyEnv) -> None:
-        """Close an environment that `make_env` returned."""
         self._made_by.close(env)
 
     def stepped(self, env: Any) -> Any:
-        """Return what awaits the resets and steps of an environment."""
         return self._slots.awaited(env)
 
-    # ------------------------------------------------------------------ ending
-
     def keep_fragments(self, base_version: int) -> None:
-        """Close the environments of fragments, unless their episodes go on."""
         with closing_together(self._loop.complete):
             super().keep_fragments(base_version)
 
@@ -390,7 +376,6 @@ class AsyncWorker(LendingWorker):
             self._slots.lend_first()
 
     def shutdown(self) -> None:
-        """Close the environments."""
         self.phase, self.trajectory = Phase.CLOSE, None
         self._flights.cancel()
         self._leave_lent()
