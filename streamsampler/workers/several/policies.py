@@ -346,7 +346,9 @@ class PlayingPolicy:
 
     @property
     def can_wait(self) -> bool:
-        """Whether some environments may wait during a call: agents asked for all rows may remember waiting rows."""
+        """Whether it may be called for some environments while others wait: an agent that gets all rows may remember
+        them.
+        """
         return not (self.crosses and self._all_rows)
 
     @property

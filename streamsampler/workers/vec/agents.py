@@ -68,7 +68,7 @@ class BatchedAgent(ABC):
         """Reset all rows for a block: its results must not depend on earlier blocks."""
 
     def prepare(self, seeds: list[int]) -> Any:
-        """Return a value for `begin`, computed for many trajectories at once; None if `begin` need not be called."""
+        """Return an argument for `begin`, computed for many trajectories at once; None if `begin` need not be called."""
         del seeds
 
     def begin(self, row: int, prepared: Any, position: int) -> None:  # noqa: B027 - most agents do nothing then
@@ -120,6 +120,8 @@ class BatchedAgent(ABC):
 
 
 class _Together(BatchedAgent):
+    """An agent with `get_actions`; rows from n_envs on are padding."""
+
     def __init__(self, agent: Any, n_rows: int, n_envs: int) -> None:
         self._agent, self.agents = agent, [agent]
         self._get_actions = agent.get_actions
@@ -206,6 +208,8 @@ class _Together(BatchedAgent):
 
 
 class _ByMask(_Together):
+    """An agent with `get_actions` and a memory by rows; its `reset` takes a mask of the rows that begin."""
+
     def __init__(self, agent: Any, n_rows: int, n_envs: int, mask_name: str) -> None:
         super().__init__(agent, n_rows, n_envs)
         self.can_wait = False
@@ -250,6 +254,8 @@ class _ByMask(_Together):
 
 
 class _OneByOne(BatchedAgent):
+    """An agent without `get_actions`; each row has a copy if the agent keeps state."""
+
     one_by_one = can_wait = True
 
     def __init__(self, agents: list[Agent], n_rows: int) -> None:

@@ -177,7 +177,7 @@ class BatchInfos:
         self._forms = ()
 
     def forget_before(self, step: int) -> None:
-        """Forget earlier steps than this; it has the number 0 then."""
+        """Forget the steps before this step, which becomes number 0."""
         if self._forms:
             begun = max(step, self._first)
             for form in self._forms:

@@ -169,7 +169,7 @@ class Columns:
         return nested(self._space, (leaf.gather(numbers, allocate) for leaf in self._leaves))
 
     def forget_before(self, step: int) -> None:
-        """Forget earlier steps than this; it has the number 0 then."""
+        """Forget the steps before this step, which becomes number 0."""
         for leaf in self._leaves:
             leaf.forget_before(step, self.n_steps)
         self.n_steps -= step

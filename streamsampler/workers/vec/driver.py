@@ -46,7 +46,7 @@ class RowsDriver:
         envs: The environments, as many as rows or fewer.
         spaces: Observation and action space of an environment.
         n_rows: The rows of the agent's batches: those of the environments, then padding.
-        callers: The hooks of each environment: stateful hooks see consecutive trajectories, as in `DefaultWorker`.
+        callers: The hooks of each environment: they see its trajectories one after the other, as in `DefaultWorker`.
             Empty without hooks.
         in_order: See `StepRecorder`.
 

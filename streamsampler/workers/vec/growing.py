@@ -70,5 +70,5 @@ class GrowingColumn:
         return values.take(numbers, 0, allocate((len(numbers), *shape), values.dtype), "clip")
 
     def forget_before(self, step: int, n_steps: int) -> None:
-        """Move the steps from `step` to `n_steps` to the front: `step` has the number 0 then."""
+        """Move the steps from `step` to `n_steps` to the front: `step` becomes number 0."""
         self._buffer[: n_steps - step] = self._buffer[step:n_steps]

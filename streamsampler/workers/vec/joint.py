@@ -247,7 +247,7 @@ class JointRows:
                 free.append(of_tickets.pop(ticket))
 
     def gather(self, trajectories: Sequence[RowTrajectory], allocate: Allocate) -> Rollouts:
-        """Return ended trajectories of a ticket, in order; an error has the position of the wrong one as `position`."""
+        """Return ended trajectories of a ticket, in order; errors have the trajectory's position as `position`."""
         found, played = self._parts(trajectories)
         rollouts = in_order([(found[each.recorded[0]], each.recorded[1]) for each in trajectories], allocate)
         rollouts.policies = put_together(played, allocate)

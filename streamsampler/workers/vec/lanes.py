@@ -93,7 +93,7 @@ class LaneRunner(RowsDriver):
 
     @property
     def is_idle(self) -> bool:
-        """Whether all trajectories begun are in a report."""
+        """Whether every trajectory begun is in a report."""
         return not self._tickets.begun()
 
     def set_rows(self, n_rows: int) -> None:

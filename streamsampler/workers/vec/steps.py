@@ -160,7 +160,7 @@ class StepRecorder(ColumnsRecorder):
         return np.concatenate(found) + start
 
     def gather(self, trajectories: Sequence[RowTrajectory], allocate: Allocate) -> Rollouts:
-        """Return ended trajectories, in order; an error has the position of the wrong one as `position`."""
+        """Return ended trajectories, in order; errors have the trajectory's position as `position`."""
         lengths = np.array([each.length for each in trajectories], dtype=np.int64)
         return self.gathered(
             self._numbers(trajectories, lengths), lengths, np.array([each.number for each in trajectories], np.int64),
@@ -254,7 +254,7 @@ class BatchRecorder(StepRecorder):
             self.rows[row].encoded.append(cast("Array", self._shown.row_batch(0))[row].tobytes())
 
     def put_in_order(self, rows: Sequence[int]) -> None:
-        """Sort the next observations, which rows have recorded in this order."""
+        """Sort the next observations by row; they were recorded in the order `rows`."""
         if self.is_shared and self._is_encoded:
             self._encoded[:] = [self._encoded[place] for place in np.argsort(rows).tolist()]
 
