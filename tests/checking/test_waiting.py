@@ -36,8 +36,8 @@ def test_an_environment_that_waits_and_breaks_no_rule():
 
 
 BROKEN = {
-    "parts": ("runs", "failure", "a part of what step returned is a coroutine: await it in step", ""),
-    "twice": ("runs", "failure", "what step returned was awaited, and is to be awaited once more", ""),
+    "parts": ("runs", "failure", "a part of the result of step is a coroutine: await it in step", ""),
+    "twice": ("runs", "failure", "awaiting step returned another awaitable", ""),
     "raises": ("runs", "failure", "stepping the environment raised RuntimeError: the robot stumbled", "on_failure"),
     "close": ("close", "failure", "closing the environment raised RuntimeError: the door is stuck", "work at any time"),
     "carries": ("seed", "failure", "run again after others trajectory 0 differs", "self.np_random"),

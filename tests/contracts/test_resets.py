@@ -173,6 +173,6 @@ def test_a_vector_environment_that_takes_one_seed_cannot_be_given_some():
         always_zero, partial(OneSeed, [Told] * 3), seed=1, worker_class=VecWorker, worker_args={"n_envs": 3}
     ) as sampler:
         for _ in range(2):
-            with pytest.raises(RolloutError, match="OneSeed takes one for all"):
+            with pytest.raises(RolloutError, match="OneSeed takes one seed for all"):
                 sampler.obtain_trajectories(seeds=SEEDS)
             assert len(sampler.obtain_trajectories(5)) == 5

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from streamsampler.core.errors import DataError
+from streamsampler.core.errors import DataError, ObservationError
 from streamsampler.data import trees
 from streamsampler.data.recorder import RolloutRecorder
 from streamsampler.data.spaces import number_of
@@ -93,13 +93,25 @@ def reward_of(reward: Any, agent: str) -> float:
         raise named(error, agent) from None
 
 
+def no_dict(given: Any, what: str) -> DataError:
+    return DataError(f"{what} must be a dict by agent, got {given!r:.60}")
+
+
+def no_observation(agent: str) -> ObservationError:
+    return ObservationError(f"there is no observation of agent {agent!r}, which is to act")
+
+
+def no_answer(agent: str) -> DataError:
+    return DataError(f"a step gave no reward, terminated or truncated of agent {agent!r}, which acted")
+
+
 def mapping_of(given: Any, what: str) -> Mapping[str, Any]:
     if not isinstance(given, Mapping):
-        raise DataError(f"{what} must be a dict by agent, and are {given!r:.60}")
+        raise no_dict(given, what)
     return given
 
 
 def dict_of(info: Any, agent: str) -> dict[str, Any]:
     if not isinstance(info, dict):
-        raise DataError(f"the info of agent {agent!r} must be a dict, and is {info!r:.60}")
+        raise DataError(f"the info of agent {agent!r} must be a dict, got {info!r:.60}")
     return info

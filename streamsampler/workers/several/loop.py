@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from streamsampler.core.errors import DataError, ObservationError, UsageError
+from streamsampler.core.errors import DataError, UsageError
 from streamsampler.core.seeding import SeedUse, derived_seed
 from streamsampler.core.times import Times
 from streamsampler.core.timing import used
@@ -24,7 +24,7 @@ from streamsampler.workers.explain import raised_in
 from streamsampler.workers.finishing import shares
 from streamsampler.workers.generators import seed_generators
 from streamsampler.workers.restoring import own_copy
-from streamsampler.workers.several.agent_recorder import reward_of
+from streamsampler.workers.several.agent_recorder import no_answer, no_dict, no_observation, reward_of
 from streamsampler.workers.several.players import wrong_answer
 from streamsampler.workers.several.recorder import JointRecorder
 from streamsampler.workers.several.seats import Seat
@@ -202,11 +202,11 @@ class ParallelLoop:
 def _say_whose(error: Exception, agent: str, observations: Any) -> None:
     """Add the agent's name to an error; raise another error if the agent has no observation."""
     if not isinstance(observations, Mapping):
-        raise DataError(f"observations must be a dict by agent, and are {observations!r:.60}") from None
+        raise no_dict(observations, "observations") from None
     if isinstance(error, DataError):
         error.args = (f"agent {agent!r}: {error}", *error.args[1:])
     elif isinstance(error, KeyError) and agent not in observations:
-        raise ObservationError(f"there is no observation of agent {agent!r}, which is to act") from None
+        raise no_observation(agent) from None
     else:
         error.add_note(f"(agent {agent!r} was to act)")
 
@@ -224,15 +224,10 @@ def _explained(error: Exception, result: Any, agent: str) -> Exception:
     if not isinstance(result, tuple) or len(result) != 5:
         return UsageError("step must return (observations, rewards, terminated, truncated, infos), dicts by agent")
     names = ("observations", "rewards", "terminated", "truncated", "infos")
-    if wrong := [
-        f"{name} are {part!r:.60}" for name, part in zip(names, result, strict=True) if not isinstance(part, Mapping)
-    ]:
-        return DataError(f"what step returns are dicts by agent, and {wrong[0]}")
-    return (
-        DataError(f"a step gave no reward, terminated or truncated of agent {agent!r}, which acted")
-        if isinstance(error, KeyError)
-        else error
-    )
+    for name, part in zip(names, result, strict=True):
+        if not isinstance(part, Mapping):
+            return no_dict(part, name)
+    return no_answer(agent) if isinstance(error, KeyError) else error
 
 
 def _bound(seat: Seat) -> tuple[Any, ...]:

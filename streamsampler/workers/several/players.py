@@ -190,7 +190,7 @@ class Players:
         elif self._is_shared:
             self.policies[SHARED].update(update)
         else:
-            raise UsageError(f"several policies take a dict of updates by policy name, and not {update!r:.60}")
+            raise UsageError(f"several policies take a dict of updates by policy name, got {update!r:.60}")
 
     @property
     def one_by_one(self) -> bool:

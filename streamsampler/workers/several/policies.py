@@ -221,8 +221,8 @@ class PlayingPolicy:
         agent: Any = self._agent
         if has_coroutines(agent, "get_value"):
             raise UsageError(
-                f"get_value of policy {self.name!r} is an async def, which is not awaited where there are several "
-                "agents: make it an ordinary method"
+                f"get_value of policy {self.name!r} is an async def, which is not awaited in environments of "
+                "several agents: make it an ordinary method"
             )
         takes_turns, is_open = self._envs[0].takes_turns, self._envs[0].is_open
         self._reset = reset_agent_function(agent)
@@ -296,8 +296,8 @@ class PlayingPolicy:
             seat.get_action = getattr(agent, "get_action", None)
             if not acts_alone(agent):
                 raise UsageError(
-                    f"policy {self.name!r} has get_actions alone, and is asked for one agent at a time: it remembers "
-                    "something of each, or there can be but one. Give it get_action, too"
+                    f"policy {self.name!r} has get_actions alone, but is asked for one agent at a time, because it has "
+                    "a memory, or because there is only one agent: give it get_action, too"
                 )
             if self._takes_masks:
                 seat.get_action = seat.masked(self._find_mask, agent.get_action)
@@ -346,9 +346,7 @@ class PlayingPolicy:
 
     @property
     def can_wait(self) -> bool:
-        """Whether it may be called for some environments while others wait: an agent that gets all rows may remember
-        them.
-        """
+        """Whether it may be called while some environments wait: an agent that gets all rows may remember them."""
         return not (self.crosses and self._all_rows)
 
     @property
@@ -425,6 +423,6 @@ def differing_spaces(name: str, spaces: Mapping[str, tuple[Any, Any]]) -> UsageE
     """Return the error of a policy for two agents (`spaces` by agent) with different spaces."""
     first, second = spaces.values()
     return UsageError(
-        f"policy {name!r} plays {' and '.join(map(repr, spaces))}, whose spaces differ: {first[0]} and {first[1]}, "
-        f"{second[0]} and {second[1]}. Give each of them a policy of its own, by policy_of="
+        f"policy {name!r} plays {' and '.join(map(repr, spaces))}, whose spaces differ: {first[0]} and {first[1]}, but "
+        f"{second[0]} and {second[1]}. Assign them to different policies with policy_of="
     )

@@ -22,7 +22,16 @@ from streamsampler.data.recorder import RolloutRecorder, Rollouts
 from streamsampler.data.spaces import flag_of
 from streamsampler.environments.multi_agent import MultiAgentEnv, returned
 from streamsampler.workers.restoring import own_copy
-from streamsampler.workers.several.agent_recorder import AgentRecorder, dict_of, mapping_of, named, reward_of, sum_on
+from streamsampler.workers.several.agent_recorder import (
+    AgentRecorder,
+    dict_of,
+    mapping_of,
+    named,
+    no_answer,
+    no_observation,
+    reward_of,
+    sum_on,
+)
 from streamsampler.workers.several.parts import Before, Suspended, Unanswered
 from streamsampler.workers.several.players import Table
 from streamsampler.workers.several.seats import OwnInfo, Seat
@@ -33,7 +42,7 @@ class _NoReward:
 
 
 _NOTHING = Before()
-NOBODY = "no agent acted in the whole trajectory: there is nothing to learn from it, and nothing to save"
+NOBODY = "no agent acted in the whole trajectory, so there is no timestep to record"
 COMMON = "__common__"
 """The key for infos about no agent, or about all."""
 
@@ -150,7 +159,7 @@ class JointRecorder(RolloutRecorder):
     def _refuse_own_name(self, infos: Mapping[str, Any]) -> None:
         if OF_AGENTS in infos:
             raise DataError(
-                f"an info or a metric is called {OF_AGENTS!r}, which is where those of agents are: rename it"
+                f"an info or a metric is called {OF_AGENTS!r}, a name reserved for the infos of agents: rename it"
             )
 
     def _record_observations(self, observations: Mapping[str, Any]) -> None:
@@ -160,7 +169,7 @@ class JointRecorder(RolloutRecorder):
             for seat in self.table.acting:
                 seat.record_observation(observations[seat.agent_id])
         except KeyError:
-            raise ObservationError(f"there is no observation of agent {seat.agent_id!r}, which is to act") from None
+            raise no_observation(seat.agent_id) from None
         except ObservationError as error:
             raise named(error, seat.agent_id) from None
 
@@ -200,8 +209,8 @@ class JointRecorder(RolloutRecorder):
             self._remarks.setdefault(
                 "still listed",
                 f"agent {still[0]!r} ended at timestep {self._ended[still[0]]} of a trajectory, and is still among "
-                "env.agents afterwards: it is asked for no action any more. Let the environment list none that has "
-                "ended; a new life needs a new id, or a new trajectory",
+                "env.agents afterwards: it gets no more actions. Remove ended agents from env.agents; a new life "
+                "needs a new id, or a new trajectory",
             )
 
     def _turn(self) -> list[str]:
@@ -245,7 +254,9 @@ class JointRecorder(RolloutRecorder):
     def _record_actions(self, actions: Mapping[str, Any]) -> None:
         acting = self.table.acting
         if len(actions) != len(acting):
-            raise ActionError(f"there are actions of {list(actions)}, and {[seat.agent_id for seat in acting]} act")
+            raise ActionError(
+                f"got actions of agents {list(actions)}, but agents {[seat.agent_id for seat in acting]} act"
+            )
         for seat in acting:
             try:
                 seat.record_action(actions[seat.agent_id])
@@ -311,7 +322,7 @@ class JointRecorder(RolloutRecorder):
                 if terminated[agent] is not False or truncated[agent] is not False:
                     self.take_in_end(agent, terminated[agent], truncated[agent])
         except KeyError as error:
-            raise DataError(f"a step gave no reward, terminated or truncated of agent {error}, which acted") from None
+            raise no_answer(error.args[0]) from None
         self.float_rewards[-1] = total
         return self.take_in_rest(rewards, terminated, truncated, infos)
 
@@ -375,9 +386,9 @@ class JointRecorder(RolloutRecorder):
         if strange := [key for key in joint if key != COMMON]:
             self._remarks.setdefault(
                 "of no agent",
-                f"an info is under {strange[0]!r}, which is no agent: it is in batch.episodes.env_infos, by timestep, "
-                f"or in batch.episodes.infos where it came with a reset. Under {COMMON!r} it would be there without "
-                "this warning",
+                f"an info is under {strange[0]!r}, which is no agent: it is in batch.episodes.env_infos if a step "
+                f"returned it, and in batch.episodes.infos if a reset did. Under {COMMON!r} it is there without this "
+                "warning",
             )
         return joint
 
@@ -392,8 +403,8 @@ class JointRecorder(RolloutRecorder):
     def _check_answered(self) -> None:
         if not self.env.takes_turns:
             raise DataError(
-                f"a step gave no reward and no end of agents {[seat.agent_id for seat in self._waiting]}, which acted: "
-                "observations, rewards, terminated, truncated and infos are dicts by agent"
+                "a step gave no reward, terminated or truncated of agents "
+                f"{[seat.agent_id for seat in self._waiting]}, which acted: step must return dicts by agent"
             )
 
     def take_in_end(self, agent: str, terminated: Any, truncated: Any) -> bool:
@@ -474,7 +485,7 @@ class JointRecorder(RolloutRecorder):
             elif agent in observations:
                 observation = observations[agent]
             else:
-                raise ObservationError(f"there is no observation of agent {agent!r}, which is to act")
+                raise no_observation(agent)
             own = seat.recorder
             if rewards := own.float_rewards[own.n_timesteps :]:
                 had = self._before.get(agent, _NOTHING)

@@ -68,7 +68,7 @@ class BatchedAgent(ABC):
         """Reset all rows for a block: its results must not depend on earlier blocks."""
 
     def prepare(self, seeds: list[int]) -> Any:
-        """Return an argument for `begin`, computed for many trajectories at once; None if `begin` need not be called."""
+        """Return an argument for `begin`, computed for many trajectories at once; None if `begin` is not needed."""
         del seeds
 
     def begin(self, row: int, prepared: Any, position: int) -> None:  # noqa: B027 - most agents do nothing then
@@ -390,9 +390,10 @@ class AgentPool:
         if self._hint:
             self._hint = False
             _LOG.warning(
-                "VecWorker: the agent (%s) has no get_actions(observations), so it is asked for one action at a time. "
-                "With get_actions it would be asked once for all environments.", type(agent).__qualname__,
-            )  # fmt: skip
+                "VecWorker: the agent (%s) has no get_actions(observations), so get_action is called for each "
+                "environment in each step. With get_actions, a single call would serve all environments.",
+                type(agent).__qualname__,
+            )
         if reset_agent_function(agent) is not None and len(self._agents) < n_slots:
             pickled = dumps(agent, "the agent")
             self._agents += [loads(pickled) for _ in range(n_slots - len(self._agents))]
@@ -409,8 +410,9 @@ class AgentPool:
         if self._hint and not takes_seed(reset):
             self._hint = False
             _LOG.warning(
-                "VecWorker: the agent (%s) has get_actions, and its reset() is called at the start of each block only, "
-                "not of each trajectory. If it remembers anything, its actions are wrong: let get_actions take slots "
-                "and starts, or reset the mask of slots that begin, reset(do_resets).", type(agent).__qualname__,
-            )  # fmt: skip
+                "VecWorker: the agent (%s) has get_actions, but its reset() is called at the start of each block only, "
+                "not of each trajectory. If it remembers anything, its actions are wrong: add the keywords slots and "
+                "starts to get_actions, or the argument do_resets to reset, a mask of the slots.",
+                type(agent).__qualname__,
+            )
         return _Together(agent, n_rows, n_envs)

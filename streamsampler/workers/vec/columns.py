@@ -251,7 +251,7 @@ class _LeafColumn(GrowingColumn):
     def converted(self, value: Any) -> Any:
         if self._dtype.hasobject:
             if isinstance(self._space, gym_spaces.Text) and not isinstance(value, str):
-                raise self._error(f"{self._path} should be a str, and is {short(value)}")
+                raise self._error(f"{self._path} should be a str, got {short(value)}")
             return snapshot(value)
         if self._is_index:
             try:
@@ -269,7 +269,7 @@ class _LeafColumn(GrowingColumn):
         try:
             return np.asarray(batch)
         except (TypeError, ValueError, RuntimeError) as reason:
-            raise self._error(f"a batch for {self._path} is no array: {reason}; it is {short(batch)}") from reason
+            raise self._error(f"a batch for {self._path} is no array: {reason}; got {short(batch)}") from reason
 
 
 class ColumnsRecorder:
@@ -365,5 +365,5 @@ def sequence_of(batch: Any, n_rows: int, path: str, error: type[DataError]) -> l
     """Return the list of a batch's n values; raise an error if the batch is no sequence of n values."""
     is_sequence = isinstance(batch, list | tuple) or (isinstance(batch, np.ndarray) and batch.ndim > 0)
     if not is_sequence or len(batch) != n_rows:
-        raise error(f"a batch for {path} should be a sequence of {n_rows} values, and is {short(batch)}")
+        raise error(f"a batch for {path} should be a sequence of {n_rows} values, got {short(batch)}")
     return list(batch)

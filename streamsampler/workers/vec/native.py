@@ -57,7 +57,9 @@ def _mode_of(env: AnyVectorEnv) -> str:
     mode = (env.metadata or {}).get("autoreset_mode", NEXT_STEP)
     name = str(getattr(mode, "name", mode))
     if name not in (NEXT_STEP, SAME_STEP, DISABLED):
-        raise UsageError(f"the vector environment has the autoreset mode {mode!r}, which is none of Gymnasium's")
+        raise UsageError(
+            f"the autoreset mode of the vector environment is {mode!r}, not {NEXT_STEP}, {SAME_STEP} or {DISABLED}"
+        )
     return name
 
 
@@ -94,9 +96,9 @@ class NativeRunner:
         limit = worker.context.max_episode_length
         if limit is not None and self._mode != DISABLED:
             raise UsageError(
-                f"max_episode_length needs a vector environment with AutoresetMode.DISABLED; this one has "
-                f"{self._mode}, so that only it can end a trajectory. Give the environment its own limit, as "
-                "gymnasium.make_vec(…, max_episode_steps=…) does"
+                f"max_episode_length={limit} needs a vector environment with AutoresetMode.DISABLED, but this one has "
+                f"{self._mode}, so only the environment can end a trajectory. Give it its own limit: "
+                f"gymnasium.make_vec(…, max_episode_steps={limit})"
             )
         self._limit = limit or math.inf
         self.spaces = env.single_observation_space, env.single_action_space
@@ -165,16 +167,16 @@ class NativeRunner:
             return
         self._hinted = True
         size = self._n_trajectories // self._n_blocks
-        which, how = f"block of {size} trajectories", ""
+        which, how = f"block of {size} trajectories", "Longer blocks are idle less: pass "
         if self._worker.runs_longer_blocks:
             which = f"block, of {size} trajectories on average,"
-            how = "batches of more trajectories have them, and so has "
+            how = "Longer blocks are idle less: request more trajectories in a batch, or pass "
         # The end of a block takes about the same time in any block: with this size it is a tenth of the block.
         longer = size * math.ceil(9 * share / (1 - share))
         _LOG.warning(
             "VecWorker: the environments of %s stand silent in %.0f %% of all steps: at the end of each %s "
-            'they wait for the longest one. Longer blocks cost less: %sworker_args={"block_size": %d} '
-            "for about 10 %%, where a batch has enough trajectories to share.",
+            'they wait for its longest trajectory. %sworker_args={"block_size": %d}, which leaves about 10 %%, '
+            "if a batch has enough trajectories to share among workers.",
             name_of_env(self._env), 100 * share, which, how, longer,
         )  # fmt: skip
 
@@ -226,8 +228,8 @@ class NativeRunner:
         result, self._takes_list = _reset_from(self._env, seeds, takes_list=self._takes_list, **options)
         if not self._takes_list and resets is not None and resets.seeds is not None and self.n_slots > 1:
             raise UsageError(
-                "seeds needs a vector environment whose reset takes a list with one for each environment; "
-                f"{type(self._env.unwrapped).__qualname__} takes one for all"
+                "seeds needs a vector environment with reset(seed=[…]), a seed for each environment; "
+                f"{type(self._env.unwrapped).__qualname__} takes one seed for all"
             )
         return result
 
@@ -451,8 +453,8 @@ def using_seeds(env: AnyVectorEnv, update: EnvUpdate) -> AnyVectorEnv:
     """
     if isinstance(env, _MadeFromSeeds):
         raise UsageError(
-            f"{name_of_env(env)} is made again for each block of trajectories, because it ignores the seeds of resets, "
-            "so that a change of it would be lost: pass a function that makes the environment as it is to be"
+            f"{name_of_env(env)} ignores the seeds of resets, so it is made again for each block of trajectories, and "
+            "this update would be lost: pass a function that makes the updated environment"
         )
     if _begins_alike(env):
         return env
@@ -463,8 +465,8 @@ def using_seeds(env: AnyVectorEnv, update: EnvUpdate) -> AnyVectorEnv:
             return seeded
     why = "reset twice with the same seeds" if seeded is None else "made twice from the same seed"
     raise UsageError(
-        f"the vector environment {name} began differently when it was {why}, so that no trajectory could be run again. "
-        "Where reset ignores its seed, pass a function that makes the environment from one, which is called for each "
+        f"the vector environment {name} began differently when it was {why}, so no trajectory could be reproduced. If "
+        "its reset ignores the seed, pass a function that makes the environment from a seed, and is called for each "
         "block of trajectories: lambda seed=0: envpool.make(…, seed=seed)"
     )
 
@@ -479,7 +481,7 @@ class _MadeFromSeeds(_Wrapper):
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> Any:
         if seed is not None:
             if not isinstance(seed, int):
-                raise TypeError(f"one seed makes all environments, got {seed!r}")
+                raise TypeError(f"a vector environment that is made from a seed takes a single int, got {seed!r}")
             self.env.close()
             make: Any = self._update.with_seed(seed)
             self.env = self._context.run(make, None)

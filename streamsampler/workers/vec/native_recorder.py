@@ -175,9 +175,7 @@ def column_of_slots(values: Any, n_slots: int, name: str, kinds: str) -> NDArray
     """Return rewards or flags as an array of (n_slots,); raise a DataError for another shape or kind."""
     column = np.asarray(values)
     if column.shape != (n_slots,) or column.dtype.kind not in kinds:
-        raise DataError(
-            f"{name} should be an array of shape {(n_slots,)}, and is {column.dtype} of shape {column.shape}"
-        )
+        raise DataError(f"{name} should be an array of shape {(n_slots,)}, got {column.dtype} of shape {column.shape}")
     return column
 
 

@@ -91,9 +91,7 @@ def _actions_of_rows(space: Space[Any], actions: Any, n: int) -> list[Any]:
     except (IndexError, KeyError, TypeError, ValueError):
         singles = []
     if len(singles) != n:
-        raise ActionError(
-            f"get_actions must return an action for each of {n} observations, and returned {actions!r:.80}"
-        )
+        raise ActionError(f"get_actions must return an action for each of {n} observations, got {actions!r:.80}")
     return singles
 
 
@@ -102,7 +100,9 @@ def _check_rows(infos: Mapping[str, Any], n: int) -> None:
         if isinstance(values, Mapping):
             _check_rows(values, n)
         elif not isinstance(values, np.ndarray | list | tuple) or np.ndim(values) < 1 or len(values) != n:
-            raise DataError(f"agent_infos[{key!r}] should have one row for each of {n} observations: {values!r:.60}")
+            raise DataError(
+                f"agent_infos[{key!r}] should have one row for each of {n} observations, got {values!r:.60}"
+            )
 
 
 AgentT = TypeVar("AgentT")

@@ -49,15 +49,15 @@ from streamsampler.workers.vec.rows import noting
 
 _N_ENVS = 16
 DRAWS = (
-    "something drew from a global generator (random, numpy.random or torch) while trajectories ran side by side, so "
-    "that they depend on one another. Let get_actions take the keyword draws, and the environment draw from its "
-    'np_random; or pass worker_args={"block_size": n}: then trajectories run in fixed blocks of n'
+    "something drew from a global generator (random, numpy.random or torch), which all running trajectories share, so "
+    "they would depend on each other. Draw from the keyword draws in get_actions, and from np_random in the "
+    'environment; or pass worker_args={"block_size": n}, which runs trajectories in fixed blocks of n'
 )
-_SINGLE = "pass an environment that is not vectorised, of which VecWorker makes several itself"
-_NO_FRAGMENTS = f"a vector environment runs no fragments: {_SINGLE}, and their number to obtain_fragments as n_envs"
+_SINGLE = "pass a single environment, of which VecWorker makes several"
+_NO_FRAGMENTS = f"a vector environment runs no fragments: {_SINGLE}, and n_envs=… to obtain_fragments"
 _NO_HOOKS = (
-    "a vector environment calls no hooks and no drop_if, because nothing can be called between the timesteps of one "
-    f"trajectory: it steps all its environments in one call; {_SINGLE}"
+    "a vector environment takes no hooks and no drop_if, because it steps all its environments in a single call: "
+    f"{_SINGLE}"
 )
 
 
@@ -133,7 +133,9 @@ class VecWorker(LendingWorker):
         n_slots = _N_ENVS if n_envs is None else positive("n_envs", n_envs)
         size = n_slots if block_size is None else positive("block_size", block_size)
         if n_envs is not None and size < n_slots:
-            raise UsageError(f"block_size is {size}: a block cannot fill n_envs={n_slots} environments")
+            raise UsageError(
+                f"block_size={size} is less than n_envs={n_slots}: a block needs a trajectory for each environment"
+            )
         # A single environment never waits at a block's end.
         return Layout(n_slots, size, lengthens=block_size is None and n_slots > 1)
 
@@ -249,7 +251,9 @@ class VecWorker(LendingWorker):
         else:
             self._update_of = update.of_slot
         if update.n_slots not in (None, self._most_envs):
-            raise UsageError(f"there are {update.n_slots} environments for a worker, and n_envs is {self._most_envs}")
+            raise UsageError(
+                f"got {update.n_slots} environments for each worker, but n_envs is {self._most_envs}: make them equal"
+            )
         n = max(1, len(old))
         self._add(update.of_slot(0), old)
         if isinstance(self._envs[0], VectorEnv) and update.n_slots is None:
@@ -277,7 +281,7 @@ class VecWorker(LendingWorker):
             refuse_copies_of(env, envs, update)
         envs.append(env)
         if len(envs) > 1 and any(isinstance(each, VectorEnv) for each in envs):
-            raise UsageError(f"one of several environments of a worker is vectorised: {_SINGLE}")
+            raise UsageError(f"a vector environment cannot be one of a worker's several environments: {_SINGLE}")
         if not isinstance(env, VectorEnv):
             self.make_callers(len(envs))
             if self.hook_callers and id(env) not in known:
@@ -302,10 +306,12 @@ class VecWorker(LendingWorker):
         first = envs[0]
         if isinstance(first, VectorEnv):
             if self._n_envs is not None and self._n_envs != first.num_envs:
-                raise UsageError(f"n_envs is {self._n_envs}, but the vector environment has {first.num_envs}")
+                raise UsageError(
+                    f"n_envs is {self._n_envs}, but the vector environment has {first.num_envs}: leave n_envs out"
+                )
             if first.num_envs > self._block:
                 raise UsageError(
-                    f"a block of {self._block} trajectories cannot fill a vector environment of {first.num_envs}: "
+                    f"a block of {self._block} trajectories is too small for a vector environment of {first.num_envs}: "
                     f'pass worker_args={{"n_envs": {first.num_envs}}}'
                 )
             if self.context.hooks is not None:

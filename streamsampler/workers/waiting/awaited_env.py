@@ -109,7 +109,7 @@ class EnvsOnLoop:
         goes_on: Why a cancelled trajectory may not end, for a warning.
     """
 
-    goes_on = "its reset or step catches asyncio.CancelledError. Let it raise that again"
+    goes_on = "its reset or step catches asyncio.CancelledError, and should raise it again"
 
     def apply(self, update: EnvUpdate, old_env: AnyEnv | None) -> AnyEnv:
         return apply_env_update(update, old_env, several=True, waits=True)
@@ -132,15 +132,15 @@ async def _result_of(pending: Any, name: str) -> Any:
     result = await pending if is_awaitable(pending) else pending
     if is_awaitable(result):
         _close(result)
-        raise UsageError(f"what {name} returned was awaited, and is to be awaited once more: await it in {name}")
+        raise UsageError(f"awaiting {name} returned another awaitable: await it in {name}")
     if isinstance(result, tuple):
         if CoroutineType in map(type, result):
             for part in result:
                 _close(part)
-            raise UsageError(f"a part of what {name} returned is a coroutine: await it in {name}")
+            raise UsageError(f"a part of the result of {name} is a coroutine: await it in {name}")
         for part in result:  # infos; with several agents all parts are dicts
             if part.__class__ is dict and CoroutineType in map(type, part.values()):
-                raise UsageError(f"{_closed_in(part)!r} in what {name} returned is a coroutine: await it in {name}")
+                raise UsageError(f"{_closed_in(part)!r} in the result of {name} is a coroutine: await it in {name}")
     return result
 
 
@@ -165,10 +165,12 @@ def _refuse_synchronous(env: Any) -> None:
             function = getattr(type(below), name, None)  # None if `__getattr__` delegates it
             passes_on = function is None or function is getattr(gymnasium.Wrapper, name)
             if not passes_on and not has_coroutines(below, name):
-                known = " outermost, where gymnasium.make has it" if type(below) in _PASS_ON_ACTIONS else ""
+                known = (
+                    "make the wrapper the outermost, as gymnasium.make does" if type(below) in _PASS_ON_ACTIONS else ""
+                )
                 raise UsageError(
-                    f"the environment {name_of_env(env)} is asynchronous, and the {name} of its wrapper "
+                    f"the environment {name_of_env(env)} is asynchronous, but the {name} of its wrapper "
                     f"{type(below).__qualname__} is not: it would take a coroutine for a result. Write it as "
-                    f"async def {name}, which awaits self.env.{name}(…), or put the wrapper{known or ' away'}"
+                    f"async def {name}, which awaits self.env.{name}(…), or {known or 'remove the wrapper'}"
                 )
         below = inner

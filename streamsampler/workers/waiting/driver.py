@@ -201,7 +201,7 @@ class FlightDriver:
             if self.clock.exceeded is not None and isinstance(error, Exception | asyncio.CancelledError):
                 raised = self._too_long(place_of_wait(error))
             elif isinstance(raised, asyncio.CancelledError) and not self.is_cancelled:
-                raised = RuntimeError(f"{self._call} raised asyncio.CancelledError, which nothing called for")
+                raised = RuntimeError(f"{self._call} raised asyncio.CancelledError, although nothing cancelled it")
             if around.shown is not None:
                 around.shown.lost(raised)
             try:
@@ -230,7 +230,7 @@ class FlightDriver:
     def error_of_limit(self) -> TimeoutError:
         """Return the error of a trajectory over a time limit that continues after its cancellation."""
         self.phase = self._turns.phase
-        return self._too_long("; it was cancelled, and goes on")
+        return self._too_long("; it was cancelled, but still runs")
 
     @property
     def _call(self) -> str:

@@ -32,7 +32,7 @@ CLEANUP_SECONDS = 1.0
 
 _STOPPED = (
     "the environment or the agent has stopped the event loop, on which other trajectories are in flight: return from "
-    "the coroutine, or raise"
+    "the coroutine, or raise an exception, instead"
 )
 
 

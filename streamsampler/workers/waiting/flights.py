@@ -352,7 +352,7 @@ class Flights:
         if unfinished - {flight.task for flight in flights}:
             self._worker.warn_once(
                 "requests end late",
-                "a request of get_actions was cancelled, and goes on: it catches asyncio.CancelledError. Let it raise "
-                "that again",
+                "a request of get_actions was cancelled, but still runs: it catches asyncio.CancelledError, and should "
+                "raise it again",
             )
         return n_trajectories, n_timesteps

@@ -59,15 +59,16 @@ def refuse_rows_with_places(agent: Any) -> None:
     if callable(reset) and (name := mask_argument(reset)) is not None:
         by_place.append(name)
     if by_place:
-        raise _refusal(agent, f"it takes {by_place[0]}, as what remembers something of each row does")
+        raise _refusal(agent, f"it takes {by_place[0]}, as agents with a memory of each row do")
     if not is_row_independent(agent):
         raise _refusal(agent, "it does not say row_independent = True")
 
 
 def _refusal(agent: Any, reason: str) -> UsageError:
     return UsageError(
-        f"the agent ({name_of(agent)}) has get_actions alone, by which AsyncWorker asks for whichever trajectories are "
-        f"ready, and {reason}. Let each row depend on its observation and draws alone, or give the agent get_action"
+        f"the agent ({name_of(agent)}) has get_actions alone, so AsyncWorker asks it for all trajectories that are "
+        f"ready, in any rows; but {reason}. Let each row depend on its observation and draws alone, or give the "
+        "agent get_action"
     )
 
 
@@ -131,7 +132,7 @@ class ReadyRows:
         with preserved_generators():
             found = probe_rows(self._agent, spaces, N_ROWS)
         if not (found.of_place or found is NOTHING_KNOWN):
-            raise _refusal(self._agent, "a row of its batches came out otherwise in another place")
+            raise _refusal(self._agent, "the result of a row changed with its place in the batch")
         self._is_probed, self._is_conclusive = True, found.conclusive
 
     def begin(self, number: int, seed: int) -> None:
@@ -255,9 +256,7 @@ class ReadyRows:
         if is_awaitable(chosen):
             if isinstance(chosen, CoroutineType):
                 chosen.close()  # otherwise Python warns about it
-            raise UsageError(
-                f"get_actions of {name_of(self._agent)} returned something to be awaited: write it as async def"
-            )
+            raise UsageError(f"get_actions of {name_of(self._agent)} returned an awaitable: write it as async def")
         actions, infos = answers_of_rows(self._spaces[1], chosen, len(rows))
         return [(action, own_copy(info_of_row(infos, place))) for place, action in enumerate(actions)]
 

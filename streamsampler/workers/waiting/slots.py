@@ -221,8 +221,8 @@ class Slots:
         name = name_of_env(slot.env)
         self._worker.warn_once(
             f"ends late: {name}",
-            f"a trajectory in {name} was cancelled, and goes on: {self._made_by.goes_on}; until the worker ends, this "
-            "environment is of no use",
+            f"a trajectory in {name} was cancelled, but still runs: {self._made_by.goes_on}. The worker does not use "
+            "this environment again",
         )
         self._made_by.abandon(slot.env)
 

@@ -32,8 +32,8 @@ from streamsampler.workers.waiting.signals import SignalPipe
 __all__ = ["LEAVE_OUT_THREADS", "EnvThread", "EnvsOnThreads", "LateCancelledError", "ThreadedEnv", "has_strays"]
 
 LEAVE_OUT_THREADS = (
-    "is asynchronous (async def reset or step), so it waits on the event loop, and needs no threads: leave threads out "
-    "of worker_args"
+    "is asynchronous (async def reset or step), and runs on the event loop without threads: leave threads out of "
+    "worker_args"
 )
 _ERRORS_ARE_OF_THREADS = np.lib.NumpyVersion(np.__version__) < "2.0.0"  # later versions have np.errstate in the context
 
@@ -74,7 +74,9 @@ class _ThreadCall:
         try:
             if isinstance(error, asyncio.CancelledError):
                 # The event loop would take it for a cancelled trajectory.
-                what = "asyncio.CancelledError was raised on an environment's thread, and nothing was cancelled there"
+                what = (
+                    "asyncio.CancelledError was raised on an environment's thread, although nothing was cancelled there"
+                )
                 raise RuntimeError(what) from error  # noqa: TRY004 - no argument has a wrong type
             if error is not None:
                 raise error
@@ -279,8 +281,8 @@ def _plain(function: Callable[..., Any], *args: Any, **arguments: Any) -> Any:
     if isinstance(result, CoroutineType):
         result.close()  # or Python warns that nothing has awaited it
     raise UsageError(
-        f"{getattr(function, '__qualname__', function)} returned something to be awaited: leave threads out of "
-        "worker_args, and it is awaited on the event loop"
+        f"{getattr(function, '__qualname__', function)} returned an awaitable: leave threads out of worker_args, "
+        "so that the event loop awaits it"
     )
 
 
@@ -292,8 +294,8 @@ class EnvsOnThreads:
     """
 
     goes_on = (
-        "its reset or step is on a thread, which cannot be cancelled, and takes longer than a second. Give what it "
-        "waits for a time limit"
+        "its reset or step is on a thread, which cannot be cancelled, and takes longer than a second. Set a time limit "
+        "for its waits"
     )
 
     def __init__(self) -> None:

@@ -52,22 +52,21 @@ from streamsampler.workers.waiting.threads import EnvsOnThreads, has_strays
 from streamsampler.workers.waiting.turns import FlightTotals
 
 _STRAY_DRAWS = (
-    "something drew from a global generator (random, numpy.random or torch) while a trajectory that was cancelled went "
-    "on in its step, which may have been what drew. Let environments draw from their np_random, and end what they wait "
-    "for when they are cancelled, or after a time limit"
+    "something drew from a global generator (random, numpy.random or torch) while a cancelled trajectory was still in "
+    "its step, which may have drawn. Let environments draw from their np_random, and end their waits when they are "
+    "cancelled, or after a time limit"
 )
 
 _FRAGMENTS_OF_ROWS = (
-    "the agent ({}) has get_actions alone, and fragments of environments that wait ask for one action at a time: give "
-    "it get_action, too, or obtain trajectories"
+    "the agent ({}) has get_actions alone, but fragments of environments that wait need get_action: give it "
+    "get_action, too, or obtain trajectories"
 )
 _IN_FLIGHT = 16
 _WAITED_IN = (Phase.RESET, Phase.ACTION, Phase.STEP)
 _DRAWS = (
     "something drew from a global generator (random, numpy.random or torch) while several trajectories were in "
-    "flight, so that they depend on one another. Let the agent draw from a generator of its own, which its "
-    "reset(seed=…) seeds, and the environment from its np_random; or pass "
-    'worker_args={"in_flight": 1}'
+    "flight, so they depend on each other. Let the agent draw from its own generator, which its reset(seed=…) seeds, "
+    'and the environment from its np_random; or pass worker_args={"in_flight": 1}'
 )
 
 

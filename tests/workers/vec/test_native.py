@@ -201,7 +201,7 @@ class Tasks(EnvUpdate):
 def test_a_change_of_what_is_made_again_is_refused():
     with native(always_zero, lambda seed=0: Deaf(seed)) as sampler:
         sampler.obtain_trajectories(6)
-        with pytest.raises(RolloutError, match="a change of it would be lost"):
+        with pytest.raises(RolloutError, match="this update would be lost"):
             sampler.obtain_trajectories(6, env_update=Tasks())
 
 
@@ -302,8 +302,8 @@ def test_a_hint_names_a_block_size_where_many_environments_stand_silent(caplog):
         assert not hints(), "more may follow in the same call"
         sampler.obtain_trajectories(18)
     (hint,) = hints()
-    assert "at the end of each block, of 3 trajectories on average, they wait for the longest one" in hint
-    assert 'cost less: batches of more trajectories have them, and so has worker_args={"block_size": ' in hint
+    assert "at the end of each block, of 3 trajectories on average, they wait for its longest trajectory" in hint
+    assert 'request more trajectories in a batch, or pass worker_args={"block_size": ' in hint
 
 
 class Both(Deaf, gymnasium.Env):  # type: ignore[misc]
@@ -325,9 +325,9 @@ def test_the_default_worker_names_the_one_that_can(env):
     [
         (Vector("NEXT_STEP", n=4), {}, "n_envs is 3, but the vector environment has 4"),
         (Vector("NEXT_STEP", n=4), {"n_envs": None, "block_size": 3}, r'pass worker_args=\{"n_envs": 4\}'),
-        (Vector("SAME_STEP", Drawn), {"max_episode_length": 5}, "max_episode_length needs .*DISABLED"),
-        (Vector("SAME_STEP", Drawn), {"hooks": Hooks()}, "between the timesteps of one trajectory"),
-        (Vector("SAME_STEP", Drawn), {"drop_if": bool}, "between the timesteps of one trajectory"),
+        (Vector("SAME_STEP", Drawn), {"max_episode_length": 5}, "max_episode_length=5 needs .*DISABLED"),
+        (Vector("SAME_STEP", Drawn), {"hooks": Hooks()}, "takes no hooks and no drop_if"),
+        (Vector("SAME_STEP", Drawn), {"drop_if": bool}, "takes no hooks and no drop_if"),
         (Deaf, {"env_kwargs": {"seed": 3}}, r"Deaf began differently .* twice with the same seeds.*lambda seed=0: "),
         (lambda: Deaf(3), {}, "lambda seed=0: "),
         (Deaf(3), {}, "lambda seed=0: "),

@@ -213,7 +213,7 @@ def test_what_no_list_of_environments_is_refused():
     for several in vectors:
         with (
             LocalSampler("random", PerEnv(several), n_workers=1, **VEC) as sampler,
-            pytest.raises(RolloutError, match="one of several environments of a worker is vectorised"),
+            pytest.raises(RolloutError, match="a vector environment cannot be one of a worker's several"),
         ):
             sampler.obtain_trajectories(1)
     with (

@@ -178,7 +178,11 @@ def test_what_a_reset_raises_names_its_trajectory():
 @pytest.mark.parametrize(
     ("agent", "env", "words"),
     [
-        (Linear(), "CartPole-v1", ["the agent (Linear) has no get_actions(observations)", "asked once for all"]),
+        (
+            Linear(),
+            "CartPole-v1",
+            ["the agent (Linear) has no get_actions(observations)", "a single call would serve all"],
+        ),
         (ResetWithoutAnything(), Drawn, ["ResetWithoutAnything", "reset()", "slots", "starts", "do_resets"]),
     ],
 )

@@ -313,9 +313,9 @@ class Stops(Game):
     ("env", "error", "match"),
     [
         (DrawsFromAll, RolloutError, "drew from a global generator.*while several trajectories were in flight"),
-        (Nothing, RolloutError, "what step returned was awaited, and is to be awaited once more"),
-        (Parts, RolloutError, "a part of what step returned is a coroutine"),
-        (PartOfInfo, RolloutError, "'cost' in what step returned is a coroutine"),
+        (Nothing, RolloutError, "awaiting step returned another awaitable"),
+        (Parts, RolloutError, "a part of the result of step is a coroutine"),
+        (PartOfInfo, RolloutError, "'cost' in the result of step is a coroutine"),
         (Stops, RolloutError, "has stopped the event loop"),
         (Remembers, NotReproducibleError, "before and after another trajectory"),
     ],

@@ -93,7 +93,7 @@ class RaisesStopIteration(Odd):
     ("env", "words"),
     [
         (RaisesCancelled, "RuntimeError: step of RaisesCancelled, at timestep 2, raised asyncio.CancelledError"),
-        (CancelsItself, "RuntimeError: .* raised asyncio.CancelledError, which nothing called for"),
+        (CancelsItself, "RuntimeError: .* raised asyncio.CancelledError, although nothing cancelled it"),
         (AwaitsWhatIsCancelled, "RuntimeError: .* raised asyncio.CancelledError"),
         (ExecutorShutDown, "RuntimeError: .* raised asyncio.CancelledError"),
         (RaisesGeneratorExit, "RuntimeError: GeneratorExit was raised"),

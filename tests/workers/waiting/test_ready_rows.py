@@ -259,11 +259,11 @@ class Masked(Rows):
 @pytest.mark.parametrize(
     ("agent", "message"),
     [
-        (Placed(), "in another place"),
+        (Placed(), "changed with its place in the batch"),
         (Mixed(), "row .* came out otherwise when other rows had other observations"),
         (Silent(), "does not say row_independent = True"),
-        (Told(), "it takes starts, as what remembers something of each row does"),
-        (Masked(), "it takes do_resets, as what remembers"),
+        (Told(), "it takes starts, as agents with a memory of each row do"),
+        (Masked(), "it takes do_resets, as agents with a memory"),
     ],
 )
 def test_agents_whose_rows_depend_on_more_are_refused(agent: Any, message: str) -> None:
@@ -274,7 +274,7 @@ def test_agents_whose_rows_depend_on_more_are_refused(agent: Any, message: str) 
 
 def test_fragments_need_get_action() -> None:
     with make(LocalSampler, Rows(), Waits) as sampler:
-        with pytest.raises(RolloutError, match="get_actions alone, and fragments of environments that wait ask"):
+        with pytest.raises(RolloutError, match="get_actions alone, but fragments of environments that wait need"):
             sampler.obtain_fragments(5, n_envs=3)
         assert sampler.obtain_trajectories(3).n_trajectories == 3
 
@@ -531,7 +531,7 @@ class WaitsInSecret(Rows):
 def test_what_returns_something_to_be_awaited_is_refused() -> None:
     with (
         make(LocalSampler, WaitsInSecret(), Waits) as sampler,
-        pytest.raises(RolloutError, match="get_actions of WaitsInSecret returned something to be awaited"),
+        pytest.raises(RolloutError, match="get_actions of WaitsInSecret returned an awaitable"),
     ):
         sampler.obtain_trajectories(2)
 
@@ -551,4 +551,4 @@ def test_a_request_that_goes_on_is_warned_of(caplog: pytest.LogCaptureFixture) -
         pytest.raises(RolloutError),
     ):
         sampler.obtain_trajectories(3)
-    assert "a request of get_actions was cancelled, and goes on" in caplog.text
+    assert "a request of get_actions was cancelled, but still runs" in caplog.text

@@ -298,8 +298,12 @@ class NoAnswer(KnowingLater):
     [
         (Knowing(), lambda: Wrapper(ComingsLater()), "the reset of its wrapper Wrapper is not"),
         (Knowing(), SeesLater, "observe is an async def, which nothing awaits: wait in reset and step"),
-        (ValuesLater(), ComingsLater, "get_value of policy 'shared' is an async def, which is not awaited where there"),
-        (Knowing(), PartOfInfos, "'red_0' in what step returned is a coroutine: await it in step"),
+        (
+            ValuesLater(),
+            ComingsLater,
+            "get_value of policy 'shared' is an async def, which is not awaited in environments of several",
+        ),
+        (Knowing(), PartOfInfos, "'red_0' in the result of step is a coroutine: await it in step"),
         (NoAnswer(), ComingsLater, "get_action of policy 'shared' for agent 'red_0', at timestep 0, raised asyncio"),
     ],
 )

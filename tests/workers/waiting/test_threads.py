@@ -274,7 +274,10 @@ class Raises(Game):
     [
         (StopIteration(3), "StopIteration"),
         (SystemExit(3), "SystemExit: 3"),
-        (asyncio.CancelledError(), "CancelledError was raised on an environment's thread, and nothing was cancelled"),
+        (
+            asyncio.CancelledError(),
+            "CancelledError was raised on an environment's thread, although nothing was cancelled",
+        ),
     ],
 )
 @pytest.mark.parametrize("kind", [LocalSampler, MultiprocessingSampler])
@@ -343,7 +346,7 @@ class Returns(Game):
     ("env", "error", "match"),
     [
         (DrawsFromAll, RolloutError, "drew from a global generator.*while several trajectories were in flight"),
-        (Returns, RolloutError, "Returns.step returned something to be awaited: leave threads out"),
+        (Returns, RolloutError, "Returns.step returned an awaitable: leave threads out"),
         (lambda: Waits(), RolloutError, "is asynchronous.*leave threads out"),
         (Remembers, NotReproducibleError, "before and after another trajectory"),
     ],

@@ -171,7 +171,7 @@ def test_what_draws_while_an_abandoned_step_goes_on(
         with interrupt_after(1, told), pytest.raises(KeyboardInterrupt):
             sampler.obtain_trajectories(1)
         abandoned = threads_of_environments()
-        with pytest.raises(RolloutError, match="went on in its step"):
+        with pytest.raises(RolloutError, match="was still in its step"):
             sampler.obtain_trajectories(3, env_update=DrawsFromAll)
         go.tell(".")
         for thread in abandoned:
