@@ -11,7 +11,7 @@ from streamsampler.core.errors import DataError, ObservationError
 from streamsampler.data import trees
 from streamsampler.data.recorder import RolloutRecorder
 from streamsampler.data.spaces import number_of
-from streamsampler.workers.several.parts import Before
+from streamsampler.workers.several.parts import EarlierParts
 from streamsampler.workers.vec.rows import row_of
 
 
@@ -32,16 +32,16 @@ class AgentRecorder(RolloutRecorder):
         self.spaces = spaces
         self.played: list[tuple[int, str, int]] = []
         self.env_timesteps: list[int] = []
-        self.before: list[Before] = []
+        self.before: list[EarlierParts] = []
         self.kept = 0
 
-    def take_back(self) -> None:
+    def discard_start(self) -> None:
         """Discard the beginning of a trajectory."""
         self.abandon()
         self.played.pop()
         self.before.pop()
 
-    def take_back_timestep(self) -> tuple[Any, Any, int]:
+    def discard_timestep(self) -> tuple[Any, Any, int]:
         """Discard the last timestep, which has no reward yet, and return its observation, action and env_timestep."""
         n = len(self.float_rewards)
         observation, action = (
@@ -51,7 +51,7 @@ class AgentRecorder(RolloutRecorder):
             it.truncate(n)
         return observation, action, self.env_timesteps.pop()
 
-    def forget_rest(self) -> None:
+    def discard_unfinished(self) -> None:
         """Discard the current trajectory, and those after the first `kept`."""
         self.forget_after(self.kept)
         del self.played[self.kept :], self.before[self.kept :], self.env_timesteps[self.n_timesteps :]
@@ -76,7 +76,7 @@ def named(error: DataError, agent: str) -> DataError:
     return error
 
 
-def sum_on(total: float, rewards: Sequence[float]) -> float:
+def sum_in_order(total: float, rewards: Sequence[float]) -> float:
     """Return a sum of rewards, added in order: `sum` rounds differently from Python 3.12 on."""
     for reward in rewards:
         total += reward

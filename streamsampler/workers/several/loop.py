@@ -25,9 +25,9 @@ from streamsampler.workers.finishing import shares
 from streamsampler.workers.generators import seed_generators
 from streamsampler.workers.restoring import own_copy
 from streamsampler.workers.several.agent_recorder import no_answer, no_dict, no_observation, reward_of
+from streamsampler.workers.several.agent_slots import AgentSlot
 from streamsampler.workers.several.players import wrong_answer
 from streamsampler.workers.several.recorder import JointRecorder
-from streamsampler.workers.several.seats import Seat
 
 _NO_LIMIT = 2**62
 _PROGRESS_SECONDS, _MOST_APART = 1e-2, 64  # as in `DefaultWorker`
@@ -123,16 +123,16 @@ class ParallelLoop:
                     return observations, False, False
                 words[timesteps_word] = len(rewards_of_all)
             if recorder.ending or raw.agents != listed:
-                recorder.let_act(observations)
+                recorder.begin_step(observations)
                 listed = list(raw.agents) if table.turn is not None else None
-                acting = [_bound(seat) for seat in table.acting]
+                acting = [_bound(slot) for slot in table.acting]
             self.phase, self.actions = _ACTION, (actions := {})
             if is_due:
                 words[phase_word] = _ACTION_NUMBER
                 before = clock()
             try:
                 for (
-                    agent, seat, dtype, shape, encode, record, get_action, keep_action, record_action, rewards,
+                    agent, slot, dtype, shape, encode, record, get_action, keep_action, record_action, rewards,
                 ) in acting:  # fmt: skip
                     observation = observations[agent]
                     if observation.__class__ is array and observation.dtype is dtype and observation.shape == shape:
@@ -146,14 +146,14 @@ class ParallelLoop:
                         record_action(action)
                         action = own_copy(action)
                     actions[agent] = action
-                    seat.info = info
+                    slot.info = info
                     if info.__class__ is not dict or info:
-                        seat.recorder.record_agent_info(len(rewards), info)
+                        slot.recorder.record_agent_info(len(rewards), info)
             except Exception as error:
                 if not isinstance(observations, Mapping):
                     self.phase = _RECORDING
-                _say_whose(error, agent, observations)
-                _refuse_answer(error, seat)
+                _name_agent(error, agent, observations)
+                _explain_answer(error, slot)
                 raise
             self.phase = _STEP
             if is_due:
@@ -170,23 +170,23 @@ class ParallelLoop:
             try:
                 observations, given, terminated, truncated, infos = result
                 total, has_ended, is_complete = 0.0, False, True
-                for agent, seat, _, _, _, _, _, _, _, rewards in acting:
+                for agent, slot, _, _, _, _, _, _, _, rewards in acting:
                     reward = given[agent]
                     if reward.__class__ is not float:
                         reward = reward_of(reward, agent)
                     total += reward
                     rewards.append(reward)
-                    seat.last_info = info = infos.get(agent)
+                    slot.last_info = info = infos.get(agent)
                     if info:
-                        recorder.record_info(seat, info)
+                        recorder.record_info(slot, info)
                     elif info is None:
                         is_complete = False
                     if terminated[agent] is not False or truncated[agent] is not False:
-                        has_ended = recorder.take_in_end(agent, terminated[agent], truncated[agent]) or has_ended
+                        has_ended = recorder.record_agent_end(agent, terminated[agent], truncated[agent]) or has_ended
                 rewards_of_all.append(total)
                 is_complete = is_complete and len(terminated) == len(infos) == len(acting) > 0
                 if has_ended or not is_complete:
-                    ends = recorder.take_in_rest(given, terminated, truncated, infos)
+                    ends = recorder.record_rest(given, terminated, truncated, infos)
                     if ends != (False, False):
                         return (observations, *ends)
             except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -199,7 +199,7 @@ class ParallelLoop:
                     return None
 
 
-def _say_whose(error: Exception, agent: str, observations: Any) -> None:
+def _name_agent(error: Exception, agent: str, observations: Any) -> None:
     """Add the agent's name to an error; raise another error if the agent has no observation."""
     if not isinstance(observations, Mapping):
         raise no_dict(observations, "observations") from None
@@ -211,10 +211,10 @@ def _say_whose(error: Exception, agent: str, observations: Any) -> None:
         error.add_note(f"(agent {agent!r} was to act)")
 
 
-def _refuse_answer(error: Exception, seat: Seat) -> None:
+def _explain_answer(error: Exception, slot: AgentSlot) -> None:
     """Raise a better error if the loop could not unpack the result of `get_action`."""
     if isinstance(error, TypeError | ValueError) and raised_in(error, ParallelLoop.timesteps):
-        raise wrong_answer(seat) from error
+        raise wrong_answer(slot) from error
 
 
 def _explained(error: Exception, result: Any, agent: str) -> Exception:
@@ -230,12 +230,12 @@ def _explained(error: Exception, result: Any, agent: str) -> Exception:
     return no_answer(agent) if isinstance(error, KeyError) else error
 
 
-def _bound(seat: Seat) -> tuple[Any, ...]:
+def _bound(slot: AgentSlot) -> tuple[Any, ...]:
     """Return the values that the loop needs of an agent's slot in each step."""
-    own = seat.recorder
+    own = slot.recorder
     keep_action = None if own.integer_actions is None else own.integer_actions.append
     encode = None if own.encoded_observations is None else own.encoded_observations.append
     return (
-        seat.agent_id, seat, own.observation_dtype, own.observation_shape, encode, own.record_observation,
-        seat.get_action, keep_action, own.record_action, own.float_rewards,
+        slot.agent_id, slot, own.observation_dtype, own.observation_shape, encode, own.record_observation,
+        slot.get_action, keep_action, own.record_action, own.float_rewards,
     )  # fmt: skip

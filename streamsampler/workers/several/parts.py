@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 
-class Unanswered(NamedTuple):
+class UnansweredTimestep(NamedTuple):
     """The timestep of an agent without a reward yet.
 
     `info` is the policy's, `env_timestep` the environment's step of the action.
@@ -23,7 +23,7 @@ class Unanswered(NamedTuple):
     env_timestep: int
 
 
-class Before(NamedTuple):
+class EarlierParts(NamedTuple):
     """The totals of an agent in earlier parts of an episode.
 
     `returned` is the sum of its rewards, added in order: so it does not depend on the parts. `last_info` is the
@@ -57,8 +57,8 @@ class Suspended(NamedTuple):
     infos: Mapping[str, Any]
     reset_infos: Mapping[str, Any]
     first_infos: dict[str, Any]
-    before: dict[str, Before]
-    unanswered: tuple[Unanswered, ...]
+    before: dict[str, EarlierParts]
+    unanswered: tuple[UnansweredTimestep, ...]
 
     def infos_of_unanswered(self) -> dict[str, Any]:
         """Return the policies' infos of actions without an answer, which no environment has."""

@@ -20,8 +20,8 @@ from streamsampler.core.serialization import loads
 from streamsampler.environments.multi_agent import MultiAgentEnv
 from streamsampler.workers.masks import Warn
 from streamsampler.workers.restoring import own_copy
-from streamsampler.workers.several.policies import Asked, PlayingPolicy
-from streamsampler.workers.several.seats import Seat
+from streamsampler.workers.several.agent_slots import AgentSlot
+from streamsampler.workers.several.policies import PlayingPolicy, PolicyCall
 
 
 class Table:
@@ -32,7 +32,7 @@ class Table:
     Attributes:
         place: The same.
         acting: The acting agents, in the order of `MultiAgentEnv.numbers`.
-        turn: See `let_act`.
+        turn: See `set_acting`.
         shown: Their observations, by agent id.
         awaited: The last awaited policy's name, and its agent; None for several agents.
     """
@@ -42,11 +42,11 @@ class Table:
     def __init__(self, players: Players, env: MultiAgentEnv, place: int = 0, *, waits: bool = False) -> None:
         self._players, self._env, self.place = players, env, place
         self._numbers = env.numbers
-        self._seats: dict[str, Seat] = {}
+        self._seats: dict[str, AgentSlot] = {}
         self._alone = [self]
         self._waits = waits
         self.shown: Mapping[str, Any] = {}
-        self.let_act([], None)
+        self.set_acting([], None)
 
     @property
     def one_by_one(self) -> bool:
@@ -61,31 +61,31 @@ class Table:
 
     def begin_with(self, policy: PlayingPolicy) -> None:
         """Begin a policy in the middle of an episode."""
-        if seats := [it for it in self._seats.values() if it.policy is policy and self._env.lists(it.agent_id)]:
-            policy.begin(seats, self._seed)
+        if slots := [it for it in self._seats.values() if it.policy is policy and self._env.lists(it.agent_id)]:
+            policy.begin(slots, self._seed)
 
     def _begin_for(self, agent_ids: Sequence[str]) -> None:
-        new: dict[PlayingPolicy, list[Seat]] = {}
+        new: dict[PlayingPolicy, list[AgentSlot]] = {}
         for agent_id in sorted((it for it in agent_ids if it in self._numbers), key=self._numbers.__getitem__):
             policy = self._players.policy_of(agent_id, self._index)
             policy.join(agent_id, self._env)
-            seat = self._seats[agent_id] = Seat(agent_id, self._numbers[agent_id], policy, self)
-            new.setdefault(policy, []).append(seat)
-        for policy, seats in new.items():
-            policy.begin(seats, self._seed)
+            slot = self._seats[agent_id] = AgentSlot(agent_id, self._numbers[agent_id], policy, self)
+            new.setdefault(policy, []).append(slot)
+        for policy, slots in new.items():
+            policy.begin(slots, self._seed)
 
-    def seat_of(self, agent_id: str) -> Seat:
+    def slot_of(self, agent_id: str) -> AgentSlot:
         """Return an agent's slot; a new agent begins now."""
         if agent_id not in self._seats:
             self._begin_for([agent_id])
         return self._seats[agent_id]
 
-    def let_act(self, seats: list[Seat], turn: list[str] | None) -> None:
+    def set_acting(self, slots: list[AgentSlot], turn: list[str] | None) -> None:
         """Set the acting agents.
 
         `turn` is the list from `MultiAgentEnv.turn`, if all its agents act: they act until it is another list object.
         """
-        self.acting, self.turn = seats, turn
+        self.acting, self.turn = slots, turn
 
     def get_action(self, observations: Mapping[str, Any]) -> Any:
         self.shown = observations
@@ -106,13 +106,13 @@ class Table:
         return self.actions(), self.infos()
 
     def actions(self) -> dict[str, Any]:
-        return {seat.agent_id: seat.action for seat in self.acting}
+        return {slot.agent_id: slot.action for slot in self.acting}
 
     def infos(self) -> dict[str, Any]:
-        return {seat.agent_id: seat.own_info() for seat in self.acting}
+        return {slot.agent_id: slot.own_info() for slot in self.acting}
 
     def infos_apart(self) -> dict[str, Any]:
-        return {seat.agent_id: {} if seat.policy.crosses else seat.info for seat in self.acting}
+        return {slot.agent_id: {} if slot.policy.crosses else slot.info for slot in self.acting}
 
 
 def updated_players(
@@ -164,8 +164,8 @@ class Players:
         """Play in other environments, from the beginning of their trajectories."""
         self._envs = envs
         self.tables = [Table(self, env, place, waits=self._waits) for place, env in enumerate(envs)]
-        self.asked: list[Asked] = []
-        self._grouped: list[list[Seat]] = []
+        self.asked: list[PolicyCall] = []
+        self._grouped: list[list[AgentSlot]] = []
         for name, policy in self.policies.items():
             may_play = self._chosen.may_play(name, envs[0].numbers)
             policy.move_to(envs, [envs[0].numbers[it] for it in may_play], self._n_envs or len(envs))
@@ -260,13 +260,13 @@ class Players:
             if asked.rows is not None:
                 asked.policy.ask(asked)
                 continue
-            for seat in asked.seats:
+            for slot in asked.slots:
                 try:
-                    chosen = seat.get_action(seat.observation)  # type: ignore[misc]
+                    chosen = slot.get_action(slot.observation)  # type: ignore[misc]
                 except Exception as error:
-                    error.add_note(f"(agent {seat.agent_id!r} was to act)")
+                    error.add_note(f"(agent {slot.agent_id!r} was to act)")
                     raise
-                _take_answer(seat, chosen)
+                _take_answer(slot, chosen)
 
     async def choose_awaited(self, table: Table) -> None:
         """Choose the actions at a table as `choose` does, and await policies one after the other.
@@ -280,34 +280,34 @@ class Players:
                 chosen = asked.policy.ask_rows(asked)
                 asked.policy.take_rows(asked, await chosen if is_awaitable(chosen) else chosen)
                 continue
-            for seat in asked.seats:
-                table.awaited = asked.policy.name, seat.agent_id
+            for slot in asked.slots:
+                table.awaited = asked.policy.name, slot.agent_id
                 try:
-                    chosen = seat.get_action(seat.observation)  # type: ignore[misc]
+                    chosen = slot.get_action(slot.observation)  # type: ignore[misc]
                     if is_awaitable(chosen):
                         chosen = await chosen
                 except Exception as error:
-                    error.add_note(f"(agent {seat.agent_id!r} was to act)")
+                    error.add_note(f"(agent {slot.agent_id!r} was to act)")
                     raise
-                _take_answer(seat, chosen)
+                _take_answer(slot, chosen)
 
-    def _group(self, acting: list[list[Seat]]) -> None:
-        groups: dict[tuple[PlayingPolicy, int], list[Seat]] = {}
-        for seats in acting:
-            for seat in seats:
-                groups.setdefault((seat.policy, -1 if seat.policy.crosses else seat.table.place), []).append(seat)
-        self.asked = [Asked(policy, seats) for (policy, _), seats in groups.items()]
+    def _group(self, acting: list[list[AgentSlot]]) -> None:
+        groups: dict[tuple[PlayingPolicy, int], list[AgentSlot]] = {}
+        for slots in acting:
+            for slot in slots:
+                groups.setdefault((slot.policy, -1 if slot.policy.crosses else slot.table.place), []).append(slot)
+        self.asked = [PolicyCall(policy, slots) for (policy, _), slots in groups.items()]
         self._grouped = acting
 
 
-def _take_answer(seat: Seat, chosen: Any) -> None:
+def _take_answer(slot: AgentSlot, chosen: Any) -> None:
     if not isinstance(chosen, tuple | list) or len(chosen) != 2:
-        raise wrong_answer(seat)
-    seat.action, seat.info = map(own_copy, chosen)  # the next call may return the same arrays
+        raise wrong_answer(slot)
+    slot.action, slot.info = map(own_copy, chosen)  # the next call may return the same arrays
 
 
-def wrong_answer(seat: Seat) -> UsageError:
+def wrong_answer(slot: AgentSlot) -> UsageError:
     return UsageError(
-        f"get_action of policy {seat.policy.name!r} must return (action, agent_info), with agent_info a dict "
-        f"(agent {seat.agent_id!r} was to act)"
+        f"get_action of policy {slot.policy.name!r} must return (action, agent_info), with agent_info a dict "
+        f"(agent {slot.agent_id!r} was to act)"
     )

@@ -37,7 +37,7 @@ from streamsampler.workers.finishing import give_memory, is_restorable, memory_o
 from streamsampler.workers.generators import preserved_generators
 from streamsampler.workers.masks import Warn, masks_reach
 from streamsampler.workers.restoring import own_copy
-from streamsampler.workers.several.seats import Seat
+from streamsampler.workers.several.agent_slots import AgentSlot
 from streamsampler.workers.vec.agents import probe_rows
 from streamsampler.workers.vec.batch_infos import info_of_row
 from streamsampler.workers.vec.rows import answers_of_rows, stacked
@@ -73,11 +73,11 @@ class PolicyRows:
             self.draws = self.draws.with_rows(self.n_rows)
             self.seeds, self.starts = np.pad(self.seeds, more), np.pad(self.starts, more)
 
-    def begin(self, seats: Sequence[Seat], seeds: list[int]) -> None:
+    def begin(self, slots: Sequence[AgentSlot], seeds: list[int]) -> None:
         prepared = self.draws.prepare(seeds)
-        for position, (seat, own) in enumerate(zip(seats, seeds, strict=True)):
-            self.draws.begin(seat.row, prepared, position)
-            self.seeds[seat.row], self.starts[seat.row] = own, True
+        for position, (slot, own) in enumerate(zip(slots, seeds, strict=True)):
+            self.draws.begin(slot.row, prepared, position)
+            self.seeds[slot.row], self.starts[slot.row] = own, True
 
     def draws_of(self, numbers: NDArray[np.int64], acts: NDArray[np.bool_] | None) -> OfRows:
         """Return the random numbers of the requested rows; only acting rows draw."""
@@ -88,7 +88,7 @@ class PolicyRows:
         return self.draws.of_rows(numbers)
 
 
-class Asked:
+class PolicyCall:
     """A policy call for some agents, repeated in each step while the same agents act.
 
     `row` is the environment's row, -1 for all; `numbers` are the agents' rows, `places` their places in the batch of
@@ -96,19 +96,19 @@ class Asked:
 
     Attributes:
         policy: The policy.
-        seats: The agents: of a single environment, or of all, if the policy is asked across environments.
+        slots: The agents: of a single environment, or of all, if the policy is asked across environments.
         rows: The policy's rows; None if it is asked for a single agent at a time.
         acts: Marks acting rows, in batches of all rows; None otherwise.
         infos: The policy's last infos of all rows.
     """
 
-    def __init__(self, policy: PlayingPolicy, seats: list[Seat]) -> None:
-        self.policy, self.seats = policy, seats
-        place = seats[0].table.place
+    def __init__(self, policy: PlayingPolicy, slots: list[AgentSlot]) -> None:
+        self.policy, self.slots = policy, slots
+        place = slots[0].table.place
         self.row = -1 if policy.crosses else place
         self.rows = policy.rows_at(place) if policy.together else None
-        self.numbers = np.array([seat.row for seat in seats])
-        self.n_shown, self.places, self.acts = len(seats), list(range(len(seats))), None
+        self.numbers = np.array([slot.row for slot in slots])
+        self.n_shown, self.places, self.acts = len(slots), list(range(len(slots))), None
         if self.rows is not None and policy.shows_all_rows:
             self.n_shown, self.places = self.rows.n_rows, self.numbers.tolist()
             self.acts = np.zeros(self.n_shown, np.bool_)
@@ -245,11 +245,11 @@ class PlayingPolicy:
         self.n_rows = -(-self._n_envs * len(self._ranks) // _MULTIPLE) * _MULTIPLE if self.crosses else 0
         self._rows = {}
 
-    def agent_of(self, seat: Seat) -> Any:
+    def agent_of(self, slot: AgentSlot) -> Any:
         """Return the agent for a slot: the same for all if it has no memory."""
         if self.together:
-            return self.rows_at(seat.table.place).agent
-        return self._agent if self._reset is None else self._copy_for(seat.table.place, seat.number)
+            return self.rows_at(slot.table.place).agent
+        return self._agent if self._reset is None else self._copy_for(slot.table.place, slot.number)
 
     def _copy_for(self, place: int, number: int) -> Any:
         if (place, number) not in self._copies:
@@ -285,37 +285,37 @@ class PlayingPolicy:
         if not self.crosses and (rows := self._rows.get(place)) is not None:
             rows.is_new = True
 
-    def begin(self, seats: Sequence[Seat], seed: int) -> None:
+    def begin(self, slots: Sequence[AgentSlot], seed: int) -> None:
         """Begin the trajectories of agents of an environment; `seed` is its trajectory's seed for agents."""
-        seeds = [seed_of_agent(seed, seat.number) for seat in seats]
+        seeds = [seed_of_agent(seed, slot.number) for slot in slots]
         if self.together:
-            self._begin_together(seats, seeds)
+            self._begin_together(slots, seeds)
             return
-        for seat, own in zip(seats, seeds, strict=True):
-            agent = self.agent_of(seat)
-            seat.get_action = getattr(agent, "get_action", None)
+        for slot, own in zip(slots, seeds, strict=True):
+            agent = self.agent_of(slot)
+            slot.get_action = getattr(agent, "get_action", None)
             if not acts_alone(agent):
                 raise UsageError(
                     f"policy {self.name!r} has get_actions alone, but is asked for one agent at a time, because it has "
                     "a memory, or because there is only one agent: give it get_action, too"
                 )
             if self._takes_masks:
-                seat.get_action = seat.masked(self._find_mask, agent.get_action)
+                slot.get_action = slot.masked(self._find_mask, agent.get_action)
             if (reset := reset_agent_function(agent)) is not None:
                 reset(own)
 
-    def _begin_together(self, seats: Sequence[Seat], seeds: list[int]) -> None:
-        rows = self.rows_at(seats[0].table.place)
+    def _begin_together(self, slots: Sequence[AgentSlot], seeds: list[int]) -> None:
+        rows = self.rows_at(slots[0].table.place)
         if self.crosses:
-            for seat in seats:
-                seat.row = self.row_of(seat.table.place, seat.number)
+            for slot in slots:
+                slot.row = self.row_of(slot.table.place, slot.number)
         else:
-            rows.make_room(1 + max(seat.number for seat in seats))
+            rows.make_room(1 + max(slot.number for slot in slots))
             if rows.is_new:
                 rows.is_new, rows.draws = False, Draws(rows.n_rows)
                 if (reset := reset_agent_function(rows.agent)) is not None:
                     reset(seeds[0])
-        rows.begin(seats, seeds)
+        rows.begin(slots, seeds)
 
     def begin_part(self) -> None:
         """Let the agents record their memory, before all continue in another fragment."""
@@ -354,51 +354,51 @@ class PlayingPolicy:
         """Whether batches include silent rows."""
         return self._all_rows or self.crosses
 
-    def ask(self, asked: Asked) -> None:
+    def ask(self, asked: PolicyCall) -> None:
         self.take_rows(asked, self.ask_rows(asked))
 
-    def ask_rows(self, asked: Asked) -> Any:
-        rows, seats, n_shown = asked.rows, asked.seats, asked.n_shown
+    def ask_rows(self, asked: PolicyCall) -> Any:
+        rows, slots, n_shown = asked.rows, asked.slots, asked.n_shown
         assert self.spaces is not None
         assert rows is not None
         if asked.acts is not None and "starts" in self._keywords:
             rows.starts |= ~asked.acts  # the memory of the other rows would go on
         keywords = self._values(asked, rows)
         if self._takes_masks:
-            keywords[ACTION_MASKS] = self._masks(seats, asked.places, n_shown)
-        return rows.agent.get_actions(self._batch(seats, asked.places, n_shown), **keywords)
+            keywords[ACTION_MASKS] = self._masks(slots, asked.places, n_shown)
+        return rows.agent.get_actions(self._batch(slots, asked.places, n_shown), **keywords)
 
-    def take_rows(self, asked: Asked, chosen: Any) -> None:
+    def take_rows(self, asked: PolicyCall, chosen: Any) -> None:
         """Set the agents' actions and infos from the result of `get_actions`."""
-        rows, seats, n_shown = asked.rows, asked.seats, asked.n_shown
+        rows, slots, n_shown = asked.rows, asked.slots, asked.n_shown
         assert self.spaces is not None
         assert rows is not None
         if "starts" in self._keywords:
             rows.starts[asked.numbers] = False
         singles, infos = answers_of_rows(self.spaces[1], chosen, n_shown)
         asked.infos = infos
-        for place, seat in zip(asked.places, seats, strict=True):
-            seat.action = singles[place]
-            seat.info = own_copy(info_of_row(infos, place)) if infos and not self.crosses else infos
+        for place, slot in zip(asked.places, slots, strict=True):
+            slot.action = singles[place]
+            slot.info = own_copy(info_of_row(infos, place)) if infos and not self.crosses else infos
 
-    def _batch(self, seats: Sequence[Seat], places: Sequence[int], n_shown: int) -> Any:
+    def _batch(self, slots: Sequence[AgentSlot], places: Sequence[int], n_shown: int) -> Any:
         """Return the agents' observations, tree of (n_shown, ...); other places copy the first agent's."""
         assert self.spaces is not None
-        first = seats[0].recorder
+        first = slots[0].recorder
         if self.crosses and first.encoded_observations is not None:
             encoded = [first.encoded_observations[-1]] * n_shown
-            for place, seat in zip(places, seats, strict=True):
-                encoded[place] = seat.recorder.encoded_observations[-1]
+            for place, slot in zip(places, slots, strict=True):
+                encoded[place] = slot.recorder.encoded_observations[-1]
             shape = (n_shown, *first.observation_shape)
             return self._memory.copy(np.ndarray(shape, first.observation_dtype, b"".join(encoded)))
-        shown = [seats[0].observation] * n_shown
-        for place, seat in zip(places, seats, strict=True):
-            shown[place] = seat.observation
+        shown = [slots[0].observation] * n_shown
+        for place, slot in zip(places, slots, strict=True):
+            shown[place] = slot.observation
         batch = stacked(self.spaces[0], shown)
         return self._memory.copy(batch) if self.crosses else batch
 
-    def _masks(self, seats: Sequence[Seat], places: Sequence[int], n_shown: int) -> Mask | None:
-        masks = [seat.mask_of(self._find_mask) for seat in seats]
+    def _masks(self, slots: Sequence[AgentSlot], places: Sequence[int], n_shown: int) -> Mask | None:
+        masks = [slot.mask_of(self._find_mask) for slot in slots]
         if self._find_mask.size is None:
             return None
         shown = [masks[0]] * n_shown
@@ -406,7 +406,7 @@ class PlayingPolicy:
             shown[place] = mask
         return np.stack(shown)  # type: ignore[arg-type]
 
-    def _values(self, asked: Asked, rows: PolicyRows) -> dict[str, Any]:
+    def _values(self, asked: PolicyCall, rows: PolicyRows) -> dict[str, Any]:
         values: dict[str, Any] = {}
         shown = asked.numbers if asked.acts is None else np.arange(rows.n_rows)
         if "draws" in self._keywords:

@@ -30,18 +30,18 @@ from streamsampler.workers.several.agent_recorder import (
     no_answer,
     no_observation,
     reward_of,
-    sum_on,
+    sum_in_order,
 )
-from streamsampler.workers.several.parts import Before, Suspended, Unanswered
+from streamsampler.workers.several.agent_slots import AgentSlot, OwnInfo
+from streamsampler.workers.several.parts import EarlierParts, Suspended, UnansweredTimestep
 from streamsampler.workers.several.players import Table
-from streamsampler.workers.several.seats import OwnInfo, Seat
 
 
 class _NoReward:
     """The class of no reward: with several agents a step's rewards are a dict, and a float is an error."""
 
 
-_NOTHING = Before()
+_NOTHING = EarlierParts()
 NOBODY = "no agent acted in the whole trajectory, so there is no timestep to record"
 COMMON = "__common__"
 """The key for infos about no agent, or about all."""
@@ -96,10 +96,10 @@ class JointRecorder(RolloutRecorder):
         return not self.env.takes_turns and self.table.one_by_one
 
     def _forget_trajectory(self) -> None:
-        self._seated: dict[str, Seat] = {}  # the agents with an action so far
-        self._waiting: list[Seat] = []  # of these, the agents without an answer yet
+        self._slots: dict[str, AgentSlot] = {}  # the agents with an action so far
+        self._waiting: list[AgentSlot] = []  # of these, the agents without an answer yet
         self._ended: dict[str, int] = {}  # with their last timesteps
-        self.ending: list[tuple[Seat, bool, bool]] = []
+        self.ending: list[tuple[AgentSlot, bool, bool]] = []
         self._last_ends = False, False
         self._early: dict[str, float] = {}  # rewards before the first action
         self._about: dict[str, dict[str, Any]] = {}
@@ -108,7 +108,7 @@ class JointRecorder(RolloutRecorder):
         self._rewards_of_step: Mapping[str, Any] = {}
         # Of an episode with several parts:
         self.n_before = 0
-        self._before: dict[str, Before] = {}
+        self._before: dict[str, EarlierParts] = {}
         self._first_infos: dict[str, Any] = {}  # of all agents so far
         self._chosen_infos: dict[str, Any] = {}
 
@@ -137,16 +137,16 @@ class JointRecorder(RolloutRecorder):
         self._before = it.before
         for each in it.unanswered:
             self._begin_agent(each.agent_id)
-            seat = self._seated[each.agent_id]
-            seat.early_info, seat.info = None, OwnInfo(each.info or {})
-            seat.record_observation(each.observation)
-            seat.record_action(each.action)
-            own = seat.recorder
+            slot = self._slots[each.agent_id]
+            slot.early_info, slot.info = None, OwnInfo(each.info or {})
+            slot.record_observation(each.observation)
+            slot.record_action(each.action)
+            own = slot.recorder
             own.env_timesteps.append(each.env_timestep)
             if each.info:
                 own.record_agent_info(len(own.float_rewards), each.info)
             self._chosen_infos[each.agent_id] = each.info
-            self._waiting.append(seat)
+            self._waiting.append(slot)
 
     def _nobody_acted(self) -> UsageError:
         change = self.env.change_of_possible_agents()
@@ -163,17 +163,17 @@ class JointRecorder(RolloutRecorder):
             )
 
     def _record_observations(self, observations: Mapping[str, Any]) -> None:
-        self.let_act(observations)
+        self.begin_step(observations)
         self.table.shown = observations
         try:
-            for seat in self.table.acting:
-                seat.record_observation(observations[seat.agent_id])
+            for slot in self.table.acting:
+                slot.record_observation(observations[slot.agent_id])
         except KeyError:
-            raise no_observation(seat.agent_id) from None
+            raise no_observation(slot.agent_id) from None
         except ObservationError as error:
-            raise named(error, seat.agent_id) from None
+            raise named(error, slot.agent_id) from None
 
-    def let_act(self, observations: Mapping[str, Any]) -> None:
+    def begin_step(self, observations: Mapping[str, Any]) -> None:
         """End the trajectories of agents with an end in the last step, and pass the acting agents to the table.
 
         The acting agents are those in turn, without agents about to join.
@@ -194,13 +194,13 @@ class JointRecorder(RolloutRecorder):
         began = self._timestep >= 0
         if not (turn or began) and self.env.is_over(self._ended):
             raise self._nobody_acted()
-        known = self._seated.keys() | self._before.keys() | observations.keys()
+        known = self._slots.keys() | self._before.keys() | observations.keys()
         there = [agent for agent in turn if agent in known or not began]
         for agent in there:
-            if agent not in self._seated:
+            if agent not in self._slots:
                 self._begin_agent(agent)
         # Joining agents are looked for in each step.
-        self.table.let_act([self._seated[agent] for agent in there], turn if len(there) == len(turn) else None)
+        self.table.set_acting([self._slots[agent] for agent in there], turn if len(there) == len(turn) else None)
 
     def _remark_listed(self, turn: list[str]) -> None:
         if not turn or self.env.takes_turns:  # ended agents have a last turn
@@ -230,24 +230,24 @@ class JointRecorder(RolloutRecorder):
         error.row = max(len(self.float_rewards) - 1, self.n_timesteps)
 
     def _begin_agent(self, agent: str) -> None:
-        seat = self._seated[agent] = self.table.seat_of(agent)
+        slot = self._slots[agent] = self.table.slot_of(agent)
         own = self._agents.get(agent)
         if own is None:
             spaces = self.env.observation_space[agent], self.env.action_space[agent]
             own = self._agents[agent] = AgentRecorder(*spaces)
-        seat.record_in(own)
-        own.played.append((self.n_trajectories, seat.policy.name, seat.number))
+        slot.record_in(own)
+        own.played.append((self.n_trajectories, slot.policy.name, slot.number))
         before = self._before.get(agent)
         own.before.append(before or _NOTHING)
         if before is not None:
-            seat.last_info = before.last_info
+            slot.last_info = before.last_info
             own.begin({})
             self._about[agent] = {}
             return
         if agent not in self._first_infos:
             info = self._infos.get(agent) if agent in self._infos else self._reset_infos.get(agent)
             self._first_infos[agent] = info or {}
-        info = seat.early_info = self._first_infos[agent]
+        info = slot.early_info = self._first_infos[agent]
         own.begin(dict_of(info, agent))
         self._about[agent] = {"reset": trees.snapshot(info)} if info else {}
 
@@ -255,20 +255,20 @@ class JointRecorder(RolloutRecorder):
         acting = self.table.acting
         if len(actions) != len(acting):
             raise ActionError(
-                f"got actions of agents {list(actions)}, but agents {[seat.agent_id for seat in acting]} act"
+                f"got actions of agents {list(actions)}, but agents {[slot.agent_id for slot in acting]} act"
             )
-        for seat in acting:
+        for slot in acting:
             try:
-                seat.record_action(actions[seat.agent_id])
+                slot.record_action(actions[slot.agent_id])
             except ActionError as error:
-                raise named(error, seat.agent_id) from None
+                raise named(error, slot.agent_id) from None
         if self.sent is not None:
             self.sent.append({agent: own_copy(action) for agent, action in actions.items()})
         if self.env.takes_turns:
             timestep = self._timestep + 1
-            for seat in acting:
-                seat.recorder.env_timesteps.append(timestep)
-                self._waiting.append(seat)
+            for slot in acting:
+                slot.recorder.env_timesteps.append(timestep)
+                self._waiting.append(slot)
         else:
             self._waiting = acting
 
@@ -281,12 +281,12 @@ class JointRecorder(RolloutRecorder):
         self._infos = mapping_of(infos, "infos")
 
     def _record_agent_infos(self, _step: int, infos: Mapping[str, Any]) -> None:
-        for seat in self.table.acting:
-            info = infos[seat.agent_id]
+        for slot in self.table.acting:
+            info = infos[slot.agent_id]
             if self.env.takes_turns:
-                self._chosen_infos[seat.agent_id] = info
+                self._chosen_infos[slot.agent_id] = info
             if info.__class__ is not dict or info:
-                own = seat.recorder
+                own = slot.recorder
                 own.record_agent_info(len(own.float_rewards), info)
 
     def flags(self, terminated: Any, truncated: Any) -> tuple[bool, bool]:
@@ -296,41 +296,41 @@ class JointRecorder(RolloutRecorder):
             DataError: The step lacks the answer to an acting agent, or a flag is neither true nor false.
         """
         try:
-            return self._take_in(mapping_of(terminated, "terminated"), mapping_of(truncated, "truncated"))
+            return self._record_answers(mapping_of(terminated, "terminated"), mapping_of(truncated, "truncated"))
         except DataError as error:
             error.row = len(self.float_rewards) - 1
             raise
 
-    def _take_in(self, terminated: Any, truncated: Any) -> tuple[bool, bool]:
+    def _record_answers(self, terminated: Any, truncated: Any) -> tuple[bool, bool]:
         rewards, infos, total = self._rewards_of_step, self._infos, 0.0
         if self.env.takes_turns:
-            answered = [seat for seat in self._waiting if seat.agent_id in terminated]
-            self._waiting = [seat for seat in self._waiting if seat not in answered]
+            answered = [slot for slot in self._waiting if slot.agent_id in terminated]
+            self._waiting = [slot for slot in self._waiting if slot not in answered]
         else:
             answered, self._waiting = self._waiting, []
         try:
-            for seat in answered:
-                agent = seat.agent_id
+            for slot in answered:
+                agent = slot.agent_id
                 reward = rewards[agent]
                 if reward.__class__ is not float:
                     reward = reward_of(reward, agent)
                 total += reward
-                seat.keep_reward(reward)
-                seat.last_info = info = infos.get(agent)
+                slot.keep_reward(reward)
+                slot.last_info = info = infos.get(agent)
                 if info:
-                    self.record_info(seat, info)
+                    self.record_info(slot, info)
                 if terminated[agent] is not False or truncated[agent] is not False:
-                    self.take_in_end(agent, terminated[agent], truncated[agent])
+                    self.record_agent_end(agent, terminated[agent], truncated[agent])
         except KeyError as error:
             raise no_answer(error.args[0]) from None
         self.float_rewards[-1] = total
-        return self.take_in_rest(rewards, terminated, truncated, infos)
+        return self.record_rest(rewards, terminated, truncated, infos)
 
-    def record_info(self, seat: Seat, info: Any) -> None:
-        own = seat.recorder
-        own.record_env_info(len(own.float_rewards) - 1, dict_of(info, seat.agent_id))
+    def record_info(self, slot: AgentSlot, info: Any) -> None:
+        own = slot.recorder
+        own.record_env_info(len(own.float_rewards) - 1, dict_of(info, slot.agent_id))
 
-    def take_in_rest(
+    def record_rest(
         self, rewards: Mapping[str, Any], terminated: Mapping[str, Any], truncated: Mapping[str, Any],
         infos: Mapping[str, Any],
     ) -> tuple[bool, bool]:  # fmt: skip
@@ -340,39 +340,39 @@ class JointRecorder(RolloutRecorder):
             DataError: No agent is left, and none has ended; or an ended agent continues.
         """
         try:
-            return self._take_in_others(rewards, terminated, truncated, infos)
+            return self._record_others(rewards, terminated, truncated, infos)
         except DataError as error:
             self._blame_step(error)
             raise
 
-    def _take_in_others(
+    def _record_others(
         self, rewards: Mapping[str, Any], terminated: Mapping[str, Any], truncated: Mapping[str, Any],
         infos: Mapping[str, Any],
     ) -> tuple[bool, bool]:  # fmt: skip
         self._infos = infos
-        for seat, _, _ in self.ending:
-            self._ended[seat.agent_id] = self._timestep
+        for slot, _, _ in self.ending:
+            self._ended[slot.agent_id] = self._timestep
         self.env.meet_listed()
         for agent in terminated:
             if agent in self._ended:
                 if not (terminated[agent] or truncated.get(agent)) and self.env.lists(agent):
                     raise returned(agent, self._ended)
-            elif agent in self._known and agent not in self._seated:
-                self._take_in_early(agent, rewards.get(agent, 0.0), terminated[agent], truncated.get(agent, False))
+            elif agent in self._known and agent not in self._slots:
+                self._record_early(agent, rewards.get(agent, 0.0), terminated[agent], truncated.get(agent, False))
         if not infos.keys() <= self._known:
             self._record_joint_env_info(len(self.float_rewards) - 1, self._of_no_agent(infos))
         if (self.ending or self.env.takes_turns or not self.table.acting) and self.env.is_over(self._ended):
-            return self._take_in_last_end()
+            return self._last_flags()
         return False, False
 
-    def _take_in_early(self, agent: str, reward: Any, terminated: Any, truncated: Any) -> None:
+    def _record_early(self, agent: str, reward: Any, terminated: Any, truncated: Any) -> None:
         """Record a step's results of an agent before its first action."""
         number = reward_of(reward, agent)
         self.float_rewards[-1] += number
         self._early[agent] = self._early.get(agent, 0.0) + number
-        self.take_in_end(agent, terminated, truncated)
+        self.record_agent_end(agent, terminated, truncated)
 
-    def _take_in_last_end(self) -> tuple[bool, bool]:
+    def _last_flags(self) -> tuple[bool, bool]:
         if not self._first_infos:
             raise self._nobody_acted()
         if self.env.takes_turns:
@@ -393,7 +393,7 @@ class JointRecorder(RolloutRecorder):
         return joint
 
     def _end_rest(self) -> None:
-        for agent in [it for it in self._seated if it not in self._ended]:
+        for agent in [it for it in self._slots if it not in self._ended]:
             _, _, terminated, truncated, _ = self.env.outstanding(agent)
             ends = flag_of(f"terminated of {agent!r}", terminated), flag_of(f"truncated of {agent!r}", truncated)
             if not any(ends):
@@ -404,38 +404,38 @@ class JointRecorder(RolloutRecorder):
         if not self.env.takes_turns:
             raise DataError(
                 "a step gave no reward, terminated or truncated of agents "
-                f"{[seat.agent_id for seat in self._waiting]}, which acted: step must return dicts by agent"
+                f"{[slot.agent_id for slot in self._waiting]}, which acted: step must return dicts by agent"
             )
 
-    def take_in_end(self, agent: str, terminated: Any, truncated: Any) -> bool:
+    def record_agent_end(self, agent: str, terminated: Any, truncated: Any) -> bool:
         """Record an agent's flags; return whether it has ended."""
         ends = flag_of(f"terminated of {agent!r}", terminated), flag_of(f"truncated of {agent!r}", truncated)
         if not any(ends):
             return False
         self._last_ends = ends if not self.ending else (self._last_ends[0] or ends[0], self._last_ends[1] or ends[1])
         self._ended[agent] = self._timestep
-        if agent in self._seated:
-            self.ending.append((self._seated[agent], *ends))
+        if agent in self._slots:
+            self.ending.append((self._slots[agent], *ends))
         return True
 
     def _end_agents(self, observations: Mapping[str, Any]) -> None:
         ending, self.ending = self.ending, []
-        for seat, terminated, truncated in ending:
-            if seat.agent_id not in observations:
-                raise ObservationError(f"there is no last observation of agent {seat.agent_id!r}, which has ended")
-            self._end_agent(seat, observations[seat.agent_id], terminated, truncated)
+        for slot, terminated, truncated in ending:
+            if slot.agent_id not in observations:
+                raise ObservationError(f"there is no last observation of agent {slot.agent_id!r}, which has ended")
+            self._end_agent(slot, observations[slot.agent_id], terminated, truncated)
 
     def _end_agent(
-        self, seat: Seat, observation: Any, terminated: bool, truncated: bool, value: float | None = None
+        self, slot: AgentSlot, observation: Any, terminated: bool, truncated: bool, value: float | None = None
     ) -> None:
-        agent, own = seat.agent_id, seat.recorder
+        agent, own = slot.agent_id, slot.recorder
         about = self._about[agent]
         early = 0.0 if agent in self._before else self._early.get(agent, 0.0)
         about["return"] = sum(own.float_rewards[own.n_timesteps :], early)
-        if info := seat.last_info:
+        if info := slot.last_info:
             about["last"] = trees.snapshot(info)
         if not terminated and value is None:
-            value = seat.value_of(observation)
+            value = slot.value_of(observation)
         if not terminated and value is not None:
             own.record_last_value(value)
         if not self.env.takes_turns:
@@ -460,9 +460,9 @@ class JointRecorder(RolloutRecorder):
             raise self._nobody_acted()
         if self.ending:
             self._end_agents(observations)
-        for agent, seat in self._seated.items():
+        for agent, slot in self._slots.items():
             if agent not in self._ended:
-                self._cut_off(seat, observations)
+                self._cut_off(slot, observations)
         for own in self._agents.values():
             own.kept = own.n_trajectories
         self._episode_infos.record(self.n_trajectories, {OF_AGENTS: self._about})
@@ -470,29 +470,31 @@ class JointRecorder(RolloutRecorder):
 
     def forget_observation(self) -> None:
         """Forget the observations without an action: the next part begins with them."""
-        for seat in self.table.acting:
-            seat.recorder.forget_observation()
+        for slot in self.table.acting:
+            slot.recorder.forget_observation()
 
     def _end_part(self, observations: Mapping[str, Any]) -> None:
         before, unanswered = dict(self._before), []
-        for agent, seat in list(self._seated.items()):
+        for agent, slot in list(self._slots.items()):
             if agent in self._ended:
                 continue
             value: float | None = None
-            if seat in self._waiting:
-                unanswered.append(self._taken_back(seat))
-                observation, value = unanswered[-1].observation, seat.value_told()
+            if slot in self._waiting:
+                unanswered.append(self._discarded_timestep(slot))
+                observation, value = unanswered[-1].observation, slot.recorded_value()
             elif agent in observations:
                 observation = observations[agent]
             else:
                 raise no_observation(agent)
-            own = seat.recorder
+            own = slot.recorder
             if rewards := own.float_rewards[own.n_timesteps :]:
                 had = self._before.get(agent, _NOTHING)
-                before[agent] = Before(had.length + len(rewards), sum_on(had.returned, rewards), seat.last_info)
-                self._end_agent(seat, observation, terminated=False, truncated=False, value=value)
+                before[agent] = EarlierParts(
+                    had.length + len(rewards), sum_in_order(had.returned, rewards), slot.last_info
+                )
+                self._end_agent(slot, observation, terminated=False, truncated=False, value=value)
             else:
-                own.take_back()
+                own.discard_start()
                 del self._about[agent]
         for own in self._agents.values():
             own.kept = own.n_trajectories
@@ -503,35 +505,35 @@ class JointRecorder(RolloutRecorder):
             self._first_infos, before, tuple(unanswered),
         )  # fmt: skip
         self._forget_trajectory()
-        self.table.let_act([], None)
+        self.table.set_acting([], None)
 
-    def _taken_back(self, seat: Seat) -> Unanswered:
-        observation, action, env_timestep = seat.recorder.take_back_timestep()
-        info = seat.own_info() if seat.policy.crosses else self._chosen_infos.get(seat.agent_id)
-        return Unanswered(seat.agent_id, observation, action, info, env_timestep)
+    def _discarded_timestep(self, slot: AgentSlot) -> UnansweredTimestep:
+        observation, action, env_timestep = slot.recorder.discard_timestep()
+        info = slot.own_info() if slot.policy.crosses else self._chosen_infos.get(slot.agent_id)
+        return UnansweredTimestep(slot.agent_id, observation, action, info, env_timestep)
 
-    def _cut_off(self, seat: Seat, observations: Mapping[str, Any]) -> None:
-        agent, own = seat.agent_id, seat.recorder
-        if seat not in self._waiting and agent in observations:
-            self._end_agent(seat, observations[agent], terminated=False, truncated=True)
+    def _cut_off(self, slot: AgentSlot, observations: Mapping[str, Any]) -> None:
+        agent, own = slot.agent_id, slot.recorder
+        if slot not in self._waiting and agent in observations:
+            self._end_agent(slot, observations[agent], terminated=False, truncated=True)
             return
         observation, reward, terminated, truncated, info = self.env.outstanding(agent)
-        if seat in self._waiting:
-            seat.keep_reward(reward := reward_of(reward, agent))
+        if slot in self._waiting:
+            slot.keep_reward(reward := reward_of(reward, agent))
             self.float_rewards[-1] += reward
-            seat.last_info = info
+            slot.last_info = info
             if info:
                 own.record_env_info(len(own.float_rewards) - 1, dict_of(info, agent))
         terminated = flag_of(f"terminated of {agent!r}", terminated)
-        self._end_agent(seat, observation, terminated=terminated, truncated=bool(truncated) or not terminated)
+        self._end_agent(slot, observation, terminated=terminated, truncated=bool(truncated) or not terminated)
 
     def abandon(self) -> None:
         """Discard the current trajectory."""
         for own in self._agents.values():
-            own.forget_rest()
+            own.discard_unfinished()
         self._forget_trajectory()
         if self.table is not None:  # tables come with the first fragment
-            self.table.let_act([], None)
+            self.table.set_acting([], None)
         super().abandon()
 
     def clear(self) -> None:
@@ -544,7 +546,7 @@ class JointRecorder(RolloutRecorder):
 
     def copies_in_hand(self) -> tuple[Any, Any, NDArray[np.float64]]:
         """Return copies of the current trajectory's observations and actions by agent, and its summed rewards."""
-        parts = {agent: seat.recorder.copies_of_last() for agent, seat in self._seated.items()}
+        parts = {agent: slot.recorder.copies_of_last() for agent, slot in self._slots.items()}
         observations, actions = ({agent: part[i] for agent, part in parts.items()} for i in (0, 1))
         return observations, actions, super().copies_in_hand()[2]
 

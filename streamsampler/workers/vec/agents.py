@@ -54,14 +54,14 @@ class BatchedAgent(ABC):
         one_by_one: Whether `choose` needs the numbers of the live rows.
         can_wait: Whether `choose` may be called for some rows while other rows' trajectories wait.
         draws: The random numbers of rows; waiting rows must not draw (`Draws.only`).
-        tells_values: Whether `value_of` may return a value, by the last infos of the agent.
+        has_values: Whether `value_of` may return a value, by the last infos of the agent.
         agents: The agents; row r has agent number `r % len(agents)`.
         takes_masks: Whether `choose` needs masks.
     """
 
     agents: Sequence[Agent]
     row = -1
-    one_by_one = can_wait = tells_values = takes_masks = False
+    one_by_one = can_wait = has_values = takes_masks = False
     draws: Draws | None = None
 
     def begin_block(self, seed: int) -> None:  # noqa: B027 - most agents do nothing then
@@ -186,11 +186,11 @@ class _Together(BatchedAgent):
         worker.phase = _ACTION
         given = {ACTION_MASKS: masks} if self.takes_masks else _NONE
         chosen = answer_of(self._get_actions(observations, **self._values(), **given))
-        self.tells_values = self._value_by_row is not None and "value" in chosen[1]
+        self.has_values = self._value_by_row is not None and "value" in chosen[1]
         return chosen
 
     def _get_value(self, row: int) -> Callable[[Any], Any] | None:
-        return partial(self._value_by_row, slot=row) if self.tells_values and self._value_by_row else None
+        return partial(self._value_by_row, slot=row) if self.has_values and self._value_by_row else None
 
     def _values(self) -> dict[str, Any]:
         wanted = self._keywords
@@ -311,7 +311,7 @@ class _OneByOne(BatchedAgent):
             if info.__class__ is not dict or info:
                 record_info(row, info)
                 self._has_value[row % len(self._agents)] = "value" in info
-                self.tells_values = self.tells_values or "value" in info
+                self.has_values = self.has_values or "value" in info
             actions[row] = snapshot(action)  # the agent may return the same array each time
         self.row = -1
         first = actions[live[0]]

@@ -37,11 +37,11 @@ _ACTION, _RECORDING = Phase.ACTION, Phase.RECORDING
 class PlayersOfRows(BatchedAgent):
     """The policies that play in many environments, as a `BatchedAgent`: a row is an environment.
 
-    `tells_all` lets `choose` record the infos of policies asked across environments, too.
+    `records_all_infos` lets `choose` record the infos of policies asked across environments, too.
     """
 
-    def __init__(self, players: Players, worker: Worker, *, tells_all: bool = False) -> None:
-        self.players, self._worker, self._tells_all = players, worker, tells_all
+    def __init__(self, players: Players, worker: Worker, *, records_all_infos: bool = False) -> None:
+        self.players, self._worker, self._records_all_infos = players, worker, records_all_infos
 
     @property
     def agents(self) -> list[Any]:  # type: ignore[override]
@@ -95,10 +95,10 @@ class PlayersOfRows(BatchedAgent):
         actions: list[Any] = [None] * len(tables)
         for row in live:
             actions[row] = tables[row].actions()
-        if self._tells_all or not all(each.policy.crosses for each in self.players.asked):
+        if self._records_all_infos or not all(each.policy.crosses for each in self.players.asked):
             worker.phase = _RECORDING
             for row in live:
-                infos = tables[row].infos() if self._tells_all else tables[row].infos_apart()
+                infos = tables[row].infos() if self._records_all_infos else tables[row].infos_apart()
                 if any(info.__class__ is not dict or info for info in infos.values()):
                     record_info(row, infos)
         return actions, {}

@@ -101,7 +101,7 @@ class LaneRunner(RowsDriver):
             self.forget()
         super().set_rows(n_rows)
 
-    def take_any_row(self, any_row: bool) -> None:
+    def allow_any_row(self, any_row: bool) -> None:
         """Set whether free rows may run any trajectory, in lanes too."""
         self._tickets.any_row = any_row and not self._fixed_rows
 

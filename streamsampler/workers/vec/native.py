@@ -117,7 +117,7 @@ class NativeRunner:
         self._hinted = worker.context.worker_number > 0
         self._n_silent_rows = 0  # steps of silent slots
         # For the hint: blocks, their trajectories, their timesteps and silent steps.
-        self._n_blocks, self._n_trajectories, self._looked_at = 0, 0, np.zeros(2, np.int64)
+        self._n_blocks, self._n_trajectories, self._n_seen_steps = 0, 0, np.zeros(2, np.int64)
         self._version = 0
 
     def rollout(self, ticket: Ticket, seeds: list[int], agent: BatchedAgent) -> Outcome:
@@ -143,7 +143,7 @@ class NativeRunner:
         self._ticket, self._seeds, self._agent = ticket, seeds, agent
         longer = self._worker.runs_longer_blocks
         if longer and self._version != ticket.version:  # within a call, blocks get longer
-            self._look_at_silence()
+            self._hint_at_longer_blocks()
         self._version = ticket.version
         self._recorder.begin_ticket(len(seeds))
         self._seconds = [0.0, 0.0, 0.0]
@@ -154,15 +154,15 @@ class NativeRunner:
             if hints and self._stop == first + size:
                 self._n_blocks += 1
                 self._n_trajectories += size
-                self._looked_at += self._worker.ran_timesteps - ran, self._n_silent_rows - silent
+                self._n_seen_steps += self._worker.ran_timesteps - ran, self._n_silent_rows - silent
                 if not longer:
-                    self._look_at_silence()
+                    self._hint_at_longer_blocks()
         return True
 
-    def _look_at_silence(self) -> None:
+    def _hint_at_longer_blocks(self) -> None:
         if self._hinted or self._n_trajectories < _FEWEST_TRAJECTORIES * self.n_slots:
             return
-        share = self._looked_at[1] / self._looked_at.sum()
+        share = self._n_seen_steps[1] / self._n_seen_steps.sum()
         if share < _SILENT_SHARE:
             return
         self._hinted = True
@@ -265,7 +265,7 @@ class NativeRunner:
         # A single seed would reseed the other slots, too.
         result = self._env.reset(seed=seeds if self._takes_list else None, options={**given, "reset_mask": ended})
         observations, infos = self._begin_of(result)
-        self._recorder.begin_again(observations, refilled, np.flatnonzero(ended))
+        self._recorder.record_resets(observations, refilled, np.flatnonzero(ended))
         if self._masks is not None:
             self._masks.keep(infos, np.flatnonzero(ended).tolist())
         self._in_reset = False
@@ -383,7 +383,7 @@ class NativeRunner:
 
     def _ask_for_values(self, ended: NDArray[np.int64], terminated: Any, final: Any) -> None:
         """Record the agent's values of last observations, before the agent forgets the trajectories."""
-        if not self._agent.tells_values:
+        if not self._agent.has_values:
             return
         worker, recorder = self._worker, self._recorder
         rows = recorder.observations.row_batch(recorder.step) if final is None else final

@@ -40,7 +40,7 @@ class NativeRecorder(ColumnsRecorder):
     def __init__(self, observation_space: AnySpace, action_space: AnySpace, n_slots: int) -> None:
         self.env_infos, self._reset_infos = BatchInfos("env_infos"), BatchInfos("episode_infos")
         super().__init__(observation_space, action_space, n_slots, self.env_infos, self._reset_infos)
-        self._apart = Columns(observation_space, n_slots, "observation", ObservationError)
+        self._scratch = Columns(observation_space, n_slots, "observation", ObservationError)
         self._rewards = GrowingColumn(n_slots, _FLOAT64)
         self._shape = (n_slots,)
         self.positions, self.begun = np.zeros(n_slots, np.int64), np.zeros(n_slots, np.int64)
@@ -99,22 +99,22 @@ class NativeRecorder(ColumnsRecorder):
         self._after[positions] = self.step
         self._terminated[positions], self._truncated[positions] = terminated, truncated
         if final is not None:
-            self._last.append((positions, take(self._written_apart(final, slots), slots)))
+            self._last.append((positions, take(self._checked_copy(final, slots), slots)))
         self.n_ended += len(slots)
 
-    def begin_again(self, observations: Any, used: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
+    def record_resets(self, observations: Any, used: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
         """Record the reset observations of some slots, of which `used` begin a trajectory."""
-        apart = self._written_apart(observations, used)
-        for (_, whole), (_, rows) in zip(leaves(self.observations.row_batch(self.step)), leaves(apart), strict=True):
+        checked = self._checked_copy(observations, used)
+        for (_, whole), (_, rows) in zip(leaves(self.observations.row_batch(self.step)), leaves(checked), strict=True):
             whole[slots] = rows[slots]
 
-    def _written_apart(self, observations: Any, used: NDArray[np.int64]) -> Tree:
+    def _checked_copy(self, observations: Any, used: NDArray[np.int64]) -> Tree:
         """Return a checked copy of observations; slots other than `used` do not matter."""
         unused = np.ones(self.n_rows, dtype=np.bool_)
         unused[used] = False
-        self._apart.clear()
-        _append(self._apart, observations, unused)
-        return self._apart.row_batch(0)
+        self._scratch.clear()
+        _append(self._scratch, observations, unused)
+        return self._scratch.row_batch(0)
 
     def finish(self, allocate: Allocate, most: int | None = None) -> Rollouts:
         """Return the ticket's first `most` trajectories, None for all; later ones are not checked.

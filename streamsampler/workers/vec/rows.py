@@ -108,12 +108,12 @@ def _check_rows(infos: Mapping[str, Any], n: int) -> None:
 AgentT = TypeVar("AgentT")
 
 
-def noting(agent: AgentT, note: Callable[..., None]) -> AgentT:
+def with_info_callback(agent: AgentT, note: Callable[..., None]) -> AgentT:
     """Return a `BatchedAgent` that calls `note(timestep, info[, row])` with the infos of `agent`."""
-    return cast(AgentT, _Noting(agent, note))
+    return cast(AgentT, _WithInfoCallback(agent, note))
 
 
-class _Noting:
+class _WithInfoCallback:
     def __init__(self, agent: Any, note: Callable[..., None]) -> None:
         self._agent, self._note, self._timestep = agent, note, 0
 

@@ -73,7 +73,7 @@ class RowTrajectory:
 
     def end(self, last: Any, terminated: bool, truncated: bool, agent: BatchedAgent, worker: Worker) -> None:
         self.last, self.terminated, self.truncated = last, terminated, truncated
-        if agent.tells_values and not terminated:
+        if agent.has_values and not terminated:
             phase, worker.phase = worker.phase, Phase.ACTION
             self.value = agent.value_of(self.row, last)
             worker.phase = phase

@@ -45,7 +45,7 @@ from streamsampler.workers.vec.joint import PlayersOfRows
 from streamsampler.workers.vec.joint_fragments import GroupOfAgents
 from streamsampler.workers.vec.lanes import MULTIPLE, LaneRunner, rows_of_lanes
 from streamsampler.workers.vec.native import NativeRunner, using_seeds
-from streamsampler.workers.vec.rows import noting
+from streamsampler.workers.vec.rows import with_info_callback
 
 _N_ENVS = 16
 DRAWS = (
@@ -203,14 +203,14 @@ class VecWorker(LendingWorker):
         together = agents.asked_together
         n_rows = self._batch_rows() if together else len(self._envs)
         runner.set_rows(n_rows)
-        runner.take_any_row(False)
+        runner.allow_any_row(False)
         if not self._may_lanes:
             return
         agent, found = self._probed
         if found is None or agent is not agents.first or (anew and not found.conclusive):
             found = agents.probe(runner.spaces, n_rows)
             self._probed = agents.first, found
-        runner.take_any_row(found.of_place and (not together or n_rows % MULTIPLE == 0))
+        runner.allow_any_row(found.of_place and (not together or n_rows % MULTIPLE == 0))
         self.runs_lanes = True
 
     def update_env(self, env_update: EnvUpdate) -> None:
@@ -338,11 +338,15 @@ class VecWorker(LendingWorker):
         """Run trajectories in stand-ins, each in its own environment, and discard them."""
         runner, note = self._runner, stand_ins[0].take_agent_info
         if isinstance(runner, NativeRunner):
-            agent = noting(self._agents.batched(runner.n_slots), note)
+            agent = with_info_callback(self._agents.batched(runner.n_slots), note)
             NativeRunner(stand_ins[0], self).run(Ticket(version, indices), seeds, agent, len(seeds))
             return
-        agent = self._asked() if self._players is None else PlayersOfRows(self._players.players, self, tells_all=True)
-        agent = noting(agent, note)
+        agent = (
+            self._asked()
+            if self._players is None
+            else PlayersOfRows(self._players.players, self, records_all_infos=True)
+        )
+        agent = with_info_callback(agent, note)
         rehearsing = _Rehearsal(list(stand_ins), self, n_rows=self._lane_runner.n_slots)
         rehearsing.n_ran = n_before = self.row.words[self.row.timesteps_word]
         try:
@@ -421,7 +425,7 @@ class VecWorker(LendingWorker):
             else:
                 may_run = runner.run_blocks(ticket, seeds, agent)
             if not may_run:
-                return self._given_up()
+                return self._abandoned_outcome()
             left_out = runner.left_out()
             indices = [each.index for each in runner.ended()] if left_out else ticket.indices
             rollouts = self.finished_in_order(runner.gather, indices, self._envs[0]) if indices else None
@@ -452,7 +456,7 @@ class VecWorker(LendingWorker):
             self.phase, self.trajectory = Phase.STEP, ticket.indices[0]
             raise UsageError(DRAWS)
 
-    def _given_up(self) -> Outcome:
+    def _abandoned_outcome(self) -> Outcome:
         runner = self._lane_runner
         ended = runner.ended()
         n_timesteps = sum(each.length for each in ended)

@@ -106,10 +106,10 @@ class EnvsOnLoop:
     """Makes, awaits and closes environments on the event loop's thread.
 
     Attributes:
-        goes_on: Why a cancelled trajectory may not end, for a warning.
+        why_still_running: Why a cancelled trajectory may not end, for a warning.
     """
 
-    goes_on = "its reset or step catches asyncio.CancelledError, and should raise it again"
+    why_still_running = "its reset or step catches asyncio.CancelledError, and should raise it again"
 
     def apply(self, update: EnvUpdate, old_env: AnyEnv | None) -> AnyEnv:
         return apply_env_update(update, old_env, several=True, waits=True)

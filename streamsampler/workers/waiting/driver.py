@@ -47,7 +47,7 @@ class ShownFlight(ShownTrajectory):
 
 
 @dataclass(slots=True, eq=False)
-class Surroundings:
+class TrajectorySetup:
     """The environment, agent and recorder of a trajectory.
 
     Without a `reset` of the agent, masks or hooks, the attribute for them is None. `rounding` gives actions the floats
@@ -66,7 +66,7 @@ class Surroundings:
 class FlightDriver:
     """Drives scripts one after the other: of a whole trajectory, or of the parts in a fragment.
 
-    The board of the worker shows the timesteps of all trajectories in flight, whose sums are in `waited`.
+    The board of the worker shows the timesteps of all trajectories in flight, whose sums are in `totals`.
 
     Attributes:
         reset: Resets the environment, `reset(seed=seed)`; set before `script` is called.
@@ -82,12 +82,12 @@ class FlightDriver:
 
     reset: Callable[..., Any]
 
-    def __init__(self, worker: Worker, around: Surroundings, index: int, waited: FlightTotals) -> None:
-        self._worker, self._around, self._waited = worker, around, waited
+    def __init__(self, worker: Worker, setup: TrajectorySetup, index: int, totals: FlightTotals) -> None:
+        self._worker, self._setup, self._totals = worker, setup, totals
         self.clock = Clock(math.inf)  # until its start
         self._turns = Turns(worker, index, self.clock)
         self._seed = 0  # of the last script
-        self.binding = Binding(around.env.step, around.recorder, around.shown, waits=True)
+        self.binding = Binding(setup.env.step, setup.recorder, setup.shown, waits=True)
         self.info: Any = None
         self.has_begun = self.is_cancelled = False
         self.n_timesteps = self.restored_timesteps = 0
@@ -100,7 +100,7 @@ class FlightDriver:
     def script(self, seed: int, limit: int | None) -> Script:
         """Return a new script of a trajectory, limited to so many timesteps; None for no limit."""
         self._seed = seed
-        begin = None if self._around.reset_agent is None else self._begin_agent
+        begin = None if self._setup.reset_agent is None else self._begin_agent
         return trajectory(self.reset, self.binding, seed, begin, limit)
 
     async def run(self, parts: Iterable[Part], take_end: Callable[[End], None] | None = None) -> None:
@@ -108,7 +108,7 @@ class FlightDriver:
 
         The iterable yields the next part after the previous has ended. `take_end` ends the record of a part.
         """
-        shown = self._around.shown
+        shown = self._setup.shown
         for index, seed_generators, script, binding, n_timesteps in parts:
             self._turns.index = index
             if seed_generators is not None:
@@ -118,13 +118,13 @@ class FlightDriver:
             await self._drive(script, binding, n_timesteps, take_end or self._end)
 
     def _end(self, end: End) -> None:
-        self._around.recorder.end(end.observation, end.terminated, end.truncated, limited=end.limited)
+        self._setup.recorder.end(end.observation, end.terminated, end.truncated, limited=end.limited)
 
     async def _drive(  # noqa: C901 - one trajectory, with the phase of each of its parts
         self, script: Script, binding: Binding | None, n_timesteps: int, take_end: Callable[[End], None]
     ) -> None:
-        around, turns, recorder = self._around, self._turns, self._around.recorder
-        rewards, rounding = recorder.float_rewards, around.rounding
+        setup, turns, recorder = self._setup, self._turns, self._setup.recorder
+        rewards, rounding = recorder.float_rewards, setup.rounding
         stop = len(rewards) + n_timesteps
         action: Any = None
         agent_info: Any = None
@@ -134,7 +134,7 @@ class FlightDriver:
             observation: Any = script.send(binding)
             if binding is None:
                 try:
-                    result = await turns.take(observation, Phase.RESET, self._waited.reset)
+                    result = await turns.take(observation, Phase.RESET, self._totals.reset)
                 except LateCancelledError:
                     self.has_begun = True
                     raise
@@ -154,9 +154,9 @@ class FlightDriver:
                 turns.begin(outside)
                 began = perf_counter()
                 chosen = self._ask(observation)
-                self._waited.agent.running += perf_counter() - began
+                self._totals.agent.running += perf_counter() - began
                 if is_awaitable(chosen):
-                    chosen = await turns.take(chosen, outside, self._waited.agent)
+                    chosen = await turns.take(chosen, outside, self._totals.agent)
                 action, agent_info = chosen
                 recorder.record_action(action)
                 if rounding.dtype is not None:
@@ -164,14 +164,14 @@ class FlightDriver:
                 outside = Phase.RECORDING
                 if agent_info.__class__ is not dict or agent_info:
                     recorder.record_agent_info(len(rewards), agent_info)
-                if around.shown is not None:
-                    self._show_action(around.shown, action, agent_info)
+                if setup.shown is not None:
+                    self._show_action(setup.shown, action, agent_info)
                 action = own_copy(action)
                 outside = None
                 turns.begin(Phase.STEP)
                 pending = script.send(action)
                 try:
-                    result = await turns.take(pending, Phase.STEP, self._waited.step)
+                    result = await turns.take(pending, Phase.STEP, self._totals.step)
                 except LateCancelledError:
                     self._take_step(None)
                     raise
@@ -179,7 +179,7 @@ class FlightDriver:
                     script.throw(error)
                     raise
                 self._take_step(result)  # before another turn: the trajectory may be cancelled then
-                await turns.let_others(Phase.STEP, self._waited.step)
+                await turns.let_others(Phase.STEP, self._totals.step)
                 try:
                     observation = script.send(result)
                 except StopIteration as stopped:
@@ -202,10 +202,10 @@ class FlightDriver:
                 raised = self._too_long(place_of_wait(error))
             elif isinstance(raised, asyncio.CancelledError) and not self.is_cancelled:
                 raised = RuntimeError(f"{self._call} raised asyncio.CancelledError, although nothing cancelled it")
-            if around.shown is not None:
-                around.shown.lost(raised)
+            if setup.shown is not None:
+                setup.shown.lost(raised)
             try:
-                explain_rollout(self._worker, raised, action, around.env, recorder, asking=FlightDriver._drive)
+                explain_rollout(self._worker, raised, action, setup.env, recorder, asking=FlightDriver._drive)
             finally:
                 self.phase = self._worker.phase
             if raised is not error:
@@ -213,11 +213,11 @@ class FlightDriver:
             raise
 
     def finish(self) -> Rollouts:
-        around, self.phase = self._around, Phase.RECORDING
+        setup, self.phase = self._setup, Phase.RECORDING
         try:
-            return around.recorder.finish()
+            return setup.recorder.finish()
         except DataError as error:
-            locate(error, around.env, error.timestep)
+            locate(error, setup.env, error.timestep)
             if isinstance(error, ActionError):
                 self.phase = Phase.ACTION
             raise
@@ -225,7 +225,7 @@ class FlightDriver:
     async def wait(self, pending: Any) -> Any:
         if not is_awaitable(pending):
             return pending
-        return await self._turns.take(pending, Phase.RESET, self._waited.reset)
+        return await self._turns.take(pending, Phase.RESET, self._totals.reset)
 
     def error_of_limit(self) -> TimeoutError:
         """Return the error of a trajectory over a time limit that continues after its cancellation."""
@@ -236,8 +236,8 @@ class FlightDriver:
     def _call(self) -> str:
         when = "" if self.phase is Phase.RESET else f", at timestep {self.n_timesteps},"
         if name := {Phase.RESET: "reset", Phase.STEP: "step"}.get(self.phase):
-            return f"{name} of {name_of_env(self._around.env)}{when}"
-        agent = self._around.agent
+            return f"{name} of {name_of_env(self._setup.env)}{when}"
+        agent = self._setup.agent
         call = agent.awaited_call if isinstance(agent, Table | RowAgent) else f"get_action of {name_of(agent)}"
         return f"{call}{when}"
 
@@ -245,15 +245,15 @@ class FlightDriver:
         return TimeoutError(f"{self._call} exceeded {self.clock.exceeded}{place}")
 
     def _begin_agent(self, seed: int) -> None:
-        assert self._around.reset_agent is not None
+        assert self._setup.reset_agent is not None
         self._turns.begin(Phase.AGENT_RESET)
-        self._around.reset_agent(derived_seed(seed, SeedUse.AGENT))
+        self._setup.reset_agent(derived_seed(seed, SeedUse.AGENT))
 
     def _ask(self, observation: Any) -> Any:
-        around = self._around
-        if around.masks is None:
-            return around.agent.get_action(observation)
-        return around.agent.get_action(observation, action_mask=around.masks(observation, self.info))
+        setup = self._setup
+        if setup.masks is None:
+            return setup.agent.get_action(observation)
+        return setup.agent.get_action(observation, action_mask=setup.masks(observation, self.info))
 
     @staticmethod
     def _show_action(shown: ShownFlight, action: Any, agent_info: Any) -> None:
@@ -263,15 +263,15 @@ class FlightDriver:
     def _take_step(self, result: Any) -> None:
         self.info = result[-1] if isinstance(result, tuple) and result else None
         self.n_timesteps += 1
-        self._waited.n_timesteps += 1
+        self._totals.n_timesteps += 1
         row = self._worker.row
-        row.words[row.timesteps_word] = self._waited.n_timesteps
+        row.words[row.timesteps_word] = self._totals.n_timesteps
 
     async def _record_last_value(self, observation: Any) -> None:
-        get_value = getattr(self._around.agent, "get_value", None)
+        get_value = getattr(self._setup.agent, "get_value", None)
         if get_value is None:
             return
         value = get_value(observation)
         if is_awaitable(value):
-            value = await self._turns.take(value, Phase.ACTION, self._waited.agent)
-        self._around.recorder.record_last_value(value_of(lambda _: value, observation))
+            value = await self._turns.take(value, Phase.ACTION, self._totals.agent)
+        self._setup.recorder.record_last_value(value_of(lambda _: value, observation))

@@ -80,7 +80,7 @@ class WorkerEventLoop:
         self._made: asyncio.SelectorEventLoop | None = None
         self.tasks: set[asyncio.Task[Any]] = set()  # these may continue after `run`
         self._left: list[asyncio.Task[Any]] = []
-        self._in_hand: asyncio.Task[Any] | None = None  # the task of `run`
+        self._current: asyncio.Task[Any] | None = None  # the task of `run`
         self._interrupts = 0  # Ctrl-C during `run`
         self._ending = _NONE  # becomes readable when the loop's thread ends
 
@@ -142,7 +142,7 @@ class WorkerEventLoop:
                 self.get().remove_reader(signals.descriptor)
 
     def _run_here(self, task: asyncio.Task[Any]) -> None:
-        self._in_hand = task
+        self._current = task
         task.add_done_callback(self._stop)
         try:
             with self._interrupts_between_turns(task):
@@ -151,10 +151,10 @@ class WorkerEventLoop:
                     if not task.done():
                         raise UsageError(_STOPPED)
         finally:
-            self._in_hand = None
+            self._current = None
 
     def _stop(self, task: asyncio.Task[Any]) -> None:
-        if task is self._in_hand:  # after a run with an exception, the next run may call this for the old task
+        if task is self._current:  # after a run with an exception, the next run may call this for the old task
             self.get().stop()
 
     @contextlib.contextmanager

@@ -29,7 +29,7 @@ RunInPlace: TypeAlias = Callable[[int, int, int, Any, FlightDriver], Coroutine[A
 
 
 class Places(Protocol):
-    """Lends places, each with an environment and `surroundings`, to trajectories."""
+    """Lends places, each with an environment and `setup`, to trajectories."""
 
     def take(self, index: int, /) -> Any:
         """Return a free place for a trajectory, if any."""
@@ -139,7 +139,7 @@ class Flights:
     """Begins trajectories in free places, and handles their ends.
 
     Attributes:
-        waited: The seconds and timesteps of trajectories since the last report.
+        totals: The seconds and timesteps of trajectories since the last report.
         raised_in: The phase of an exception while a place was prepared; None without.
     """
 
@@ -154,7 +154,7 @@ class Flights:
         self._decided = asyncio.Event()  # wakes the current `run` when a trajectory ends
         self._raised: BaseException | None = None  # an exception of no trajectory, such as an interrupt
         self._deadlines = Deadlines(limits, self._running, loop.get, self._cancel_late)
-        self.waited = FlightTotals()
+        self.totals = FlightTotals()
 
     def use(self, places: Places, run: RunInPlace, attempts: int) -> None:
         """Set the places of the next tickets' trajectories.
@@ -165,10 +165,10 @@ class Flights:
         self._places, self._run, self._attempts = places, run, attempts
 
     @property
-    def in_hand(self) -> TicketInFlight:
+    def current(self) -> TicketInFlight:
         return self._tickets[0]
 
-    def take_in_hand(self, ticket: Ticket, seeds: list[int]) -> TicketInFlight:
+    def make_current(self, ticket: Ticket, seeds: list[int]) -> TicketInFlight:
         if not self._tickets or self._tickets[0].ticket != ticket:
             self.cancel()
             self._append(ticket, seeds)
@@ -182,7 +182,7 @@ class Flights:
 
     async def run(self) -> bool:
         """Run until the current ticket is decided; return False if its version may not run any more."""
-        row, running, self._decided = self._worker.row, self.in_hand, asyncio.Event()
+        row, running, self._decided = self._worker.row, self.current, asyncio.Event()
         self._look_ahead()
         self._deadlines.begin()
         try:
@@ -200,11 +200,11 @@ class Flights:
         finally:
             self._deadlines.end()
 
-    def look_again(self) -> None:
+    def notify(self) -> None:
         """Let `run` check whether more trajectories can begin."""
         self._decided.set()
 
-    def wake(self) -> bool:
+    def on_message(self) -> bool:
         """Receive new tickets; return whether to call this again for more."""
         self._look_ahead()
         self._decided.set()
@@ -237,10 +237,10 @@ class Flights:
 
     def _launch(self, running: TicketInFlight, position: int, place: Any) -> None:
         index, seed = running.ticket.indices[position], running.seeds[position]
-        driver = FlightDriver(self._worker, place.surroundings, index, self.waited)
+        driver = FlightDriver(self._worker, place.setup, index, self.totals)
         flight = running.begun[position] = Flight(running, position, place, driver)
         trajectory = self._run(running.ticket.version, index, seed, place, driver)
-        flight.task = task = self._loop.start(self._fly(flight, trajectory))
+        flight.task = task = self._loop.start(self._run_flight(flight, trajectory))
         task.add_done_callback(partial(self._end_unbegun, flight, self._places, trajectory))
 
     def _end_unbegun(
@@ -252,21 +252,21 @@ class Flights:
             places.put_back(flight.place)
             self._forget(flight)
 
-    async def _fly(self, flight: Flight, trajectory: Coroutine[Any, Any, Rollouts]) -> None:
+    async def _run_flight(self, flight: Flight, trajectory: Coroutine[Any, Any, Rollouts]) -> None:
         place, places = flight.place, self._places
         flight.has_begun, flight.clock.began = True, perf_counter()
         try:
-            flight.ticket.recorded[flight.position] = await trajectory, place.surroundings.recorder
-            place.surroundings.recorder = places.new_recorder(place)
+            flight.ticket.recorded[flight.position] = await trajectory, place.setup.recorder
+            place.setup.recorder = places.new_recorder(place)
             places.put_back(place)
         except BaseException as error:
             if not flight.is_lost:
-                self._take_raised(flight, places, error)
+                self._end_raised(flight, places, error)
         finally:
             if not flight.is_lost:
                 self._forget(flight)
 
-    def _take_raised(self, flight: Flight, places: Places, error: BaseException) -> None:
+    def _end_raised(self, flight: Flight, places: Places, error: BaseException) -> None:
         """End a trajectory that raised, or was cancelled; raise interrupts."""
         place = flight.place
         if isinstance(error, asyncio.CancelledError | AbnormalTrajectoryError):
@@ -278,7 +278,7 @@ class Flights:
             raise error
         if type(error) is RuntimeError and isinstance(error.__cause__, StopIteration):
             error = error.__cause__  # Python wraps a coroutine's StopIteration
-        self._take_error(flight, error)
+        self._handle_error(flight, error)
         if not isinstance(error, AbnormalTrajectoryError):
             places.replace(place)  # its environment, and its copy of the agent, may be in any state
 
@@ -288,7 +288,7 @@ class Flights:
         flight.ticket.restored_timesteps += flight.driver.restored_timesteps
         self._decided.set()
 
-    def _take_error(self, flight: Flight, error: BaseException) -> None:
+    def _handle_error(self, flight: Flight, error: BaseException) -> None:
         """Drop a trajectory, retry it, or fail its ticket."""
         worker, position, running = self._worker, flight.position, flight.ticket
         ticket = running.ticket
@@ -298,7 +298,7 @@ class Flights:
             error.position = position
         if is_late := flight.clock.exceeded is not None:
             running.timed_out.append(position)
-            self.waited.n_timed_out += 1
+            self.totals.n_timed_out += 1
         if worker.drops(error):
             running.dropped[position] = worker.left_out_by(error, ticket, index)[index]
         elif is_late and running.wants(position) and running.timed_out.count(position) < self._attempts:
@@ -309,15 +309,15 @@ class Flights:
     def _cancel_late(self, flight: Flight) -> None:
         """Cancel a trajectory over a time limit; abandon it if it does not end."""
         flight.cancel()
-        self._loop.get().call_later(CLEANUP_SECONDS, self._lose, flight)
+        self._loop.get().call_later(CLEANUP_SECONDS, self._abandon_late, flight)
 
-    def _lose(self, flight: Flight) -> None:
+    def _abandon_late(self, flight: Flight) -> None:
         """Abandon a trajectory that continues after its cancellation, with its place."""
         assert flight.task is not None
         if flight.is_lost or flight.task.done() or flight.ticket not in self._tickets:
             return  # `cancel` abandons trajectories of cancelled tickets
         self._abandon(flight)
-        self._take_error(flight, flight.driver.error_of_limit())
+        self._handle_error(flight, flight.driver.error_of_limit())
         self._forget(flight)
 
     def _abandon(self, flight: Flight) -> None:
@@ -345,7 +345,7 @@ class Flights:
             flight.cancel()
         unfinished = self._loop.cancel()  # first: calls on threads end in spite of it, and their timesteps count
         n_trajectories += sum(flight.driver.has_begun for flight in flights)
-        n_timesteps, self.waited.n_timesteps = self.waited.n_timesteps, 0
+        n_timesteps, self.totals.n_timesteps = self.totals.n_timesteps, 0
         for flight in flights:
             if flight.task in unfinished and not flight.is_lost:
                 self._abandon(flight)

@@ -15,7 +15,7 @@ from streamsampler.workers.generators import kept_generators, restore_generators
 from streamsampler.workers.resets import FragmentOrder, Resets, Standing
 from streamsampler.workers.restoring import AbandonedError
 from streamsampler.workers.trajectory_context import TrajectoryContext, reset_of
-from streamsampler.workers.waiting.driver import FlightDriver, ShownFlight, Surroundings
+from streamsampler.workers.waiting.driver import FlightDriver, ShownFlight, TrajectorySetup
 
 
 class FragmentPlace:
@@ -24,7 +24,7 @@ class FragmentPlace:
     `standing` is its state on a lost worker, until it is restored.
     """
 
-    surroundings: Surroundings
+    setup: TrajectorySetup
     standing: Standing | None = None
 
     def __init__(self, worker: Worker, row: FragmentEnv) -> None:
@@ -35,15 +35,15 @@ class FragmentPlace:
         worker, row, self._resets = self._worker, self.row, resets
         shown = None if row.caller is None else ShownFlight(worker, row.caller)
         env: Any = row.env
-        self.surroundings = Surroundings(env, *row.acting, row.new_recorder(worker), shown)
+        self.setup = TrajectorySetup(env, *row.acting, row.new_recorder(worker), shown)
         if shown is not None:
             shown.context_of = partial(self._context_of, worker.agent_version(version))
 
     def _context_of(self, version: int, index: int, seed: int) -> TrajectoryContext:
-        around = self.surroundings
+        setup = self.setup
         return TrajectoryContext(
-            around.env.given, around.agent, index, seed, version, self._worker.context.worker_number, around.recorder,
-            reset=reset_of(self.row.env, self._worker, index), reset_agent=around.reset_agent,
+            setup.env.given, setup.agent, index, seed, version, self._worker.context.worker_number, setup.recorder,
+            reset=reset_of(self.row.env, self._worker, index), reset_agent=setup.reset_agent,
         )  # fmt: skip
 
     async def run(self, version: int, n_timesteps: int, driver: FlightDriver) -> None:
@@ -54,7 +54,7 @@ class FragmentPlace:
                 driver.restored_timesteps = await awaited(row.take_over(standing, version), driver.wait)
             except AbandonedError:
                 raise asyncio.CancelledError from None
-        row.begin(self._resets, self.surroundings.recorder, self.surroundings.shown)
+        row.begin(self._resets, self.setup.recorder, self.setup.shown)
         driver.reset, driver.info = row.reset, row.info
         await driver.run(row.parts(driver, n_timesteps), row.take_end)
         row.keep_generators()

@@ -87,10 +87,10 @@ class _ReadyRow:
 
 
 class ReadyRows:
-    """Asks the agent for all ready rows; adds the agent's seconds to `waited`."""
+    """Asks the agent for all ready rows; adds the agent's seconds to `totals`."""
 
-    def __init__(self, worker: Worker, loop: WorkerEventLoop, waited: FlightTotals) -> None:
-        self._worker, self._loop, self._waited = worker, loop, waited
+    def __init__(self, worker: Worker, loop: WorkerEventLoop, totals: FlightTotals) -> None:
+        self._worker, self._loop, self._totals = worker, loop, totals
         self._agent: Any = None
         self._get_actions: Callable[..., Any]
         self._keywords: set[str] = set()
@@ -177,7 +177,7 @@ class ReadyRows:
             answers = self._asked_one_by_one(rows, error)
         finally:
             turns.end()
-        self._waited.agent.running += perf_counter() - began
+        self._totals.agent.running += perf_counter() - began
         for row, answer in zip(rows, answers, strict=True):
             _give(row, answer)
 
@@ -223,7 +223,7 @@ class ReadyRows:
         except BaseException as error:
             answers = _one_for_each(_with_names(error, rows), len(rows))
         finally:
-            self._waited.agent.running += spent.running  # trajectories count their own waits
+            self._totals.agent.running += spent.running  # trajectories count their own waits
         for row, answer in zip(rows, answers, strict=True):
             _give(row, answer)
 

@@ -18,7 +18,7 @@ from streamsampler.workers.fragments import InForce
 from streamsampler.workers.masks import finder_of
 from streamsampler.workers.recorders import recorder_for
 from streamsampler.workers.several.players import Players, Table, updated_players
-from streamsampler.workers.waiting.driver import Surroundings
+from streamsampler.workers.waiting.driver import TrajectorySetup
 from streamsampler.workers.waiting.ready_rows import ReadyRows, refuse_rows_with_places
 
 __all__ = ["Slot", "SlotAgents"]
@@ -30,19 +30,19 @@ class Slot:
 
     Attributes:
         number: Its number in the worker.
-        surroundings: The surroundings of its trajectories.
-        seated: The version of its agent: `SlotAgents`' mark, or the updates of its own copy; None without an agent.
+        setup: The setup of its trajectories.
+        agent_mark: The version of its agent: `SlotAgents`' mark, or the updates of its own copy; None without an agent.
         is_spoiled: Whether to replace its environment, and its copy of the agent, before the next trajectory.
     """
 
     number: int
-    surroundings: Surroundings
-    seated: object = None
+    setup: TrajectorySetup
+    agent_mark: object = None
     is_spoiled: bool = False
 
     @property
     def env(self) -> AnyEnv:
-        return cast("AnyEnv", self.surroundings.env.given)
+        return cast("AnyEnv", self.setup.env.given)
 
 
 class SlotAgents:
@@ -113,52 +113,52 @@ class SlotAgents:
             self._shares = shared_agent(self.agent) is not None
             self._copies = not self._shares
 
-    def seat(self, slot: Slot) -> None:
+    def assign(self, slot: Slot) -> None:
         """Give a slot the latest agent."""
-        around = slot.surroundings
+        setup = slot.setup
         if self._copies:
-            if not isinstance(slot.seated, InForce):
-                around.agent = None
-                slot.seated = InForce(self._worker, partial(self._update_copy, around))
-            slot.seated.apply(self._load)
+            if not isinstance(slot.agent_mark, InForce):
+                setup.agent = None
+                slot.agent_mark = InForce(self._worker, partial(self._update_copy, setup))
+            slot.agent_mark.apply(self._load)
             return
-        if slot.seated is self._mark:
+        if slot.agent_mark is self._mark:
             return
         if self.players is not None:
-            self._seat_at_table(around, slot.number)
+            self._assign_table(setup, slot.number)
         elif self._asks_for_rows or self._shares:
             self._worker.phase = Phase.AGENT_UPDATE
             rows = self._ready_rows.of_slot(slot.number, self._worker.spaces) if self._asks_for_rows else None
-            self._give(around, rows or self._new_share())
+            self._give(setup, rows or self._new_share())
         else:
-            self._give(around, self.agent)
-        slot.seated = self._mark
+            self._give(setup, self.agent)
+        slot.agent_mark = self._mark
 
     def _new_share(self) -> Any:
         if (share := shared_agent(self.agent)) is None:
             raise UsageError(f"sharing_parameters of {name_of(self.agent)} returned an agent, and then None")
         return share
 
-    def _seat_at_table(self, around: Surroundings, number: int) -> None:
-        several = agents_of(around.env.given)
+    def _assign_table(self, setup: TrajectorySetup, number: int) -> None:
+        several = agents_of(setup.env.given)
         assert self.players is not None
         assert several is not None
-        around.agent = table = self.players.new_table(several, number)
-        around.reset_agent = partial(self._begin_table, table)
-        around.recorder = recorder_for(several, table)
+        setup.agent = table = self.players.new_table(several, number)
+        setup.reset_agent = partial(self._begin_table, table)
+        setup.recorder = recorder_for(several, table)
 
     def _begin_table(self, table: Table, seed: int) -> None:
         assert self._worker.trajectory is not None
         table.begin(self._worker.trajectory, seed)
 
-    def _update_copy(self, around: Surroundings, update: Any) -> None:
-        agent = updated_agent(around.agent, update, self._worker.spaces)
-        if agent is not around.agent:
-            self._give(around, agent)
+    def _update_copy(self, setup: TrajectorySetup, update: Any) -> None:
+        agent = updated_agent(setup.agent, update, self._worker.spaces)
+        if agent is not setup.agent:
+            self._give(setup, agent)
 
-    def _give(self, around: Surroundings, agent: Any) -> None:
-        around.agent, around.reset_agent = agent, reset_agent_function(agent)
-        around.masks = finder_of(agent, around.env.given, self._worker.warn_once)
+    def _give(self, setup: TrajectorySetup, agent: Any) -> None:
+        setup.agent, setup.reset_agent = agent, reset_agent_function(agent)
+        setup.masks = finder_of(agent, setup.env.given, self._worker.warn_once)
 
     def _load(self, kind: str) -> Any:
         payload = self._worker.in_force[kind]
@@ -173,7 +173,7 @@ class SlotAgents:
         Other trajectories in flight continue with theirs.
         """
         several, made = self._several, cast("Any", None)
-        if slot.seated is not self._mark or (self.players is not None and self.players.remember):
+        if slot.agent_mark is not self._mark or (self.players is not None and self.players.remember):
             return
 
         def apply(update: Any) -> None:

@@ -25,7 +25,7 @@ from streamsampler.workers.lending import LendingWorker
 from streamsampler.workers.recorders import recorder_for
 from streamsampler.workers.restoring import AS_GIVEN, refuse_copies_of
 from streamsampler.workers.waiting.awaited_env import AwaitedEnv, EnvsOnLoop
-from streamsampler.workers.waiting.driver import ShownFlight, Surroundings
+from streamsampler.workers.waiting.driver import ShownFlight, TrajectorySetup
 from streamsampler.workers.waiting.event_loop import CLEANUP_SECONDS, WorkerEventLoop
 from streamsampler.workers.waiting.slot_agents import Slot, SlotAgents
 from streamsampler.workers.waiting.threads import EnvsOnThreads, ThreadedEnv
@@ -36,14 +36,14 @@ _OF_AGENT = {Phase.ACTION, Phase.AGENT_RESET}
 class Slots:
     """Makes slots as needed, and lends them to trajectories.
 
-    `tell_free` is called when a slot becomes free after closing, and not at a trajectory's end.
+    `on_free` is called when a slot becomes free after closing, and not at a trajectory's end.
     """
 
     def __init__(
         self, worker: LendingWorker, most: int, loop: WorkerEventLoop, made_by: EnvsOnLoop | EnvsOnThreads,
-        agents: SlotAgents, tell_free: Callable[[], None],
+        agents: SlotAgents, on_free: Callable[[], None],
     ) -> None:  # fmt: skip
-        self._worker, self._most, self._loop, self._tell_free = worker, most, loop, tell_free
+        self._worker, self._most, self._loop, self._on_free = worker, most, loop, on_free
         self._agents = agents
         self._made_by = made_by
         self._closing: set[asyncio.Task[None]] = set()
@@ -94,11 +94,11 @@ class Slots:
 
     def _add(self, env: AnyEnv, *, is_new: bool = True) -> Slot:
         number, self._n_made = self._n_made, self._n_made + 1  # an abandoned slot keeps its number for hooks
-        slot = Slot(number, self._around(env, number))
+        slot = Slot(number, self._new_setup(env, number))
         if number == 0:
-            self._first = slot.surroundings.env
+            self._first = slot.setup.env
         if is_new:
-            self._tell_hooks_of(slot)
+            self._call_created_hooks(slot)
         if self._spaces is None:
             self._spaces = env.observation_space, env.action_space
         else:
@@ -107,11 +107,11 @@ class Slots:
         self._free.append(slot)
         return slot
 
-    def _around(self, env: AnyEnv, number: int) -> Surroundings:
+    def _new_setup(self, env: AnyEnv, number: int) -> TrajectorySetup:
         self._worker.make_callers(number + 1)
         callers = self._worker.hook_callers
         shown = ShownFlight(self._worker, callers[number]) if callers else None
-        return Surroundings(self._made_by.awaited(env), None, None, None, AS_GIVEN, recorder_for(env, None), shown)
+        return TrajectorySetup(self._made_by.awaited(env), None, None, None, AS_GIVEN, recorder_for(env, None), shown)
 
     def _refuse_other(self, env: AnyEnv) -> None:
         """Close an environment with other spaces, or agents, than the first, and raise a DataError."""
@@ -122,7 +122,7 @@ class Slots:
             self._worker.phase = Phase.ENV_CONSTRUCTION
             raise
 
-    def _tell_hooks_of(self, slot: Slot) -> None:
+    def _call_created_hooks(self, slot: Slot) -> None:
         if callers := self._worker.hook_callers:
             try:
                 callers[slot.number].created(slot.env)
@@ -131,7 +131,7 @@ class Slots:
                 raise
 
     def new_recorder(self, slot: Slot) -> RolloutRecorder:
-        return recorder_for(slot.env, slot.surroundings.agent)
+        return recorder_for(slot.env, slot.setup.agent)
 
     def take(self, _index: int) -> Slot | None:
         if not self._free:
@@ -143,15 +143,15 @@ class Slots:
             if slot.is_spoiled:
                 env = self._made(slot.number)
                 self._refuse_other(env)
-                slot.surroundings, slot.is_spoiled = self._around(env, slot.number), False
-                self._tell_hooks_of(slot)
+                slot.setup, slot.is_spoiled = self._new_setup(env, slot.number), False
+                self._call_created_hooks(slot)
         except BaseException:
             self._free.append(slot)
             raise
         try:
-            self._agents.seat(slot)
+            self._agents.assign(slot)
         except BaseException:
-            slot.is_spoiled, slot.seated = True, None
+            slot.is_spoiled, slot.agent_mark = True, None
             self._begin_closing(slot.env)
             self._free.append(slot)
             raise
@@ -176,7 +176,7 @@ class Slots:
 
     def put_back(self, slot: Slot) -> None:
         if slot in self._all:
-            slot.surroundings.recorder.clear()
+            slot.setup.recorder.clear()
             self._free.append(slot)
 
     def replace(self, slot: Slot) -> None:
@@ -188,7 +188,7 @@ class Slots:
             return
         if self._worker.phase in _OF_AGENT:
             self._agents.replace_after(slot)
-        slot.is_spoiled, slot.seated = True, None
+        slot.is_spoiled, slot.agent_mark = True, None
         if (closed := self._begin_closing(slot.env)) is None:
             self._free.append(slot)
         else:
@@ -209,7 +209,7 @@ class Slots:
     def _free_closed(self, slot: Slot, _: Any) -> None:
         if slot in self._all:
             self._free.append(slot)
-            self._tell_free()
+            self._on_free()
 
     def _finish_closing(self) -> None:
         if self._closing:
@@ -221,14 +221,14 @@ class Slots:
         name = name_of_env(slot.env)
         self._worker.warn_once(
             f"ends late: {name}",
-            f"a trajectory in {name} was cancelled, but still runs: {self._made_by.goes_on}. The worker does not use "
-            "this environment again",
+            f"a trajectory in {name} was cancelled, but still runs: {self._made_by.why_still_running}. The worker does "
+            "not use this environment again",
         )
         self._made_by.abandon(slot.env)
 
     def awaited(self, env: AnyEnv) -> AwaitedEnv | ThreadedEnv:
         """Return an object that awaits the environment's resets and steps."""
-        known = next((slot.surroundings.env for slot in self._all if slot.env is env), None)
+        known = next((slot.setup.env for slot in self._all if slot.env is env), None)
         return known or self._made_by.awaited(env)
 
     def lend_first(self) -> None:

@@ -175,7 +175,7 @@ class EnvThread:
     def abandon(self, last: Callable[[], object]) -> None:
         """End the thread likewise; a cancelled call stops waiting for its function."""
         if self._waiting is not None:
-            self._waiting.give_up()
+            self._waiting.stop_waiting()
         self.end(last)
 
     def _put(self, function: Callable[[], Any], wake: Callable[[], object]) -> _ThreadCall:
@@ -204,16 +204,16 @@ class _LoopWaiting:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._has_given_up = False
+        self._is_abandoned = False
         self.future: asyncio.Future[None] = loop.create_future()
 
     def wake(self) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed if the environment was abandoned
             self._loop.call_soon_threadsafe(self._set)
 
-    def give_up(self) -> None:
+    def stop_waiting(self) -> None:
         """End the wait before the call ends."""
-        self._has_given_up = True
+        self._is_abandoned = True
         self._set()
 
     def _set(self) -> None:
@@ -221,8 +221,8 @@ class _LoopWaiting:
             self.future.set_result(None)
 
     async def end_of(self, call: _ThreadCall) -> None:
-        """Wait for the end of a call, in spite of cancellations; see `give_up`."""
-        while not (call.has_ended or self._has_given_up):
+        """Wait for the end of a call, in spite of cancellations; see `stop_waiting`."""
+        while not (call.has_ended or self._is_abandoned):
             self.future = self._loop.create_future()  # `wake` runs after `has_ended` is set, so it finds this future
             try:
                 await self.future
@@ -290,10 +290,10 @@ class EnvsOnThreads:
     """Makes, awaits and closes environments on threads; `EnvsOnLoop` is the counterpart.
 
     Attributes:
-        goes_on: Why a cancelled trajectory may not end, for a warning.
+        why_still_running: Why a cancelled trajectory may not end, for a warning.
     """
 
-    goes_on = (
+    why_still_running = (
         "its reset or step is on a thread, which cannot be cancelled, and takes longer than a second. Set a time limit "
         "for its waits"
     )

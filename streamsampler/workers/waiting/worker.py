@@ -38,7 +38,6 @@ from streamsampler.workers.resets import Resets, reset_function
 from streamsampler.workers.several.fragments import FragmentEnvOfAgents
 from streamsampler.workers.single import WHOLE
 from streamsampler.workers.trajectory_context import TrajectoryContext, reset_of
-from streamsampler.workers.waiting.alone import run_apart
 from streamsampler.workers.waiting.awaited_env import EnvsOnLoop
 from streamsampler.workers.waiting.deadlines import ATTEMPTS, TimeLimits
 from streamsampler.workers.waiting.driver import FlightDriver
@@ -46,6 +45,7 @@ from streamsampler.workers.waiting.event_loop import WorkerEventLoop
 from streamsampler.workers.waiting.flights import Flights, TicketInFlight
 from streamsampler.workers.waiting.fragments import AwaitedEnvs, FragmentPlace
 from streamsampler.workers.waiting.ready_rows import ReadyRows, RowAgent
+from streamsampler.workers.waiting.single_flight import run_single
 from streamsampler.workers.waiting.slot_agents import Slot, SlotAgents
 from streamsampler.workers.waiting.slots import Slots
 from streamsampler.workers.waiting.threads import EnvsOnThreads, has_strays
@@ -112,8 +112,8 @@ class AsyncWorker(LendingWorker):
         self._limits = TimeLimits(context.step_timeout, context.trajectory_timeout)
         self._made_by = EnvsOnThreads() if _checked_threads(threads) else EnvsOnLoop()
         self._flights = flights = Flights(self, self._loop, self._limits)
-        self._agents = SlotAgents(self, in_flight, ReadyRows(self, self._loop, flights.waited))
-        self._slots = Slots(self, in_flight, self._loop, self._made_by, self._agents, flights.look_again)
+        self._agents = SlotAgents(self, in_flight, ReadyRows(self, self._loop, flights.totals))
+        self._slots = Slots(self, in_flight, self._loop, self._made_by, self._agents, flights.notify)
         self._draws_before: tuple[Any, ...] = ()
         self._may_draw = False
 
@@ -171,17 +171,17 @@ class AsyncWorker(LendingWorker):
             running_envs = self._envs_of_fragments(order.base_version)
             running_envs.begin_call(ticket.version, cast("Resets", self.resets), order)
             flights.use(running_envs, partial(self._fragment, order.n_timesteps), 1)
-        running = flights.take_in_hand(ticket, seeds)
-        self._look_at_generators(ticket, seeds[0])
+        running = flights.make_current(ticket, seeds)
+        self._record_generators(ticket, seeds[0])
         self.phase = Phase.STEP
         try:
             with collecting(TaskCollector(collector_in_use())):
-                may_run = self._loop.run(flights.run(), flights.wake)
+                may_run = self._loop.run(flights.run(), flights.on_message)
             if may_run:
                 self._refuse_draws(ticket)
             seconds = self._seconds(perf_counter() - began)
             if not may_run:
-                return self._given_up(running, seconds)
+                return self._abandoned_outcome(running, seconds)
             self._raise_failure(running)
             return self._outcome(running, seconds) if order is None else self._outcome_of_fragments(running, seconds)
         except BaseException:
@@ -189,8 +189,8 @@ class AsyncWorker(LendingWorker):
             if flights.raised_in is not None:
                 phase, trajectory, flights.raised_in = flights.raised_in, None, None
             self.ran_timesteps, self.running_timesteps = flights.cancel()[1], 0
-            flights.waited.take_seconds()
-            flights.waited.take_timed_out()
+            flights.totals.take_seconds()
+            flights.totals.take_timed_out()
             self.phase, self.trajectory = phase, trajectory
             raise
 
@@ -204,11 +204,11 @@ class AsyncWorker(LendingWorker):
             self._running = AwaitedEnvs(self, base_version, kind, self._in_flight, lambda: self._may_draw)
         return self._running
 
-    def _look_at_generators(self, ticket: Ticket, seed: int) -> None:
+    def _record_generators(self, ticket: Ticket, seed: int) -> None:
         has_process = (
             self.descriptor is not None
         )  # in the caller's process, user code may have drawn since the last ticket
-        if self._flights.in_hand.begun and has_process and isinstance(self._made_by, EnvsOnThreads):
+        if self._flights.current.begun and has_process and isinstance(self._made_by, EnvsOnThreads):
             self._refuse_draws(ticket)  # threads ran on since the last ticket
         is_alone = not (has_strays() or self._loop.has_left)
         self._may_draw = self._in_flight == 1 and is_alone
@@ -233,7 +233,7 @@ class AsyncWorker(LendingWorker):
         The time of running code belongs to its phase. The rest is a common wait of all trajectories, divided by the
         sums of their waits.
         """
-        spent = self._flights.waited.take_seconds()
+        spent = self._flights.totals.take_seconds()
         running, waiting = sum(each.running for each in spent), sum(each.waiting for each in spent)
         if not waiting:
             reset, agent, step = spent
@@ -265,7 +265,7 @@ class AsyncWorker(LendingWorker):
         self._end_ticket(running)
         return Outcome(
             rollouts, len(positions), n_timesteps, seconds=seconds, metrics=tuple(metrics.items()),
-            dropped=tuple(sorted(dropped.values())), n_timed_out=self._flights.waited.take_timed_out(),
+            dropped=tuple(sorted(dropped.values())), n_timed_out=self._flights.totals.take_timed_out(),
         )  # fmt: skip
 
     def _outcome_of_fragments(self, running: TicketInFlight, seconds: Times) -> Outcome:
@@ -278,23 +278,23 @@ class AsyncWorker(LendingWorker):
         self._end_ticket(running)
         return Outcome(
             rollouts, rollouts.n_trajectories, rollouts.n_timesteps, seconds=seconds, metrics=tuple(metrics.items()),
-            n_timed_out=self._flights.waited.take_timed_out(),
+            n_timed_out=self._flights.totals.take_timed_out(),
         )  # fmt: skip
 
     def _end_ticket(self, running: TicketInFlight) -> None:
         self._flights.end_ticket()
         self.ran_timesteps = running.ran_timesteps + running.restored_timesteps
-        self._flights.waited.n_timesteps -= running.ran_timesteps
-        self.running_timesteps = self._flights.waited.n_timesteps
+        self._flights.totals.n_timesteps -= running.ran_timesteps
+        self.running_timesteps = self._flights.totals.n_timesteps
 
-    def _given_up(self, running: TicketInFlight, seconds: Times) -> Outcome:
+    def _abandoned_outcome(self, running: TicketInFlight, seconds: Times) -> Outcome:
         n_ended = len(running.recorded)
         n_timesteps = sum(rollouts.n_timesteps for rollouts, _ in running.recorded.values())
         n_begun, n_ran = self._flights.cancel()
         self.ran_timesteps, self.running_timesteps = n_ran, 0
         return Outcome(
             None, n_ended, n_timesteps, n_begun - n_ended, n_ran - n_timesteps, seconds,
-            n_timed_out=self._flights.waited.take_timed_out(),
+            n_timed_out=self._flights.totals.take_timed_out(),
         )  # fmt: skip
 
     def abandon(self) -> tuple[int, int]:
@@ -302,10 +302,10 @@ class AsyncWorker(LendingWorker):
         return self._flights.cancel()
 
     async def _trajectory(self, version: int, index: int, seed: int, slot: Slot, driver: FlightDriver) -> Rollouts:
-        around = slot.surroundings
-        if around.shown is not None:
-            around.shown.context_of = partial(self._context_of, slot, version)
-        await self._run_whole(driver, reset_function(cast("AnyEnv", around.env), self.resets, (index,)), index, seed)
+        setup = slot.setup
+        if setup.shown is not None:
+            setup.shown.context_of = partial(self._context_of, slot, version)
+        await self._run_whole(driver, reset_function(cast("AnyEnv", setup.env), self.resets, (index,)), index, seed)
         return driver.finish()
 
     async def _fragment(
@@ -322,11 +322,11 @@ class AsyncWorker(LendingWorker):
         await driver.run([(index, seeding, driver.script(seed, self.context.max_episode_length), None, WHOLE)])
 
     def _context_of(self, slot: Slot, version: int, index: int, seed: int) -> TrajectoryContext:
-        around = slot.surroundings
-        agent = around.agent.given if isinstance(around.agent, RowAgent) else around.agent
+        setup = slot.setup
+        agent = setup.agent.given if isinstance(setup.agent, RowAgent) else setup.agent
         return TrajectoryContext(
             slot.env, agent, index, seed, self.agent_version(version), self.context.worker_number,
-            around.recorder, reset=reset_of(cast("AnyEnv", around.env), self, index), reset_agent=around.reset_agent,
+            setup.recorder, reset=reset_of(cast("AnyEnv", setup.env), self, index), reset_agent=setup.reset_agent,
         )  # fmt: skip
 
     def rehearse(self, version: int, indices: range, seeds: list[int], stand_ins: Sequence[Any]) -> None:
@@ -337,16 +337,16 @@ class AsyncWorker(LendingWorker):
         """
         slot = self._slots.take(indices[0])
         assert slot is not None  # nothing is in flight
-        recorder = recorder_for(stand_ins[0], slot.surroundings.agent)
-        around = replace(slot.surroundings, env=stand_ins[0], recorder=recorder, shown=None)
-        around.recorder.record_agent_info = stand_ins[0].take_agent_info
-        driver = FlightDriver(self, around, indices[0], FlightTotals())
-        reset = reset_function(cast("AnyEnv", around.env), self.resets, indices)
+        recorder = recorder_for(stand_ins[0], slot.setup.agent)
+        setup = replace(slot.setup, env=stand_ins[0], recorder=recorder, shown=None)
+        setup.recorder.record_agent_info = stand_ins[0].take_agent_info
+        driver = FlightDriver(self, setup, indices[0], FlightTotals())
+        reset = reset_function(cast("AnyEnv", setup.env), self.resets, indices)
         trajectory = self._run_whole(driver, reset, indices[0], seeds[0], seeds_generators=True)
         may_go_on = partial(self.row.may_run, version)
         has_ended = True
         try:
-            has_ended = run_apart(
+            has_ended = run_single(
                 self._loop, driver, trajectory, self._limits, lambda: (may_go_on(), not self.is_called_off())
             )
         except asyncio.CancelledError:

@@ -420,7 +420,7 @@ def test_what_is_cancelled_before_it_begins_gives_its_place_back() -> None:
         sampler.obtain_trajectories(8)
         worker = sampler._life.session.engine._loops[0]._worker
         for _ in range(2):
-            worker._flights.take_in_hand(Ticket(1, range(4)), [1, 2, 3, 4])
+            worker._flights.make_current(Ticket(1, range(4)), [1, 2, 3, 4])
             worker._flights.begin_more()
             assert worker._slots.take(0) is None
             assert worker._flights.cancel() == (0, 0)

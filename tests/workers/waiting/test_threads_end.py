@@ -186,7 +186,7 @@ class DrawsBetweenTickets(AsyncWorker):
 
     def rollout(self, ticket: Any, seeds: Any) -> Any:
         outcome = super().rollout(ticket, seeds)
-        if self._flights._tickets and self._flights.in_hand.begun:
+        if self._flights._tickets and self._flights.current.begun:
             random.random()
         return outcome
 

@@ -15,7 +15,7 @@ class OwnInfo(dict[str, Any]):
     """The info of a single agent, for policies with infos of all rows together."""
 
 
-class Seat:
+class AgentSlot:
     """An agent of an environment in the current trajectory, with its policy and recorder.
 
     Attributes:
@@ -76,7 +76,7 @@ class Seat:
         """Return a function from an observation to an action; it passes the mask to `get_action`."""
         return lambda observation: get_action(observation, action_mask=self._found_mask(find, observation))
 
-    def value_told(self) -> float | None:
+    def recorded_value(self) -> float | None:
         """Return the value in the policy's last info, if its agent has `get_value`."""
         info = self.own_info()
         if info.__class__ is not dict or "value" not in info or not hasattr(self.policy.agent_of(self), "get_value"):

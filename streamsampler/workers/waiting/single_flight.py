@@ -12,7 +12,7 @@ from streamsampler.workers.waiting.driver import FlightDriver
 from streamsampler.workers.waiting.event_loop import CLEANUP_SECONDS, WorkerEventLoop
 
 
-def run_apart(
+def run_single(
     loop: WorkerEventLoop, driver: FlightDriver, trajectory: Coroutine[Any, Any, None], limits: TimeLimits,
     on_message: Callable[[], tuple[bool, bool]],
 ) -> bool:  # fmt: skip
