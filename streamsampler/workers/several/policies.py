@@ -39,9 +39,9 @@ from streamsampler.workers.masks import Warn, masks_reach
 from streamsampler.workers.restoring import own_copy
 from streamsampler.workers.several.agent_slots import AgentSlot
 from streamsampler.workers.vec.agents import probe_rows
+from streamsampler.workers.vec.aligned_copies import AlignedCopies
 from streamsampler.workers.vec.batch_infos import info_of_row
 from streamsampler.workers.vec.rows import answers_of_rows, stacked
-from streamsampler.workers.vec.steps import AlignedCopies
 
 _FIRST_ROOM = 8
 """The rows at first, where any number of agents may appear."""

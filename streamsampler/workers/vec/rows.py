@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces as gym_spaces
@@ -103,33 +103,3 @@ def _check_rows(infos: Mapping[str, Any], n: int) -> None:
             raise DataError(
                 f"agent_infos[{key!r}] should have one row for each of {n} observations, got {values!r:.60}"
             )
-
-
-AgentT = TypeVar("AgentT")
-
-
-def with_info_callback(agent: AgentT, note: Callable[..., None]) -> AgentT:
-    """Return a `BatchedAgent` that calls `note(timestep, info[, row])` with the infos of `agent`."""
-    return cast(AgentT, _WithInfoCallback(agent, note))
-
-
-class _WithInfoCallback:
-    def __init__(self, agent: Any, note: Callable[..., None]) -> None:
-        self._agent, self._note, self._timestep = agent, note, 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._agent, name)
-
-    def choose(
-        self, observations: Any, live: Sequence[int], worker: Any, record_info: Callable[[int, Any], None],
-        masks: NDArray[np.bool_] | None = None,
-    ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
-        timestep, self._timestep = self._timestep, self._timestep + 1
-
-        def record(row: int, info: Any) -> None:
-            self._note(timestep, info, row)
-            record_info(row, info)
-
-        actions, infos = self._agent.choose(observations, live, worker, record, masks)
-        self._note(timestep, infos)
-        return actions, infos

@@ -6,7 +6,6 @@ timestep's number counts all timesteps before it, without forgotten ones: `keep`
 
 from __future__ import annotations
 
-import sys
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -23,16 +22,15 @@ from streamsampler.data.copying import Allocate, Recorder, make_recorder
 from streamsampler.data.infos import InfoRecorder
 from streamsampler.data.recorder import Rollouts
 from streamsampler.data.spaces import AnySpace, flag_of, reward_recorder
-from streamsampler.data.trees import Array, Tree, map_tree, object_array, snapshot
+from streamsampler.data.trees import Array, Tree, map_tree, snapshot
 from streamsampler.protocol.messages import Dropped, Phase
 from streamsampler.rollouts.script import End
 from streamsampler.workers.base import AbnormalTrajectoryError, Worker
 from streamsampler.workers.explain import summary_of
 from streamsampler.workers.vec.agents import BatchedAgent
+from streamsampler.workers.vec.aligned_copies import AlignedCopies
 from streamsampler.workers.vec.batch_infos import InfosInAnyOrder
 from streamsampler.workers.vec.columns import Columns, ColumnsRecorder
-
-_ALIGNMENT = 64
 
 
 @dataclass(slots=True, eq=False)
@@ -410,46 +408,3 @@ class EpisodeInfos(InfosInAnyOrder):
     def record(self, step: int, info: dict[str, Any]) -> None:
         InfoRecorder(self._path).record(step, info)  # checks it
         super().record(step, {key: snapshot(value) for key, value in info.items()})
-
-
-class AlignedCopies:
-    """Copies batches to memory aligned for vector instructions, the same memory each time.
-
-    The alignment may show in the last bits of a network's results. While the last copy is in use, the next gets new
-    memory.
-    """
-
-    def __init__(self) -> None:
-        self._arrays: list[Array] = []
-
-    def copy(self, batch: Tree) -> Tree:
-        """Return a copy of a batch; each call has the same form, shapes and dtypes."""
-        if batch.__class__ is np.ndarray:
-            return self._copied(0, batch)
-        numbers = iter(range(sys.maxsize))
-        return map_tree(lambda rows: self._copied(next(numbers), rows), batch)
-
-    def _copied(self, number: int, rows: Array) -> Array:
-        if rows.dtype.hasobject:
-            return object_array([snapshot(value) for value in rows])
-        while number >= len(self._arrays):
-            self._arrays.append(_aligned(rows))
-        if _references(self._arrays, number) > _FREE:
-            self._arrays[number] = _aligned(rows)
-        array = self._arrays[number]
-        array[...] = rows
-        return array
-
-
-def _references(arrays: list[Array], number: int) -> int:
-    return sys.getrefcount(arrays[number])
-
-
-_FREE = _references([np.empty(0)], 0)
-"""The references to an array that only a list holds; the number depends on the interpreter."""
-
-
-def _aligned(like: Array) -> Array:
-    memory = np.empty(like.nbytes + _ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
-    return memory[start : start + like.nbytes].view(like.dtype).reshape(like.shape)

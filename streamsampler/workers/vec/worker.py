@@ -44,8 +44,9 @@ from streamsampler.workers.vec.fragments import Group, RunningGroups
 from streamsampler.workers.vec.joint import PlayersOfRows
 from streamsampler.workers.vec.joint_fragments import GroupOfAgents
 from streamsampler.workers.vec.lanes import MULTIPLE, LaneRunner, rows_of_lanes
-from streamsampler.workers.vec.native import NativeRunner, using_seeds
-from streamsampler.workers.vec.rows import with_info_callback
+from streamsampler.workers.vec.native import NativeRunner
+from streamsampler.workers.vec.native_seeds import using_seeds
+from streamsampler.workers.vec.rehearsal import RehearsalRunner, with_info_callback
 
 _N_ENVS = 16
 DRAWS = (
@@ -347,7 +348,7 @@ class VecWorker(LendingWorker):
             else PlayersOfRows(self._players.players, self, records_all_infos=True)
         )
         agent = with_info_callback(agent, note)
-        rehearsing = _Rehearsal(list(stand_ins), self, n_rows=self._lane_runner.n_slots)
+        rehearsing = RehearsalRunner(list(stand_ins), self, n_rows=self._lane_runner.n_slots)
         rehearsing.n_ran = n_before = self.row.words[self.row.timesteps_word]
         try:
             # Blocks seed the global generators, as nothing may draw from them; so lanes are rehearsed as a block, too.
@@ -486,18 +487,3 @@ class VecWorker(LendingWorker):
         runner, self._runner = self._runner, None
         if isinstance(runner, LaneRunner):
             runner.release()
-
-
-class _Rehearsal(LaneRunner):
-    """Runs trajectories for a check, and continues the worker's count of timesteps.
-
-    Otherwise the check's last reset and the first reset after it would show the same count: two long resets would look
-    like a hang.
-    """
-
-    def forget(self) -> tuple[int, int]:
-        """Forget all tickets, but keep the number of timesteps."""
-        n_ran = self.n_ran
-        forgotten = super().forget()
-        self.n_ran = n_ran
-        return forgotten

@@ -36,10 +36,10 @@ from streamsampler.workers.generators import preserved_generators
 from streamsampler.workers.masks import masks_reach
 from streamsampler.workers.restoring import own_copy
 from streamsampler.workers.vec.agents import probe_rows
+from streamsampler.workers.vec.aligned_copies import AlignedCopies
 from streamsampler.workers.vec.batch_infos import info_of_row
 from streamsampler.workers.vec.lanes import MULTIPLE
 from streamsampler.workers.vec.rows import answers_of_rows, stacked
-from streamsampler.workers.vec.steps import AlignedCopies
 from streamsampler.workers.waiting.deadlines import Clock
 from streamsampler.workers.waiting.event_loop import WorkerEventLoop
 from streamsampler.workers.waiting.turns import FlightTotals, Spent, Turns
