@@ -1,7 +1,7 @@
 """Ask a policy for actions: of all environments' agents, of a single environment's, or of a single agent's.
 
 Policies with ``row_independent = True`` are asked across environments: each agent of each environment has its own row,
-whoever acts. So batches have a constant size, and a row is a function of environment and agent. Silent rows copy
+whoever acts. So batches have a constant size, and a row is a function of trajectory index and agent. Silent rows copy
 another row's observation.
 """
 

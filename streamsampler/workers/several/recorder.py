@@ -199,7 +199,7 @@ class JointRecorder(RolloutRecorder):
         for agent in there:
             if agent not in self._slots:
                 self._begin_agent(agent)
-        # Joining agents are looked for in each step.
+        # While agents are about to join, each step looks for them again.
         self.table.set_acting([self._slots[agent] for agent in there], turn if len(there) == len(turn) else None)
 
     def _remark_listed(self, turn: list[str]) -> None:

@@ -108,7 +108,7 @@ class BatchedAgent(ABC):
         self, observations: Tree, live: Sequence[int], worker: Worker, record_info: Callable[[int, Any], None],
         masks: NDArray[np.bool_] | None = None,
     ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
-        """Choose the actions of n rows, which are a batch or a sequence; infos are arrays of n, or go to `record_info`.
+        """Return the actions of n rows, as a batch or a sequence, and infos of all rows together, in arrays of n.
 
         Args:
             observations: (n, ...) arrays, which the agent may change.

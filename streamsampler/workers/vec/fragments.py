@@ -35,7 +35,7 @@ from streamsampler.workers.vec.steps import RowTrajectory
 class Group(RowsDriver):
     """Environments that take each timestep together; their episodes continue from call to call.
 
-    `batch_rows` returns the rows of the current agent's batches, at least the number of environments.
+    `batch_rows` returns the number of rows in the current agent's batches, at least the number of environments.
     """
 
     def __init__(

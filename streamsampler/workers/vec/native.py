@@ -108,7 +108,7 @@ class NativeRunner:
         self._silent = np.zeros(n_slots, dtype=np.bool_)  # neither live nor about to begin a trajectory
         self._n_live = self._n_silent = 0
         self._resetting = self._slots[:0]  # slots that the environment resets in the next step
-        self._stop = 0  # the position in the ticket after the block's last one
+        self._stop = 0  # the ticket position after the block
         self._in_reset = False
         self._masks: SlotMasks | None = None  # for agents that take masks
         self._seconds = [0.0, 0.0, 0.0]
@@ -207,7 +207,7 @@ class NativeRunner:
         observations, infos = self._begin_of(self._reset([seeds[slot % len(seeds)] for slot in range(n_slots)]))
         self._recorder.begin_block(observations, self._silent)
         self._masks = None
-        if self._agent.takes_masks:  # the environment may be another one in each block
+        if self._agent.takes_masks:  # each block may have another environment
             self._masks = SlotMasks(self._worker.warn_once, self._env, self.spaces[1])
             self._masks.keep(infos, range(n_slots))
         self._in_reset = False

@@ -71,7 +71,7 @@ class NativeRecorder(ColumnsRecorder):
         self._slots[first:stop], self._first[first:stop] = slots, step
 
     def record(self, observations: Any, rewards: Any, silent: NDArray[np.bool_], live: NDArray[np.bool_]) -> None:
-        """Record the result of a step; silent slots' observations and rewards of slots that are not live do not matter.
+        """Record the result of a step: observations of all slots but silent ones, and rewards of live slots.
 
         If a single slot is at fault, the error's `row` is its number.
         """

@@ -114,7 +114,7 @@ class Deadlines(Generic[FlightT]):
         self._stopped = perf_counter()
 
     def arm(self) -> None:
-        """Set the timer for the first possible excess, unless it is set: later trajectories have later deadlines."""
+        """Set the timer for the earliest deadline, unless it is set: later trajectories have later deadlines."""
         if self._handle is None and min(self._limits) < math.inf:
             now = perf_counter()
             deadlines = [it.clock.deadline(self._limits, now) for it in self._running() if not it.clock.exceeded]

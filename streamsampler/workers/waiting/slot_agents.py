@@ -70,7 +70,7 @@ class SlotAgents:
         """Replace the agent, or pass it new parameters.
 
         Raises:
-            UsageError: It has `get_actions` only, and rows depend on their places.
+            UsageError: It has `get_actions` only, and its rows depend on each other, or on their places.
         """
         if self.players is not None and not is_agent(update):
             self.players.update(update)  # at all tables

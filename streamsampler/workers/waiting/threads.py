@@ -39,7 +39,7 @@ _ERRORS_ARE_OF_THREADS = np.lib.NumpyVersion(np.__version__) < "2.0.0"  # later 
 
 
 class LateCancelledError(asyncio.CancelledError):
-    """A call on a thread was cancelled, but returned."""
+    """A call on a thread was cancelled, but its function has returned."""
 
 
 class _ThreadCall:

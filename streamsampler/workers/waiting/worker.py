@@ -131,7 +131,7 @@ class AsyncWorker(LendingWorker):
         """Replace the agent, or pass it new parameters.
 
         Raises:
-            UsageError: It has `get_actions` only, and rows depend on their places.
+            UsageError: It has `get_actions` only, and its rows depend on each other, or on their places.
         """
         self.phase = Phase.AGENT_CONSTRUCTION if self._agents.agent is None else Phase.AGENT_UPDATE
         self._agents.update(agent_update)
