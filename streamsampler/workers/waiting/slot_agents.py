@@ -67,11 +67,7 @@ class SlotAgents:
         self._mark = object()  # of the current agent, for slots without copies
 
     def update(self, update: Any) -> None:
-        """Replace the agent, or pass it new parameters.
-
-        Raises:
-            UsageError: It has `get_actions` only, and its rows depend on each other, or on their places.
-        """
+        """Replace the agent, or pass it new parameters."""
         if self.players is not None and not is_agent(update):
             self.players.update(update)  # at all tables
             return
