@@ -173,7 +173,7 @@ class Players:
     def new_table(self, env: MultiAgentEnv, place: int) -> Table:
         """Return a table for a further environment, and discard the policies' state at this place."""
         for policy in self.policies.values():
-            policy.leave(place)
+            policy.discard_place(place)
         return Table(self, env, place, waits=self._waits)
 
     def update(self, update: Any) -> None:

@@ -262,7 +262,7 @@ class PlayingPolicy:
     def remembers(self) -> bool:
         return self._reset is not None or (self.together and self._all_rows)
 
-    def leave(self, place: int) -> None:
+    def discard_place(self, place: int) -> None:
         """Discard the state and copies of an environment."""
         self._rows.pop(place, None)
         for key in [key for key in self._copies if key[0] == place]:

@@ -120,7 +120,7 @@ class JointRecorder(RolloutRecorder):
             first = super().begin({})
             self._resume(self._resumed)
             return first
-        joint = self._of_no_agent(mapping_of(reset_info, "infos"))
+        joint = self._joint_infos(mapping_of(reset_info, "infos"))
         self._refuse_own_name(joint)
         if change := self.env.change_of_possible_agents():
             self._remarks.setdefault("possible agents", change)
@@ -148,7 +148,7 @@ class JointRecorder(RolloutRecorder):
             self._chosen_infos[each.agent_id] = each.info
             self._waiting.append(slot)
 
-    def _nobody_acted(self) -> UsageError:
+    def _no_action_error(self) -> UsageError:
         change = self.env.change_of_possible_agents()
         return UsageError(f"{NOBODY}. {change}" if change else NOBODY)
 
@@ -193,7 +193,7 @@ class JointRecorder(RolloutRecorder):
         self._remark_listed(turn)
         began = self._timestep >= 0
         if not (turn or began) and self.env.is_over(self._ended):
-            raise self._nobody_acted()
+            raise self._no_action_error()
         known = self._slots.keys() | self._before.keys() | observations.keys()
         there = [agent for agent in turn if agent in known or not began]
         for agent in there:
@@ -360,7 +360,7 @@ class JointRecorder(RolloutRecorder):
             elif agent in self._known and agent not in self._slots:
                 self._record_early(agent, rewards.get(agent, 0.0), terminated[agent], truncated.get(agent, False))
         if not infos.keys() <= self._known:
-            self._record_joint_env_info(len(self.float_rewards) - 1, self._of_no_agent(infos))
+            self._record_joint_env_info(len(self.float_rewards) - 1, self._joint_infos(infos))
         if (self.ending or self.env.takes_turns or not self.table.acting) and self.env.is_over(self._ended):
             return self._last_flags()
         return False, False
@@ -374,14 +374,14 @@ class JointRecorder(RolloutRecorder):
 
     def _last_flags(self) -> tuple[bool, bool]:
         if not self._first_infos:
-            raise self._nobody_acted()
+            raise self._no_action_error()
         if self.env.takes_turns:
-            self._end_rest()
+            self._record_missing_ends()
         if self._last_ends == (False, False):
             raise DataError("no agent is left, and none was terminated or truncated")
         return self._last_ends
 
-    def _of_no_agent(self, infos: Mapping[str, Any]) -> dict[str, Any]:
+    def _joint_infos(self, infos: Mapping[str, Any]) -> dict[str, Any]:
         joint = {key: info for key, info in infos.items() if key not in self._known}
         if strange := [key for key in joint if key != COMMON]:
             self._remarks.setdefault(
@@ -392,7 +392,7 @@ class JointRecorder(RolloutRecorder):
             )
         return joint
 
-    def _end_rest(self) -> None:
+    def _record_missing_ends(self) -> None:
         for agent in [it for it in self._slots if it not in self._ended]:
             _, _, terminated, truncated, _ = self.env.outstanding(agent)
             ends = flag_of(f"terminated of {agent!r}", terminated), flag_of(f"truncated of {agent!r}", truncated)
@@ -457,12 +457,12 @@ class JointRecorder(RolloutRecorder):
         if self._waiting:
             self._check_answered()
         if not self._first_infos:
-            raise self._nobody_acted()
+            raise self._no_action_error()
         if self.ending:
             self._end_agents(observations)
         for agent, slot in self._slots.items():
             if agent not in self._ended:
-                self._cut_off(slot, observations)
+                self._truncate_agent(slot, observations)
         for own in self._agents.values():
             own.kept = own.n_trajectories
         self._episode_infos.record(self.n_trajectories, {OF_AGENTS: self._about})
@@ -512,7 +512,7 @@ class JointRecorder(RolloutRecorder):
         info = slot.own_info() if slot.policy.crosses else self._chosen_infos.get(slot.agent_id)
         return UnansweredTimestep(slot.agent_id, observation, action, info, env_timestep)
 
-    def _cut_off(self, slot: AgentSlot, observations: Mapping[str, Any]) -> None:
+    def _truncate_agent(self, slot: AgentSlot, observations: Mapping[str, Any]) -> None:
         agent, own = slot.agent_id, slot.recorder
         if slot not in self._waiting and agent in observations:
             self._end_agent(slot, observations[agent], terminated=False, truncated=True)

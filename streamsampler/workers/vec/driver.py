@@ -78,7 +78,7 @@ class RowsDriver:
         self._masks: RowMasks | None = None  # for agents that take masks
         self._rounds = False  # whether environments get recorded actions, and not chosen ones
         self._row = -1  # the current row; -1 for all rows
-        self._infos_together: Mapping[str, Any] = {}  # the agent's infos of all rows
+        self._batch_infos: Mapping[str, Any] = {}  # the agent's infos of all rows
         self._info_of: dict[int, dict[str, Any]] = {}  # the agent's info of each row
         self._version = 0  # of the current ticket
         self.seconds = [0.0, 0.0, 0.0]
@@ -170,7 +170,7 @@ class RowsDriver:
         batch = recorder.batch(rows, sources)
         masks = None if self._masks is None else self._masks.of(batch, self._take_infos(rows), rows, sources)
         if self._hooks:
-            self._infos_together = {}
+            self._batch_infos = {}
             self._info_of.clear()
         actions, infos = self._agent.choose(batch, rows, worker, self._record_agent_info, masks)
         worker.phase = _ACTION
@@ -182,7 +182,7 @@ class RowsDriver:
         if infos:
             worker.phase = _RECORDING
             recorder.record_agent_infos(rows, infos)
-            self._infos_together = infos
+            self._batch_infos = infos
         return recorded if self._rounds else actions
 
     def _take_infos(self, rows: Sequence[int]) -> dict[int, Any]:
@@ -248,7 +248,7 @@ class RowsDriver:
         if isinstance(self._recorder, JointRows):
             hooks.agent_info = self._recorder.infos_of(row)
         else:
-            hooks.agent_info = self._info_of.get(row) or info_of_row(self._infos_together, row)
+            hooks.agent_info = self._info_of.get(row) or info_of_row(self._batch_infos, row)
         return own_copy(hooks.context.action)
 
     def _take_end(self, row: int, end: End) -> None:

@@ -218,7 +218,7 @@ class BatchRecorder(StepRecorder):
         super().__init__(observation_space, action_space, n_rows, in_order=in_order)
         self._width, self.is_shared = width, shared
         self._checked_actions = Columns(action_space, width, "action", ActionError)
-        self._shown = Columns(
+        self._next_observations = Columns(
             observation_space, n_rows, "observation", ObservationError
         )  # a single step: the next observations
         self._is_encoded = self._last.encoded is not None
@@ -231,8 +231,8 @@ class BatchRecorder(StepRecorder):
         self._asked: NDArray[Any] | None = None  # the last call's observations, if rows encode them as bytes
         self._copies = AlignedCopies()
         self._encoded: list[bytes] = []  # the next observations, if rows share lists
-        self._given: list[float] = []  # the last step's rewards, if rows share lists
-        lists = [(self._encoded, self._given) if shared else ([], []) for _ in range(n_rows)]
+        self._step_rewards: list[float] = []  # the last step's rewards, if rows share lists
+        lists = [(self._encoded, self._step_rewards) if shared else ([], []) for _ in range(n_rows)]
         self.rows = [RowRecorder(self, row, self._last, *own) for row, own in enumerate(lists)]
 
     def clear(self) -> None:
@@ -247,9 +247,9 @@ class BatchRecorder(StepRecorder):
         return RowTrajectory(ticket, position, index, row, self.step, number)
 
     def record(self, row: int, observation: Any) -> None:
-        self._shown.put(0, row, observation)
+        self._next_observations.put(0, row, observation)
         if self._is_encoded:
-            self.rows[row].encoded.append(cast("Array", self._shown.row_batch(0))[row].tobytes())
+            self.rows[row].encoded.append(cast("Array", self._next_observations.row_batch(0))[row].tobytes())
 
     def put_in_order(self, rows: Sequence[int]) -> None:
         """Sort the next observations by row; they were recorded in the order `rows`."""
@@ -275,7 +275,7 @@ class BatchRecorder(StepRecorder):
             self._asked = own
             batch = own if self._places is None else own.take(self._places, 0)
         else:
-            shown = self._shown.row_batch(0)
+            shown = self._next_observations.row_batch(0)
             own = shown if everyone else map_tree(lambda leaf: leaf[rows], shown)
             batch = shown if sources is None else map_tree(lambda leaf: leaf[sources], shown)
         self.observations.extend(own, n)
@@ -293,9 +293,9 @@ class BatchRecorder(StepRecorder):
 
     def end_step(self, rows: Sequence[int]) -> None:
         if not self.is_shared:
-            self._given = [self.rows[row].float_rewards.pop() for row in rows]
-        self.rewards.fromlist(self._given)
-        self._given.clear()
+            self._step_rewards = [self.rows[row].float_rewards.pop() for row in rows]
+        self.rewards.fromlist(self._step_rewards)
+        self._step_rewards.clear()
 
     def begin_steps(self, rows: Sequence[int]) -> None:
         """Make room for the rewards of the last call's rows, which end their steps separately; see `take_reward`."""
@@ -317,7 +317,9 @@ class BatchRecorder(StepRecorder):
         """Do nothing: `gather` receives no dropped trajectories."""
 
     def repeated(self, row: int) -> Tree:
-        shown, place = (self._shown.row_batch(0), row) if self._asked is None else (self._asked, self.position_of(row))
+        shown, place = (
+            (self._next_observations.row_batch(0), row) if self._asked is None else (self._asked, self.position_of(row))
+        )
         return self._copies.copy(map_tree(lambda leaf: leaf[[place] * self._width], shown))
 
     def record_agent_infos(self, rows: list[int], infos: dict[str, Any]) -> None:

@@ -79,7 +79,7 @@ class WorkerEventLoop:
         self._worker = worker
         self._made: asyncio.SelectorEventLoop | None = None
         self.tasks: set[asyncio.Task[Any]] = set()  # these may continue after `run`
-        self._left: list[asyncio.Task[Any]] = []
+        self._abandoned: list[asyncio.Task[Any]] = []
         self._current: asyncio.Task[Any] | None = None  # the task of `run`
         self._interrupts = 0  # Ctrl-C during `run`
         self._ending = _NONE  # becomes readable when the loop's thread ends
@@ -226,19 +226,19 @@ class WorkerEventLoop:
             task.cancel()
         unfinished = self.run(_unfinished(tasks))
         for task in unfinished:
-            self.leave(task)
+            self.abandon(task)
         return unfinished
 
     @property
-    def has_left(self) -> bool:
+    def has_abandoned(self) -> bool:
         """Whether an abandoned task still runs."""
-        self._left = [task for task in self._left if not task.done()]
-        return bool(self._left)
+        self._abandoned = [task for task in self._abandoned if not task.done()]
+        return bool(self._abandoned)
 
-    def leave(self, task: asyncio.Task[Any]) -> None:
+    def abandon(self, task: asyncio.Task[Any]) -> None:
         """Abandon a task that does not end after its cancellation."""
         self.tasks.discard(task)
-        self._left.append(task)
+        self._abandoned.append(task)
         left: Any = task
         left._log_destroy_pending = False  # the worker has warned already; asyncio would again when the loop closes
 

@@ -324,7 +324,7 @@ class Flights:
         assert flight.task is not None
         flight.is_lost = True
         flight.clock.exceeded = flight.clock.exceeded or "the time to end"  # so that its script never continues
-        self._loop.leave(flight.task)
+        self._loop.abandon(flight.task)
         self._places.abandon(flight.place)
 
     def end_ticket(self) -> None:

@@ -134,7 +134,7 @@ class EnvThread:
         raises LateCancelledError.
         """
         waiting = self._waiting = _LoopWaiting(asyncio.get_running_loop())
-        call = self._put(function, waiting.wake)
+        call = self._enqueue(function, waiting.wake)
         try:
             await waiting.future
         except asyncio.CancelledError as cancelled:
@@ -149,7 +149,7 @@ class EnvThread:
                 raise  # the environment may be in any state, so it is replaced
             except BaseException:
                 raise cancelled from None  # an interrupt would end the cancelling code
-        return self._taken(call)
+        return self._finished(call)
 
     def call_now(self, function: Callable[[], Any]) -> Any:
         """Call a function on the thread, and block until its result is there.
@@ -160,16 +160,16 @@ class EnvThread:
             ended, ending = os.pipe()
             try:
                 # The thread closes its end itself: if this thread did, the number might belong to another file by then.
-                call = self._put(function, partial(os.close, ending))
+                call = self._enqueue(function, partial(os.close, ending))
                 signals.wait_for(ended)
             finally:
                 os.close(ended)
-        return self._taken(call)
+        return self._finished(call)
 
     def end(self, last: Callable[[], object] | None = None) -> None:
         """End the thread after all calls, and after a last function; its exceptions are ignored."""
         if last is not None:
-            self._put(last, _nobody_waits)
+            self._enqueue(last, _nobody_waits)
         self._stop()
 
     def abandon(self, last: Callable[[], object]) -> None:
@@ -178,7 +178,7 @@ class EnvThread:
             self._waiting.stop_waiting()
         self.end(last)
 
-    def _put(self, function: Callable[[], Any], wake: Callable[[], object]) -> _ThreadCall:
+    def _enqueue(self, function: Callable[[], Any], wake: Callable[[], object]) -> _ThreadCall:
         if _ERRORS_ARE_OF_THREADS:
             function = partial(_with_numpy_errors, np.geterr(), function)
         if not self.is_busy:  # a running call still uses the measures
@@ -187,7 +187,7 @@ class EnvThread:
         self._calls.put(call)
         return call
 
-    def _taken(self, call: _ThreadCall) -> Any:
+    def _finished(self, call: _ThreadCall) -> Any:
         """Return the result of an ended call, and apply its changes of context variables."""
         self._measures.end(collector_in_use())
         for variable, value in call.context.items():

@@ -210,7 +210,7 @@ class AsyncWorker(LendingWorker):
         )  # in the caller's process, user code may have drawn since the last ticket
         if self._flights.current.begun and has_process and isinstance(self._made_by, EnvsOnThreads):
             self._refuse_draws(ticket)  # threads ran on since the last ticket
-        is_alone = not (has_strays() or self._loop.has_left)
+        is_alone = not (has_strays() or self._loop.has_abandoned)
         self._may_draw = self._in_flight == 1 and is_alone
         seed_generators(seed)
         self._draws_before = generator_states()
