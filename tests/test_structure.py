@@ -151,7 +151,7 @@ def _imports(module, path, for_types):
         id(inner)
         for node in statements(path)
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-        for inner in ast.walk(node)
+        for inner in node.body
     }
     for node in statements(path):
         if not isinstance(node, ast.ImportFrom) or (id(node) in type_checking and not for_types):

@@ -15,6 +15,7 @@ from streamsampler.workers.fail_points import Records
 from tests.contracts.conftest import PARENT, PROCESSES, RAY, SLOW_QUEUES, Maker, on, slow
 from tests.scripted.agents import Stamping, always_zero
 from tests.scripted.envs import AnyLength, Marathon, Steps, jittery
+from tests.tiers import mostly_slow
 
 SEED = 17
 # The step under way when the word is written goes on to its end, and the word may be written just after it was read.
@@ -62,7 +63,9 @@ def a_close(sampler: Any) -> None:
 
 
 @on("processes", "queues fork", *SLOW_QUEUES[1:], RAY)
-@pytest.mark.parametrize("end", [a_complete_call, a_new_version, a_stream_that_is_left, an_error, a_close])
+@pytest.mark.parametrize(
+    "end", mostly_slow([a_complete_call, a_new_version, a_stream_that_is_left, an_error, a_close], 4)
+)
 def test_workers_stop(
     make_sampler: Maker, steps: Records, end: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

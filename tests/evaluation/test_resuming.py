@@ -24,6 +24,7 @@ from streamsampler.filters import RunningNorm
 from tests.evaluation.envs import Better, Known, zero
 from tests.scripted.games import Comings
 from tests.several.comparing import POLICIES
+from tests.tiers import mostly_slow
 
 SLOW = pytest.mark.slow
 N = 23
@@ -92,10 +93,13 @@ def without_amounts(options):
 
 @pytest.mark.parametrize(
     ("run", "shares"),
-    [
-        *(pytest.param(run, (0.5,), marks=SLOW if run in ALIKE else ()) for run in RUNS),
-        *(pytest.param(run, (0, 1), marks=SLOW) for run in RUNS),
-    ],
+    mostly_slow(
+        [
+            *(pytest.param(run, (0.5,), marks=SLOW if run in ALIKE else ()) for run in RUNS),
+            *(pytest.param(run, (0, 1), marks=SLOW) for run in RUNS),
+        ],
+        3,
+    ),
 )
 def test_an_interrupted_run_goes_on_to_the_bytes_of_one_run(tmp_path, monkeypatch, run, shares):
     make, options = RUNS[run]
@@ -153,19 +157,22 @@ def test_a_run_killed_at_any_byte_of_its_journal_goes_on_to_the_bytes_of_one_run
 
 @pytest.mark.parametrize(
     ("before", "options"),
-    [
-        ({"n_trajectories": 9}, {"n_trajectories": N}),
-        ({"seeds": SEEDS[:9]}, {"seeds": SEEDS}),
-        ({"seeds": SEEDS[:9], "env": FAILS, "on_failure": "drop"}, {"seeds": SEEDS}),
-        ({"seeds": SEEDS[:4], "env": FAILS, "on_failure": "drop"}, {"seeds": SEEDS}),
-        ({"scenarios": SCENARIOS[:9], "seed": None}, {"scenarios": SCENARIOS}),
-        ({"n_trajectories": 3, "env": BRITTLE, "on_failure": "drop"}, {"n_trajectories": 38}),
-        pytest.param({"until_halfwidth": 0.8}, {"until_halfwidth": 0.5}, marks=SLOW),
-        ({"until_halfwidth": 0.8, "max_trajectories": 31}, {"until_halfwidth": 0.5}),
-        pytest.param({"n_trajectories": 9}, {"until_halfwidth": 0.8}, marks=SLOW),
-        pytest.param({"until_halfwidth": 0.8}, {"n_trajectories": 60}, marks=SLOW),
-        ({**VEC, "n_trajectories": 9, "worker_args": {"n_envs": 2, "block_size": 6}}, {"n_trajectories": N}),
-    ],
+    mostly_slow(
+        [
+            ({"n_trajectories": 9}, {"n_trajectories": N}),
+            ({"seeds": SEEDS[:9]}, {"seeds": SEEDS}),
+            ({"seeds": SEEDS[:9], "env": FAILS, "on_failure": "drop"}, {"seeds": SEEDS}),
+            ({"seeds": SEEDS[:4], "env": FAILS, "on_failure": "drop"}, {"seeds": SEEDS}),
+            ({"scenarios": SCENARIOS[:9], "seed": None}, {"scenarios": SCENARIOS}),
+            ({"n_trajectories": 3, "env": BRITTLE, "on_failure": "drop"}, {"n_trajectories": 38}),
+            pytest.param({"until_halfwidth": 0.8}, {"until_halfwidth": 0.5}, marks=SLOW),
+            ({"until_halfwidth": 0.8, "max_trajectories": 31}, {"until_halfwidth": 0.5}),
+            pytest.param({"n_trajectories": 9}, {"until_halfwidth": 0.8}, marks=SLOW),
+            pytest.param({"until_halfwidth": 0.8}, {"n_trajectories": 60}, marks=SLOW),
+            ({**VEC, "n_trajectories": 9, "worker_args": {"n_envs": 2, "block_size": 6}}, {"n_trajectories": N}),
+        ],
+        2,
+    ),
 )
 def test_a_finished_one_goes_on_with_more(tmp_path, before, options):
     shared = {name: value for name, value in before.items() if name not in AMOUNTS}

@@ -23,6 +23,7 @@ def agent_of(address: str) -> Any:
     return ModelAgent(address)
 
 
+@pytest.mark.slow
 def test_it_evaluates_records_and_replays_whatever_is_in_flight(tmp_path: Path) -> None:
     out, again = tmp_path / "one.npz", tmp_path / "two.npz"
     few = ("--trajectories", "20", "--seed", "3")

@@ -17,6 +17,7 @@ from tests.faults.conftest import kill_only_hung, slow
 from tests.patience import PATIENCE
 from tests.scripted.agents import Batched
 from tests.scripted.envs import Counting
+from tests.tiers import mostly_slow
 
 ROWS: Any = {"worker_class": VecWorker, "worker_args": {"n_envs": 6}, "seed": 5}
 
@@ -43,9 +44,9 @@ def calls(sampler: Any) -> list[Any]:
     return [sampler.obtain_trajectories(n) for n in (1, 2, 9, 3)]
 
 
-@pytest.mark.parametrize("number", [3, slow(1), slow(2), slow(4), slow(6)])
-@pytest.mark.parametrize("kind", ["kill", "hang", "raise", "refused"])
-@pytest.mark.parametrize("agent", [InLanes, Batched])
+@pytest.mark.parametrize("number", mostly_slow([3, slow(1), slow(2), slow(4), slow(6)]))
+@pytest.mark.parametrize("kind", mostly_slow(["kill", "hang", "raise", "refused"]))
+@pytest.mark.parametrize("agent", mostly_slow([InLanes, Batched], 2))
 def test_batches_are_right_or_there_is_one_error(agent, kind, number, tmp_path):
     with LocalSampler(agent(), partial(Counting, 6), **ROWS) as sampler:
         expected = calls(sampler)

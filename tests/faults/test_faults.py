@@ -24,6 +24,7 @@ from tests.faults.test_interrupts import expected
 from tests.faults.undisturbed import SEED, calls, undisturbed
 from tests.patience import PATIENCE
 from tests.scripted.failing import Agent, Boom, Env, Unpicklable
+from tests.tiers import mostly_slow
 
 
 def make(agents: Any = None, envs: Any = ScriptedEnv, n_workers: int = 1, **options: Any) -> Any:
@@ -84,7 +85,9 @@ QUICK += [("construct", "named raise"), ("close", "named raise")]
 ALL = [(place, kind) for place in PLACES for kind in (*HANGS, "exit", "named raise")]
 
 
-@pytest.mark.parametrize(("place", "kind"), [*QUICK, *(slow(*cell) for cell in ALL if cell not in QUICK)])
+@pytest.mark.parametrize(
+    ("place", "kind"), mostly_slow([*QUICK, *(slow(*cell) for cell in ALL if cell not in QUICK)], 4)
+)
 def test_a_worker_that_dies_or_hangs_is_replaced_and_nothing_shows_in_the_batch(tmp_path, place, kind):
     """The worker in its place is brought up to date before anything else."""
     faults = fault_at(place, kind.removeprefix("named "), tmp_path)

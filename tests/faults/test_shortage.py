@@ -172,6 +172,7 @@ except OSError as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_made", mostly_slow([True, False]))
 @pytest.mark.parametrize("call", mostly_slow(["obtain_trajectories(3)", "obtain_fragments(3)"]))
 def test_too_few_descriptors_for_environments_of_an_agent_in_this_process_are_the_same_error(tmp_path, is_made, call):

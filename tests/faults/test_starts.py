@@ -83,6 +83,7 @@ def test_a_fork_server_that_is_lost_costs_one_worker(servers, n_workers, n_lost,
         assert len(sampler.worker_pids()) >= n_workers - n_lost
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("quotas", "said"),
     [
@@ -100,6 +101,7 @@ def test_fork_servers_that_are_lost_follow_the_quotas(servers, quotas, said):
         assert next_call(sampler) == undisturbed(2)[1], "it goes on"
 
 
+@pytest.mark.slow
 def test_fork_servers_that_are_lost_under_a_manager_follow_the_quotas(servers):
     with EnvManager(Counting, n_envs=4, n_workers=2, seed=0) as manager:
         servers.left = 1
@@ -116,6 +118,7 @@ def test_fork_servers_that_are_lost_under_a_manager_follow_the_quotas(servers):
         manager.launch()
 
 
+@pytest.mark.slow
 def test_a_managers_worker_that_dies_while_it_starts_is_started_again(tmp_path):
     cases: list[tuple[int, dict[str, Any]]] = [(2, {}), (1, {"max_restarts": 0})]
     for number, (times, quotas) in enumerate(cases):

@@ -199,6 +199,7 @@ def test_ends_are_noticed_while_the_fork_server_is_stopped(monkeypatch):
     assert causes == [-signal.SIGKILL] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("patient")
 def test_a_fork_server_that_is_killed_takes_no_worker_with_it_and_is_replaced():
     with make() as sampler:

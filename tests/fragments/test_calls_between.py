@@ -97,11 +97,13 @@ def slowly(kind: str, between: str) -> list[Any]:
 
 @pytest.mark.parametrize(
     ("kind", "between"),
-    [
-        pytest.param(kind, between, marks=slowly(kind, between))
-        for kind, between in itertools.product(KINDS, BETWEEN)
-        if between != "folder" or kind in ("local", "processes")  # folders refuse blocks, and these agents
-    ],
+    mostly_slow(
+        [
+            pytest.param(kind, between, marks=slowly(kind, between))
+            for kind, between in itertools.product(KINDS, BETWEEN)
+            if between != "folder" or kind in ("local", "processes")  # folders refuse blocks, and these agents
+        ]
+    ),
 )
 def test_episodes_go_on(kind: str, between: str, caplog: Any, tmp_path: Path) -> None:
     folders = itertools.count()
@@ -188,6 +190,7 @@ def test_an_agent_that_was_replaced_in_between_remembers_nothing_of_them(disturb
     assert float(np.max(expected[1].agent_infos["hidden"])) > 20.0
 
 
+@pytest.mark.slow
 def test_a_worker_in_the_place_of_a_lost_one_is_told_of_the_agent_that_was_replaced_in_between() -> None:
     def lose(sampler: Any) -> Any:
         killed(sampler)
@@ -250,6 +253,7 @@ def killed(sampler: Any) -> None:
     sampler.obtain_trajectories(5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", mostly_slow(["parent", "processes", "rows in processes", "parent of agents"]))
 def test_losses_in_between_leave_them_where_they_are(kind: str) -> None:
     with KINDS[kind](max_restarts=100) as sampler, KINDS[kind]() as reference:

@@ -111,6 +111,7 @@ def kill(sampler: Any, n: int, draw: random.Random) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("agent", "options"), mostly_slow(AGENTS))
 @pytest.mark.parametrize("n_workers", [2, *(pytest.param(n, marks=SLOW) for n in (1, 3, 7))])
 def test_whatever_is_killed_hooks_go_on_with_their_memory(agent, options, n_workers, tmp_path):
@@ -254,6 +255,7 @@ class Noting:
         self.notes.add("lost", context.index, context.timestep, type(error).__name__)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", mostly_slow([{}, THREE]))
 def test_nothing_is_called_while_actions_are_applied_again(options, tmp_path):
     hooks = Noting(tmp_path)

@@ -18,6 +18,7 @@ from streamsampler.environments.multi_agent import as_multi_agent
 from streamsampler.rollouts.outer_wrappers import OuterWrappers
 from tests.scripted.zoo import env as Turns
 from tests.scripted.zoo import parallel_env as Comings
+from tests.tiers import mostly_slow
 
 LENGTH = 5
 
@@ -270,9 +271,9 @@ def fragments(env, worker, lengths=(3, 1, 4, 2, 13, 1), n_envs=2, **options):
         return [sampler.obtain_fragments(length, n_envs) for length in lengths]
 
 
-@pytest.mark.parametrize("worker", WORKERS)
-@pytest.mark.parametrize("at_most", [None, 3, LENGTH, 8])
-@pytest.mark.parametrize("ends_at", [None, 3, 9])
+@pytest.mark.parametrize("worker", mostly_slow(WORKERS))
+@pytest.mark.parametrize("at_most", mostly_slow([None, 3, LENGTH, 8]))
+@pytest.mark.parametrize("ends_at", mostly_slow([None, 3, 9], 4))
 def test_fragments_are_those_of_wrappers_that_keep_their_frames(worker, at_most, ends_at):
     of_both = (
         fragments(lambda wrapped=wrapped: wrapped(of_class(ends_at=ends_at)), worker, max_episode_length=at_most)

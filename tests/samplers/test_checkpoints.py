@@ -330,6 +330,7 @@ def test_a_lag_with_agents_for_each_worker_of_which_one_is_replaced():
             assert other.obtain_samples(20) == sampler.obtain_samples(20)
 
 
+@pytest.mark.slow
 def test_a_lag_goes_back_while_workers_run_ahead():
     with MultiprocessingSampler(Restorable(), Tasked, n_workers=2, seed=SEED, check=None, staleness=1) as sampler:
         calls = [("samples", 40, {"agent_update": np.full(4, each)}) for each in (0.1, -0.2, 0.3, 0.0)]

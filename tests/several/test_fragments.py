@@ -169,6 +169,7 @@ class DyingTurns(Turns):
         super().step(action)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", mostly_slow(["both", "across", "apart again", "random", "one by one"]))
 @pytest.mark.parametrize(
     ("game", "kind"), mostly_slow([(DyingTurns, rows(2)), (Dying, {}), (Dying, rows(2)), (DyingTurns, {})])
@@ -221,6 +222,7 @@ class Recalling:
         self.last = state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("game", mostly_slow([Turns, Comings]))
 def test_updates_and_filters_in_the_middle_of_episodes(game: Any) -> None:
     """A policy that is replaced begins anew; one that gets parameters or a filter goes on."""
@@ -334,7 +336,7 @@ def test_an_episode_that_comes_out_otherwise_for_one_agent_is_not_restored(tmp_p
     assert "the same actions did not lead to the same observations and rewards" in caplog.text
 
 
-@pytest.mark.parametrize("n_workers", [1, 3])
+@pytest.mark.parametrize("n_workers", mostly_slow([1, 3]))
 def test_a_fragment_in_which_no_agent_is_answered(n_workers: int) -> None:
     """Where agents act in turn, the first step answers none: a ticket may have nothing that policies played."""
     with LocalSampler(Knowing(), Turns, seed=4) as sampler:

@@ -290,6 +290,7 @@ def crowd(n: int = 8, kind: Any = LocalSampler, **options: Any) -> Any:
         return sampler.obtain_trajectories(n)
 
 
+@pytest.mark.slow
 def test_a_batch_of_unannounced_agents_does_not_depend_on_workers_and_engines() -> None:
     batch = crowd()
     assert batch["a"].n_trajectories == batch["b"].n_trajectories == 8 * 10

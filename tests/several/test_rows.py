@@ -102,7 +102,7 @@ def rows(n_envs: int) -> dict[str, Any]:
     return {"worker_class": VecWorker, "worker_args": {"n_envs": n_envs}}
 
 
-@pytest.mark.parametrize("which", AGENTS)
+@pytest.mark.parametrize("which", mostly_slow(AGENTS))
 @given(
     st.sampled_from([Comings, Turns]), STAYS, st.sampled_from([None, 1, 4]), st.integers(1, 9), st.integers(1, 5)
 )  # fmt: skip
@@ -218,7 +218,7 @@ def test_filters_updates_and_masks_by_policy(game: Any) -> None:
             assert many.obtain_trajectories(6, agent_update=update) == expected
 
 
-@pytest.mark.parametrize("game", [Comings, Turns])
+@pytest.mark.parametrize("game", mostly_slow([Comings, Turns]))
 @pytest.mark.parametrize(("n_workers", "n_envs"), mostly_slow([(2, 3), (1, 2), (3, 4)]))
 def test_batches_do_not_depend_on_the_number_of_workers(game: Any, n_workers: int, n_envs: int) -> None:
     expected = sampled(AGENTS["both"], game, n=23, check=None)

@@ -104,6 +104,7 @@ class Dying(Comings):
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", mostly_slow([rows(2), {}]))
 def test_a_worker_that_dies_changes_nothing(kind: Any, tmp_path: Path) -> None:
     how = {"seed": 1, "staleness": 1, "check": None}

@@ -28,6 +28,7 @@ from tests.scripted.agents import Attentive, Balancing, Independent, Remembering
 from tests.scripted.envs import GlobalNoise, Nested
 from tests.stepping.conftest import kill
 from tests.stepping.environments import Graded, Strolling
+from tests.tiers import mostly_slow
 
 SHORTER = NewEnvUpdate(gymnasium.make, {"id": "CartPole-v1", "max_episode_steps": 12})
 
@@ -166,7 +167,9 @@ SCENARIOS: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
 QUICK = {"hooks in blocks", "fragments in groups"}
 
 
-@pytest.mark.parametrize("name", [it if it in QUICK else pytest.param(it, marks=pytest.mark.slow) for it in SCENARIOS])
+@pytest.mark.parametrize(
+    "name", mostly_slow([it if it in QUICK else pytest.param(it, marks=pytest.mark.slow) for it in SCENARIOS])
+)
 def test_batches_are_those_of_vec_worker_whatever_is_killed(name, tmp_path, caplog):
     agent, env, calls, options = SCENARIOS[name]
     with reference(agent(), env, **dict(options)) as sampler:
@@ -566,7 +569,7 @@ def rows_in_memory():
     return sum("streamsampler-rows" in os.readlink(link) for link in links if os.path.islink(link))
 
 
-@pytest.mark.parametrize("where", ["construct", "reset", "step"])
+@pytest.mark.parametrize("where", mostly_slow(["construct", "reset", "step"]))
 def test_memory_of_lost_processes_does_not_wait_for_the_garbage_collector(where, tmp_path):
     faults = Faults(tmp_path, Fault("kill", where))
     gc.collect()

@@ -24,6 +24,7 @@ from tests.fragments.agents import Alone, Drawn, Fleeting, Restorable, Sticky
 from tests.stepping.conftest import kill
 from tests.stepping.environments import Strolling
 from tests.stepping.test_inference import Exact, InBlocks, Mistaken, in_parent, reference
+from tests.tiers import mostly_slow
 
 AGENTS = [Fleeting, Drawn]  # each at its own pace, all together
 
@@ -301,7 +302,7 @@ class Anew(Sticky):
         return observation, *rest, {"bad": self.worker_number == 0 and self.t == 3, "t": self.t}
 
 
-@pytest.mark.parametrize(("how", "in_lanes"), [("changes", True), ("changes", False), ("raises", False)])
+@pytest.mark.parametrize(("how", "in_lanes"), mostly_slow([("changes", True), ("changes", False), ("raises", False)]))
 def test_trajectories_that_cannot_be_restored_are_run_again_from_their_seeds(how, in_lanes, tmp_path, caplog):
     agent, file = Killing(in_lanes), tmp_path / "made"
     kwargs = {"file": file, "how": how}

@@ -79,6 +79,7 @@ class Forking(gymnasium.Wrapper):
         return super().step(action)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("method", METHODS)
 def test_batches_are_those_of_vec_worker_whoever_dies_or_hangs(method, tmp_path):

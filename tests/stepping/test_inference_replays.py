@@ -68,7 +68,7 @@ def test_a_replay_of_fragments_and_of_filtered_observations() -> None:
         assert sampler.replay(4, 5, recorded=whole).same
 
 
-@pytest.mark.parametrize("kind", [Drawn, Mixing, Restorable])
+@pytest.mark.parametrize("kind", mostly_slow([Drawn, Mixing, Restorable]))
 def test_a_replay_leaves_the_agent_and_the_episodes_that_go_on_as_they_are(kind: Any) -> None:
     def three_calls(*, replays: bool) -> list[Any]:
         batches = []

@@ -31,7 +31,7 @@ def seen_of(on_failure: str, autoreset: str, **how: Any) -> Any:
 
 @pytest.mark.parametrize("method", mostly_slow(["fork", "forkserver", "spawn"]))
 @pytest.mark.parametrize("autoreset", mostly_slow(["next_step", "same_step"]))
-@pytest.mark.parametrize("on_failure", ["restore", "reset"])
+@pytest.mark.parametrize("on_failure", mostly_slow(["restore", "reset"]))
 def test_what_is_returned_is_the_same_whoever_is_killed(on_failure, autoreset, method):
     of_queues = seen_of(on_failure, autoreset, engine="queues", start_method=method)
     assert of_queues == seen_of(on_failure, autoreset)

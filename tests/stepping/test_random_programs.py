@@ -98,6 +98,7 @@ def both():
         yield dying, alone
 
 
+@pytest.mark.slow
 @given(program=st.lists(STEPS, max_size=25))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_programs(both, program):
@@ -109,6 +110,7 @@ def test_programs(both, program):
     assert both[0].stats.not_restored == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "world",
     [World("maze", "same_step", 3, 1, "steps", 1), *(pytest.param(it, marks=pytest.mark.slow) for it in worlds(12))],

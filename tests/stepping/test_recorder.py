@@ -15,6 +15,7 @@ from streamsampler.workers.vec.rows import row_of
 from streamsampler.workers.vec.steps import StepRecorder
 from tests.stepping.conftest import MODES, kill
 from tests.stepping.environments import Counting, Strolling, Varied
+from tests.tiers import mostly_slow
 
 FIELDS = (
     "observations", "last_observations", "actions", "rewards", "terminated", "truncated", "lengths", "env_infos",
@@ -65,10 +66,10 @@ def record(manager, recorder, n, min_envs, before):
 
 @pytest.mark.parametrize(
     ("autoreset", "n_workers", "min_envs", "copy"),
-    [
+    mostly_slow([
         ("next_step", 0, N_ENVS, True), ("same_step", 0, N_ENVS, False), ("disabled", 0, 1, True),
         ("next_step", 2, 1, False), ("same_step", 2, 1, True),
-    ],
+    ], 2),
 )  # fmt: skip
 def test_batches_are_those_of_a_sampler(autoreset, n_workers, min_envs, copy):
     """Also where workers are killed."""

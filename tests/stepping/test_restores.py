@@ -23,6 +23,7 @@ from tests.patience import PATIENCE
 from tests.stepping.conftest import MANAGERS, kill
 from tests.stepping.environments import Counting, Strolling
 from tests.stepping.test_spaces import ENVS as SHAPES
+from tests.tiers import mostly_slow
 
 FOREVER = 10 * PATIENCE
 ONES = np.array([1, 1])
@@ -53,15 +54,18 @@ HANGS = [Fault("hang", "step", step=3), Fault("hang", "reset")]
 
 @pytest.mark.parametrize(
     ("kind", "envs", "faults", "options"),
-    [
-        ("serial", Strolling, RAISES, {"verify": "steps"}),
-        ("serial", Strolling, RAISES, {"autoreset": "same_step", "restart_wait": 0.02}),
-        ("serial", SHAPES, RAISES, {"autoreset": "same_step"}),
-        ("processes", Strolling, [*RAISES, *KILLS], {"verify": "steps"}),
-        ("processes", Strolling, KILLS, {"autoreset": "same_step", "restart_wait": 0.05}),
-        ("processes", SHAPES, KILLS, {"verify": "steps"}),
-        pytest.param("processes", Strolling, HANGS, {"step_timeout": 3.0}, marks=pytest.mark.slow),
-    ],
+    mostly_slow(
+        [
+            ("serial", Strolling, RAISES, {"verify": "steps"}),
+            ("serial", Strolling, RAISES, {"autoreset": "same_step", "restart_wait": 0.02}),
+            ("serial", SHAPES, RAISES, {"autoreset": "same_step"}),
+            ("processes", Strolling, [*RAISES, *KILLS], {"verify": "steps"}),
+            ("processes", Strolling, KILLS, {"autoreset": "same_step", "restart_wait": 0.05}),
+            ("processes", SHAPES, KILLS, {"verify": "steps"}),
+            pytest.param("processes", Strolling, HANGS, {"step_timeout": 3.0}, marks=pytest.mark.slow),
+        ],
+        2,
+    ),
     ids=str,
 )
 def test_losses_leave_no_trace(tmp_path, kind, envs, faults, options, caplog):

@@ -629,6 +629,7 @@ class SeveralProgram(Program):
         self.compare(self.dying.step(actions, ready))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("game", [Turns, pytest.param(Comings, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("autoreset", mostly_slow(["same_step", "next_step"]))
 def test_random_programs_give_the_same_whoever_is_killed(game: Any, autoreset: Any) -> None:

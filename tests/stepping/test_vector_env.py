@@ -25,6 +25,7 @@ from tests.stepping.conftest import MODES
 from tests.stepping.environments import Counting, Gated, Varied, following, gate
 from tests.stepping.test_failures import Sick
 from tests.stepping.test_spaces import as_sampled
+from tests.tiers import mostly_slow
 
 ONES = np.array([1, 1])
 
@@ -394,7 +395,7 @@ def test_actions_without_dimensions_arrive_as_scalars_as_in_gymnasiums_vector_en
         assert result[-1]["kinds"].tolist() == ["float32 int64 int64"] * 2
 
 
-@pytest.mark.parametrize("envs", [[Scalar, Scalar], [Scalar, functools.partial(Scalar, 1)]])
+@pytest.mark.parametrize("envs", mostly_slow([[Scalar, Scalar], [Scalar, functools.partial(Scalar, 1)]]))
 def test_actions_are_applied_again_in_the_same_form(envs, tmp_path):
     faults = Faults(tmp_path, Fault("kill", "step", step=2))
     with EnvManager([faults.env(env) for env in envs], n_workers=2, seed=1, verify="steps") as manager:
@@ -427,7 +428,7 @@ class Long(Varied):
         return observation, reward, self._t == 90, False, info
 
 
-@pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
+@pytest.mark.parametrize("autoreset", mostly_slow(["next_step", "same_step"]))
 def test_what_fails_after_many_steps_is_restored(new_manager, autoreset):
     """Steps of all environments are put in order by the dozens: none of them is missing, before or after."""
     plain = new_manager(Long, n_envs=3, seed=0, autoreset=autoreset).vector_env()

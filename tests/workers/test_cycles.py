@@ -18,6 +18,7 @@ from streamsampler.errors import RolloutError
 from streamsampler.rollouts.script import trajectory
 from streamsampler.workers import purity
 from streamsampler.workers.vec.worker import VecWorker
+from tests.tiers import mostly_slow
 
 
 class BrokenError(Exception):
@@ -61,8 +62,8 @@ def uncollected() -> Iterator[None]:
     gc.enable()
 
 
-@pytest.mark.parametrize("place", ["reset", "step"])
-@pytest.mark.parametrize("worker_class", [DefaultWorker, VecWorker])
+@pytest.mark.parametrize("place", mostly_slow(["reset", "step"]))
+@pytest.mark.parametrize("worker_class", mostly_slow([DefaultWorker, VecWorker]))
 def test_what_a_check_meets_is_freed(worker_class, place, uncollected):
     Breaks.raised.clear()
     sampler = LocalSampler("random", Breaks(place), worker_class=worker_class)
@@ -72,7 +73,7 @@ def test_what_a_check_meets_is_freed(worker_class, place, uncollected):
     assert in_check() is None
 
 
-@pytest.mark.parametrize("worker_class", [DefaultWorker, VecWorker])
+@pytest.mark.parametrize("worker_class", mostly_slow([DefaultWorker, VecWorker]))
 def test_what_breaks_a_check_off_is_freed(worker_class, uncollected, monkeypatch):
     monkeypatch.setattr(purity, "SECONDS", 0.0)
     with LocalSampler("random", Breaks("nowhere"), worker_class=worker_class) as sampler:

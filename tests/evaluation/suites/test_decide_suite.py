@@ -19,6 +19,7 @@ from streamsampler.evaluation.suites.suite_comparison import SuiteComparison
 from streamsampler.evaluation.suites.suite_evaluation import SuiteEvaluation
 from streamsampler.evaluation.suites.suite_rounds import SuiteRounds, next_round
 from tests.evaluation.test_gate import Told, one, two, zero
+from tests.tiers import mostly_slow
 
 # The gains of the tasks in which actions change the return: 20, 30 and 0 less for each.
 SUITE: dict[str, Any] = {
@@ -248,7 +249,9 @@ def interrupting(after: int):
     return interrupt
 
 
-@pytest.mark.parametrize("after", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (70, 121, 160)), 130])
+@pytest.mark.parametrize(
+    "after", mostly_slow([1, *(pytest.param(n, marks=pytest.mark.slow) for n in (70, 121, 160)), 130])
+)
 def test_an_interrupted_comparison_goes_on_to_the_file_of_one_run(tmp_path, after):
     whole, out = compared(out=tmp_path / "whole.json"), tmp_path / "both.json"
     with pytest.raises(EvaluationInterruptedError) as caught:
@@ -262,6 +265,7 @@ def test_an_interrupted_comparison_goes_on_to_the_file_of_one_run(tmp_path, afte
     assert out.read_bytes() == (tmp_path / "whole.json").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_finished_file_goes_on_with_more(tmp_path):
     few, whole = tmp_path / "few.json", tmp_path / "whole.json"
     compared(out=few, max_trajectories=23)

@@ -12,6 +12,7 @@ from streamsampler.evaluation.evaluation_call import EvaluationInterruptedError
 from streamsampler.evaluation.suites.suite_evaluation import SuiteEvaluation
 from tests.evaluation.envs import Known, zero
 from tests.scripted.games import Comings
+from tests.tiers import mostly_slow
 
 FACTORS: dict[str, list[Any]] = {
     "amount": ["number", "numbers", "seeds", "scenarios", "halfwidth", "success"],
@@ -141,7 +142,7 @@ def shown(case: Case) -> str:
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(it, id=shown(it), marks=[pytest.mark.slow] * is_slow(it)) for it in in_pairs()],
+    mostly_slow([pytest.param(it, id=shown(it), marks=[pytest.mark.slow] * is_slow(it)) for it in in_pairs()], 3),
 )
 def test_each_task_has_its_own_result_and_files_that_of_one_run(tmp_path, case):
     suite: dict[str, Any] = {"push": lambda: Uneven(fails=False), "arm/lift": lambda: Uneven(fails=case["drops"])}

@@ -190,7 +190,7 @@ def test_a_list_of_environments_keeps_each_trajectory_in_its_own():
     assert [int(each.observations[0, 0]) for each in batch] == [index % N_ENVS for index in range(50)]
 
 
-@pytest.mark.parametrize("args", [{}, {"n_envs": 12}])
+@pytest.mark.parametrize("args", mostly_slow([{}, {"n_envs": 12}]))
 def test_batches_are_equal_for_any_number_of_workers_and_those_of_single_rows(args):
     found = []
     options: dict[str, Any] = {"seed": 3, "worker_class": VecWorker, "worker_args": args}
@@ -250,8 +250,8 @@ class AlwaysAsMany(Network):
         self.sums = state.copy()
 
 
-@pytest.mark.parametrize("more", [{}, {"block_size": 26}])
-@pytest.mark.parametrize("inference", ["worker", "parent"])
+@pytest.mark.parametrize("more", mostly_slow([{}, {"block_size": 26}]))
+@pytest.mark.parametrize("inference", mostly_slow(["worker", "parent"]))
 def test_an_agent_sees_batches_of_one_size_alone(inference, more):
     args = {"n_envs": N_ENVS, **more}
 

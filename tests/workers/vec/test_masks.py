@@ -23,7 +23,7 @@ def options(**more):
 
 @pytest.mark.parametrize("agent", mostly_slow([InBlocks(), Alone()]))
 @pytest.mark.parametrize("place", mostly_slow(PLACES))
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", mostly_slow(MODES))
 def test_slots_act_with_their_masks_and_silent_ones_as_is_allowed(mode, place, agent):
     """The environments refuse what they do not allow, also where a slot stands silent at a block's end."""
     with LocalSampler(agent, partial(vector, SyncVectorEnv, mode, place), **options()) as sampler:

@@ -16,6 +16,7 @@ from streamsampler.errors import RolloutError, UsageError
 from tests.scripted.agents import Balancing, NestedBatches, Remembering, always_zero
 from tests.scripted.envs import Drawn, Nested, Steps
 from tests.scripted.vectors import Deaf, OneSeed, Vector
+from tests.tiers import mostly_slow
 
 SEED = 11
 MODES = ["NEXT_STEP", "SAME_STEP", "DISABLED"]
@@ -182,6 +183,7 @@ def test_agents_are_not_asked_what_silent_slots_show(mode):
         assert len(set(drawn.tolist())) == len(drawn)
 
 
+@pytest.mark.slow
 def test_an_environment_that_ignores_the_seeds_of_resets_is_made_from_one_for_each_block():
     gc.collect()  # others' environments close themselves when they are collected
     batches, before = [], Deaf.living
@@ -209,7 +211,7 @@ FIRSTS = [0, 3, 6, 9, 12, 15, 18, 24, 30, 36, 48, 60, 72, 96, 120, 144, 192, 240
 """Where blocks begin that get longer, with three slots; each following one has 48 trajectories."""
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", mostly_slow(MODES))
 @pytest.mark.usefixtures("few_first_blocks")
 def test_blocks_get_longer_and_are_the_same_for_any_number_of_workers(mode):
     def batches(n_workers, **options):

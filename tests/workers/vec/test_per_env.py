@@ -91,7 +91,7 @@ def expected(kind, block_size=None):
         return sampler.obtain_trajectories(20), sampler.obtain_samples(70), sampler.obtain_exact_trajectories(4)
 
 
-@pytest.mark.parametrize(("make", "options"), WORKERS)
+@pytest.mark.parametrize(("make", "options"), mostly_slow(WORKERS))
 @pytest.mark.parametrize(
     ("kind", "block_size"), mostly_slow([("lanes", None), ("blocks", 5), ("blocks", None), ("blocks", 6)], 2)
 )

@@ -62,10 +62,10 @@ def assert_same_batches(sampler: Any, expected: Any) -> None:
     assert sampler.obtain_trajectories(seeds=seeds) == expected.obtain_trajectories(seeds=seeds)
 
 
-@pytest.mark.parametrize("agent", [Draws(), DrawsLater()], ids=["plain", "waits"])
+@pytest.mark.parametrize("agent", mostly_slow([Draws(), DrawsLater()]), ids=["plain", "waits"])
 @pytest.mark.parametrize("in_flight", mostly_slow([7, 1, 200]))
 @pytest.mark.parametrize("n_workers", mostly_slow([3, 1, 2]))
-@pytest.mark.parametrize(("kind", "options"), ENGINES)
+@pytest.mark.parametrize(("kind", "options"), mostly_slow(ENGINES))
 def test_batches_are_those_of_the_twin(
     kind: Any, options: dict[str, Any], n_workers: int, in_flight: int, agent: Any
 ) -> None:
@@ -99,7 +99,7 @@ def test_a_killed_worker_changes_nothing() -> None:
         assert type(batches[0]).concatenate(batches) == expected.obtain_trajectories(300)
 
 
-@pytest.mark.parametrize("in_flight", [1, 50])
+@pytest.mark.parametrize("in_flight", mostly_slow([1, 50]))
 def test_what_raises(in_flight: int) -> None:
     """The first trajectory that raises, in their order, ends the call; or all are left out that do."""
     errors = []

@@ -67,13 +67,15 @@ def calls(sampler: Any) -> list[Any]:
 @pytest.mark.parametrize("in_flight", mostly_slow([3, 1, 50], 2))
 @pytest.mark.parametrize(
     ("kind", "options"),
-    [
-        (LocalSampler, {}),
-        *(
-            pytest.param(MultiprocessingSampler, {"n_workers": n}, marks=[pytest.mark.slow] if n != 2 else [])
-            for n in (1, 2, 3)
-        ),
-    ],
+    mostly_slow(
+        [
+            (LocalSampler, {}),
+            *(
+                pytest.param(MultiprocessingSampler, {"n_workers": n}, marks=[pytest.mark.slow] if n != 2 else [])
+                for n in (1, 2, 3)
+            ),
+        ]
+    ),
 )
 def test_fragments_are_those_of_the_twin(
     kind: Any, options: dict[str, Any], in_flight: int, agent: Any, hooks: Any
@@ -81,9 +83,11 @@ def test_fragments_are_those_of_the_twin(
     assert_fragments_of_twin(kind, agent, Waits, {"in_flight": in_flight}, hooks, options)
 
 
-@pytest.mark.parametrize("hooks", [None, Sums()], ids=["plain", "hooks"])
-@pytest.mark.parametrize("in_flight", [1, 3])
-@pytest.mark.parametrize("kind", [LocalSampler, pytest.param(MultiprocessingSampler, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("hooks", mostly_slow([None, Sums()]), ids=["plain", "hooks"])
+@pytest.mark.parametrize("in_flight", mostly_slow([1, 3]))
+@pytest.mark.parametrize(
+    "kind", mostly_slow([LocalSampler, pytest.param(MultiprocessingSampler, marks=pytest.mark.slow)])
+)
 def test_fragments_on_threads_are_those_of_the_twin(kind: Any, in_flight: int, hooks: Any) -> None:
     assert_fragments_of_twin(kind, DrawsLater(), Game, {"in_flight": in_flight, "threads": True}, hooks, {})
 
@@ -101,7 +105,7 @@ def assert_fragments_of_twin(
         assert stats.further_envs > 0
 
 
-@pytest.mark.parametrize("in_flight", [1, 50])
+@pytest.mark.parametrize("in_flight", mostly_slow([1, 50]))
 def test_episodes_of_a_killed_worker_are_restored(in_flight: int) -> None:
     options = {"worker_args": {"in_flight": in_flight}, "n_workers": 2}
     with (
@@ -140,6 +144,7 @@ class Breaks(Waits):
         return await super().step(action)
 
 
+@pytest.mark.slow
 def test_what_raises_in_a_fragment(tmp_path: Path) -> None:
     """It is an error, after which other episodes begin; or the worker is replaced, and the episodes restored."""
     options = {"worker_args": {"in_flight": 4}}
@@ -173,6 +178,7 @@ class Late(Waits):
         return await super().step(action)
 
 
+@pytest.mark.slow
 def test_what_is_late_in_a_fragment(tmp_path: Path) -> None:
     """Its episode cannot begin anew: it is an error, or restored in another worker."""
     options = {"worker_args": {"in_flight": 4}, "step_timeout": 0.3, "check": None, "n_workers": 2}
@@ -225,6 +231,7 @@ class GoesOn(Waits):
         return await super().step(action)
 
 
+@pytest.mark.slow
 def test_fragments_after_a_trajectory_that_went_on() -> None:
     """With one in flight episodes have the global generators for themselves: not while another trajectory goes on."""
     GoesOn.stuck = None

@@ -484,6 +484,7 @@ class AllStay(Waits):
         return await super().step(action)
 
 
+@pytest.mark.slow
 def test_all_environments_of_a_worker_may_be_left() -> None:
     AllStay.n_made, AllStay.let_go = 0, []
     with make(LocalSampler, Draws(), AllStay, in_flight=3, trajectory_timeout=0.2, check=None) as sampler:

@@ -174,7 +174,7 @@ def test_whose_rows_raise_is_left_out_and_others_are_what_they_would_be() -> Non
     assert batches[0][0].indices.tolist() != list(range(40))
 
 
-@pytest.mark.parametrize("agent", [BreakingRows(), BreakingService()], ids=["plain", "service"])
+@pytest.mark.parametrize("agent", mostly_slow([BreakingRows(), BreakingService()]), ids=["plain", "service"])
 def test_what_raises_ends_the_call(agent: Any) -> None:
     found: list[tuple[Any, ...]] = []
     for in_flight in (1, 20):
@@ -545,6 +545,7 @@ class Swallows(RowsLater):
                 await asyncio.Event().wait()
 
 
+@pytest.mark.slow
 def test_a_request_that_goes_on_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     with (
         make(LocalSampler, Swallows(), Game, trajectory_timeout=0.05, check=None) as sampler,

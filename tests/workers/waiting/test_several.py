@@ -104,12 +104,13 @@ KINDS = [(LocalSampler, {}), *((MultiprocessingSampler, {"n_workers": n}) for n 
 
 @pytest.mark.parametrize("hooks", mostly_slow([Sums(), None]))
 @pytest.mark.parametrize("in_flight", mostly_slow([3, 1, 50]))
-@pytest.mark.parametrize("agents", list(AGENTS.values()), ids=list(AGENTS))
+@pytest.mark.parametrize("name", mostly_slow(AGENTS))
 @pytest.mark.parametrize(("kind", "options"), mostly_slow(KINDS))
 @GAMES
 def test_batches_are_those_of_the_twin(
-    games: Any, kind: Any, options: Any, agents: Any, in_flight: int, hooks: Any
+    games: Any, kind: Any, options: Any, name: str, in_flight: int, hooks: Any
 ) -> None:
+    agents = AGENTS[name]
     with (
         make(kind, agents[0], games[0], in_flight, hooks=hooks, **options) as sampler,
         twin(agents[1], games[1], hooks=hooks) as expected,
@@ -144,7 +145,7 @@ def test_any_agents_may_appear(agent: Any) -> None:
             assert obtained(sampler) == obtained(expected)
 
 
-@pytest.mark.parametrize("in_flight", [1, 6])
+@pytest.mark.parametrize("in_flight", mostly_slow([1, 6]))
 def test_on_threads(in_flight: int) -> None:
     agents = AGENTS["later"]
     options = {"worker_args": {"in_flight": in_flight, "threads": True}}
@@ -187,7 +188,7 @@ class ForgetsActions(KnowingLater):
         return chosen if self.n < 3 else chosen[0]
 
 
-@pytest.mark.parametrize("in_flight", [1, 6])
+@pytest.mark.parametrize("in_flight", mostly_slow([1, 6]))
 def test_what_raises(in_flight: int) -> None:
     with make(LocalSampler, KnowingLater(), BreaksLater, in_flight) as sampler:
         with pytest.raises(RolloutError, match="broken at a total of") as raised:

@@ -78,9 +78,10 @@ class CallableSharing:
 
 
 @pytest.mark.parametrize("in_flight", mostly_slow([7, 1, 20]))
-@pytest.mark.parametrize("given", [{}, {"observation_filter": RunningNorm()}], ids=["plain", "filtered"])
+@pytest.mark.parametrize("given", mostly_slow([{}, {"observation_filter": RunningNorm()}]), ids=["plain", "filtered"])
 @pytest.mark.parametrize(
-    ("kind", "n_workers"), [(LocalSampler, 1), pytest.param(MultiprocessingSampler, 2, marks=pytest.mark.slow)]
+    ("kind", "n_workers"),
+    mostly_slow([(LocalSampler, 1), pytest.param(MultiprocessingSampler, 2, marks=pytest.mark.slow)]),
 )
 def test_batches_are_those_of_copies(kind: Any, n_workers: int, given: Any, in_flight: int) -> None:
     sharing = make(kind, Sharing(), Waits, in_flight=in_flight, n_workers=n_workers, **given)
@@ -115,7 +116,7 @@ class Fragile(Sharing):
             raise ValueError("fragile")
 
 
-@pytest.mark.parametrize("in_flight", [7, 20])
+@pytest.mark.parametrize("in_flight", mostly_slow([7, 20]))
 def test_an_agent_that_raised_is_made_again(in_flight: int) -> None:
     """What has begun with it may have its weights: here nothing has, since it raises where trajectories begin."""
     options: dict[str, Any] = {"on_failure": "drop", "check": None}

@@ -79,13 +79,14 @@ class Blocks(Game):
 
 @pytest.mark.parametrize("in_flight", mostly_slow([7, 1, 50]))
 @pytest.mark.parametrize("n_workers", mostly_slow([3, 1, 2]))
-@pytest.mark.parametrize("kind", [LocalSampler, MultiprocessingSampler])
+@pytest.mark.parametrize("kind", mostly_slow([LocalSampler, MultiprocessingSampler]))
 def test_batches_are_those_of_the_twin(kind: Any, n_workers: int, in_flight: int) -> None:
     agent = DrawsLater() if in_flight == 7 else Draws()
     with make(kind, agent, Blocks, in_flight=in_flight, n_workers=n_workers) as sampler, twin() as expected:
         assert_same_batches(sampler, expected)
 
 
+@pytest.mark.slow
 def test_a_killed_worker_changes_nothing() -> None:
     with make(MultiprocessingSampler, Draws(), Blocks, n_workers=2) as sampler, twin() as expected:
         stream = sampler.stream(n_trajectories=300)
@@ -242,7 +243,7 @@ class BreaksOnThread(Blocks, Breaks):
     """Does so on its thread."""
 
 
-@pytest.mark.parametrize("in_flight", [1, 50])
+@pytest.mark.parametrize("in_flight", mostly_slow([1, 50]))
 def test_what_raises(in_flight: int) -> None:
     """As in the twin, and with the environment's lines in the traceback; or those trajectories are left out."""
     errors = []
@@ -358,7 +359,7 @@ def test_what_environments_may_not_do(kind: Any, env: Any, error: Any, match: st
         sampler.obtain_trajectories(10)
 
 
-@pytest.mark.parametrize("kind", [LocalSampler, MultiprocessingSampler])
+@pytest.mark.parametrize("kind", mostly_slow([LocalSampler, MultiprocessingSampler]))
 def test_with_one_in_flight_environments_may_draw_from_the_global_generators(kind: Any) -> None:
     with make(kind, Draws(), DrawsFromAll, in_flight=1, n_workers=1) as sampler, twin(env=DrawsFromAll) as expected:
         for _ in range(2):

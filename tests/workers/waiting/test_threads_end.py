@@ -19,6 +19,7 @@ import pytest
 from streamsampler import LocalSampler, MultiprocessingSampler, RolloutError
 from streamsampler.workers.waiting.threads import EnvThread
 from streamsampler.workers.waiting.worker import AsyncWorker
+from tests.tiers import mostly_slow
 from tests.workers.waiting.envs import Draws, Game, Told
 from tests.workers.waiting.test_async_worker import interrupt_after, twin
 from tests.workers.waiting.test_threads import (
@@ -113,7 +114,7 @@ def test_a_step_that_is_cancelled_is_waited_for(
     assert not caplog.records
 
 
-@pytest.mark.parametrize("kind", [LocalSampler, MultiprocessingSampler])
+@pytest.mark.parametrize("kind", mostly_slow([LocalSampler, MultiprocessingSampler]))
 def test_a_step_that_does_not_end_is_abandoned(
     kind: Any, tmp_path: Path, told: Told, go: Told, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -221,7 +222,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("where", ["local", "processes"])
+@pytest.mark.parametrize("where", mostly_slow(["local", "processes"]))
 def test_a_step_that_never_ends_keeps_no_process(where: str, tmp_path: Path) -> None:
     """Not this one where it ends, and not a worker's where the sampler's process is killed."""
     (tmp_path / "stuck.py").write_text(STUCK)

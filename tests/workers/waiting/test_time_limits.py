@@ -16,6 +16,7 @@ import pytest
 from streamsampler import LocalSampler, MultiprocessingSampler, RolloutError, UsageError, VecWorker
 from streamsampler.workers.waiting.deadlines import ATTEMPTS, Clock, TimeLimits
 from tests.patience import closing_patiently
+from tests.tiers import mostly_slow
 from tests.workers.waiting.envs import Draws, Game
 
 SEED = 5
@@ -99,9 +100,9 @@ def late_of(batch: Any, where: str = "step") -> int:
     )
 
 
-@pytest.mark.parametrize("where", ["reset", "step"])
-@pytest.mark.parametrize("in_flight", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 7)), 200])
-@pytest.mark.parametrize("kind", [LocalSampler, MultiprocessingSampler])
+@pytest.mark.parametrize("where", mostly_slow(["reset", "step"]))
+@pytest.mark.parametrize("in_flight", mostly_slow([*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 7)), 200]))
+@pytest.mark.parametrize("kind", mostly_slow([LocalSampler, MultiprocessingSampler]))
 def test_what_is_late_is_run_again(kind: Any, in_flight: int, where: str, tmp_path: Path) -> None:
     options = {"check": None, "n_workers": 1}  # with another one, a copy could come first
     with sampler_of(kind, Draws(), partial(Late, tmp_path, where), in_flight, **options) as sampler, twin() as expected:
@@ -122,7 +123,7 @@ def test_an_agent_that_is_late(tmp_path: Path) -> None:
         assert sampler.stats.timed_out > 0
 
 
-@pytest.mark.parametrize("kind", [LocalSampler, MultiprocessingSampler])
+@pytest.mark.parametrize("kind", mostly_slow([LocalSampler, MultiprocessingSampler]))
 def test_what_is_always_late_is_an_error_that_names_the_line(kind: Any) -> None:
     lines, first = inspect.getsourcelines(Late._wait_for_ever)
     line = first + next(n for n, text in enumerate(lines) if "Event().wait()" in text)
@@ -144,7 +145,7 @@ def twin_seeds(n: int) -> list[tuple[int, int]]:
     return list(zip(batch.seeds, batch.lengths.tolist(), strict=True))
 
 
-@pytest.mark.parametrize("times", [ATTEMPTS - 1, ATTEMPTS])
+@pytest.mark.parametrize("times", mostly_slow([ATTEMPTS - 1, ATTEMPTS]))
 def test_how_often_it_is_run_again(times: int, tmp_path: Path) -> None:
     with sampler_of(LocalSampler, Draws(), partial(Late, tmp_path, "step", times), check=None) as sampler:
         if times < ATTEMPTS:
@@ -155,6 +156,7 @@ def test_how_often_it_is_run_again(times: int, tmp_path: Path) -> None:
                 sampler.obtain_trajectories(12)
 
 
+@pytest.mark.slow
 def test_what_is_late_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
     with (
         sampler_of(MultiprocessingSampler, Draws(), partial(Late, None), on_failure="drop", n_workers=2) as sampler,
@@ -174,6 +176,7 @@ def test_what_is_late_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
     assert "short trajectories are in it more often" in texts[0]
 
 
+@pytest.mark.slow
 def test_what_does_not_end_although_it_is_cancelled(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Its environment is of no use any more, and the worker goes on with another one."""
     with (
@@ -186,6 +189,7 @@ def test_what_does_not_end_although_it_is_cancelled(tmp_path: Path, caplog: pyte
     assert not any(record.name == "asyncio" for record in caplog.records)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", [True, False])
 def test_a_check_of_what_is_late_ends(ends: bool, tmp_path: Path) -> None:
     env = partial(Late, tmp_path, "reset", ends=ends)
@@ -215,7 +219,7 @@ class BlocksOnce(Game):
         return True
 
 
-@pytest.mark.parametrize("in_flight", [1, 4])
+@pytest.mark.parametrize("in_flight", mostly_slow([1, 4]))
 def test_a_step_on_a_thread_that_is_late(in_flight: int, tmp_path: Path) -> None:
     """It cannot be cancelled: the worker goes on without its environment."""
     BlocksOnce.let_go = []
