@@ -1,4 +1,4 @@
-"""Count what became of the trajectories of a call."""
+"""The statistics of a call: which trajectories and timesteps were returned, dropped, stale, surplus or lost."""
 
 from __future__ import annotations
 
@@ -37,11 +37,10 @@ _LATE = (
 
 
 class CallAccounts:
-    """The accounts of one call.
+    """Counts a call's trajectories into its `stats`.
 
-    Anomalies are counted in trajectories that are returned, and in no others: so does one process alone. Those of
-    trajectories that were not returned yet are in `anomalies`, by trajectory index. `task` is their task, where there
-    are several.
+    Anomalies are counted for returned trajectories only, as in a single process. Until a trajectory is returned, its
+    anomaly is held in `anomalies`, by trajectory index. `task` is the current task in a sampler of several.
     """
 
     def __init__(self, session: Session, gathering: Gathering, stats: Stats, version: int) -> None:
@@ -50,20 +49,19 @@ class CallAccounts:
         self._gathering = gathering
         self.anomalies: dict[int, Anomaly] = {}
         self.task: TaskName | None = None
-        self._yielded = [0, 0]  # trajectories and timesteps that the consumer of a stream has seen
-        self._metrics: MetricsSoFar | None = None  # of what that consumer has seen
+        self._yielded = [0, 0]  # trajectories and timesteps already returned by the stream
+        self._metrics: MetricsSoFar | None = None  # of the trajectories already returned by the stream
         self._is_closed = False
-        self.excess = 0  # by how many timesteps what arrived was counted as more than steps of the environment
+        self.excess = 0  # timesteps counted in arrived reports beyond the environment's steps (agents' steps)
         self._begun: float | None = perf_counter()
 
     def stop_clock(self) -> None:
-        """Add the call's wall time, once."""
         if self._begun is not None:
             self.stats.seconds += perf_counter() - self._begun
             self._begun = None
 
     def record(self, event: Logged | EnvsRestored) -> None:
-        """Record what a worker reports besides its answers."""
+        """Pass on log records, and count restarted environments."""
         if isinstance(event, Logged):
             handle_records(event.worker, event.records)
         else:
@@ -71,7 +69,7 @@ class CallAccounts:
             self.stats.hangs += event.hung
 
     def count(self, number: int) -> None:
-        """Count the times and timesteps of an answer, whatever becomes of its trajectories."""
+        """Count the times and timesteps of an answer, independent of the fate of its trajectories."""
         event = self._session.arrivals.uncounted.pop(number)
         answer = event.answer
         if answer.ticket is not None:
@@ -102,19 +100,18 @@ class CallAccounts:
         arrivals.discard(number)
 
     def count_dead(self, worker: int) -> None:
-        """Count the timesteps that a dead worker ran in vain, and forget the worker."""
+        """Count a dead worker's unreported timesteps as lost, and remove its record."""
         self.stats.hangs += self._session.arrivals.workers[worker].is_hung
         self.stats.lost_timesteps += self._session.forget_worker(worker)
 
     def add_anomalies(self, segments: Sequence[Segment]) -> None:
-        """Remember the anomalies of trajectories in the result."""
         for delivery, start, stop, indices in segments:
             for anomaly in delivery.rollouts.anomalies:
                 if start <= anomaly.position < stop:
                     self.anomalies[indices[anomaly.position - start]] = anomaly
 
     def add_dropped(self, segments: Sequence[Segment], left_out: Sequence[LeftOut]) -> None:
-        """Count what was left out, and remember the anomalies of what was not."""
+        """Count dropped trajectories, and record the anomalies of the others."""
         self.add_anomalies(segments)
         if not left_out:
             return
@@ -133,10 +130,9 @@ class CallAccounts:
             self._session.warn_of([("anomaly", _ANOMALY.format(first))], self.task)
 
     def add_yielded(self, batch: TrajectoryBatch[Any, Any]) -> None:
-        """Count the trajectories that a stream hands to its consumer."""
         self.stats.kept_trajectories += batch.n_trajectories
         self.stats.kept_timesteps += batch.n_timesteps
-        self.stats.episodes += EndedEpisodes.of(batch.raw_rewards, batch.lengths)  # whose sum is that of returns
+        self.stats.episodes += EndedEpisodes.of(batch.raw_rewards, batch.lengths)  # its sum is the sum of returns
         self._yielded[0] += batch.n_trajectories
         self._yielded[1] += batch.n_timesteps
         if kinds := self.stats.metric_kinds:
@@ -147,8 +143,8 @@ class CallAccounts:
             self._count_anomalies(sorted(self.anomalies.keys() & set(batch.indices.tolist())))
 
     def close_with(self, segments: Sequence[Segment]) -> None:
-        """Count what is returned as kept and what else arrived as surplus, once."""
-        if self._is_closed:  # an interrupt may have come after that
+        """Count the result as kept and everything else that arrived as surplus, once."""
+        if self._is_closed:  # an interrupt after an earlier call of this method
             return
         self._is_closed = True
         gathering = self._gathering
@@ -165,7 +161,7 @@ class CallAccounts:
         self.add_surplus(n_trajectories + len(gathering.result.held_failures()), n_timesteps - excess)
 
     def close_unseen(self) -> None:
-        """Count what arrived and was never returned as surplus, if the accounts are not closed yet."""
+        """Count arrived trajectories that were never returned as surplus, unless the accounts are closed."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -174,6 +170,5 @@ class CallAccounts:
         self.add_surplus(arrived - self._yielded[0], gathering.arrived_timesteps - self.excess - self._yielded[1])
 
     def add_surplus(self, n_trajectories: int, n_timesteps: int) -> None:
-        """Count trajectories that the batch does not need."""
         self.stats.surplus_trajectories += n_trajectories
         self.stats.surplus_timesteps += n_timesteps

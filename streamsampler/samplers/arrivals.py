@@ -1,4 +1,4 @@
-"""Keep what workers' answers brought, by the numbers that the scheduler knows them by."""
+"""Answers of the workers, by the numbers under which the scheduler refers to them."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ Spaces = tuple[gymnasium.Space[Any], gymnasium.Space[Any]]
 
 @dataclass(slots=True)
 class LaunchedWorker:
-    """What one worker has reported, from its start to its death."""
+    """Facts reported by a worker between its start and its death."""
 
     spaces: Spaces | None = None  # of observations and actions; None before its first report
-    reported_timesteps: int = 0  # in its answers
+    reported_timesteps: int = 0  # total of its answers
     stack: str = ""  # its Python stacks, if it was killed because it hung
     is_hung: bool = False
 
 
 class Arrivals:
-    """The answers of workers, until they are discarded or released."""
+    """Holds the answers of workers until they are discarded or released."""
 
     def __init__(self, engine: Engine, need: Callable[[str, Ticket], bool]) -> None:
         self._engine, self._need = engine, need
         self.workers = [LaunchedWorker() for _ in range(engine.n_workers)]
         self._numbers = count()
         self._answers: dict[int, Answered] = {}
-        self.uncounted: dict[int, Answered] = {}  # as the engine brought them
-        self.deliveries: dict[int, Delivery] = {}  # what reports brought, by their numbers
-        self._copied: tuple[Spaces, bytes] | None = None  # spaces that were copied before, pickled
+        self.uncounted: dict[int, Answered] = {}  # exactly as received from the engine
+        self.deliveries: dict[int, Delivery] = {}  # contents of reports, by their numbers
+        self._copied: tuple[Spaces, bytes] | None = None  # spaces copied before, pickled
         self._seen: Spaces | None = None
-        self.exceptions: dict[int, object] = {}  # that did not leave this process, by the number of their failure
-        self.absent: dict[int, bool] = {}  # dead workers without a new one: whether one can be started
+        self.exceptions: dict[int, object] = {}  # raised in this process, by the number of their failure
+        self.absent: dict[int, bool] = {}  # dead workers not replaced yet: whether a new one can be started
 
     def receive(self, event: Answered) -> events.ReportReceived | events.FailureReceived:
-        """Keep an answer, as the engine brought it; return it as the scheduler sees it."""
+        """Store an answer from the engine under a new number; return it as the scheduler's event."""
         worker, answer, number = event.worker, event.answer, next(self._numbers)
         launched, memory = self.workers[worker], self._engine.memory_bytes(worker)
         self.uncounted[number] = event
@@ -72,47 +72,46 @@ class Arrivals:
         return events.ReportReceived(worker, number, answer, lengths_of(rollouts), agent_steps, n_bytes, memory)
 
     def died(self, event: Died) -> events.WorkerDied:
-        """Return a death as the scheduler sees it."""
+        """Return the scheduler's event for a death."""
         worker, engine = event.worker, self._engine
         self.absent[worker] = can_launch = engine.can_restart(worker)
         seen, stack = engine.progress(worker), self.workers[worker].stack
         return events.WorkerDied(worker, seen, event.exitcode, event.why, event.hopeless, stack, can_launch)
 
     def report(self, number: int) -> Report | None:
-        """Return a report; None of a failure."""
+        """Return the report with a number, or None if it is a failure."""
         event = self._answers.get(number)
         return event.answer if event is not None and isinstance(event.answer, Report) else None
 
     def segments(self, spans: Iterable[Span]) -> list[Segment]:
-        """Return spans of reports as segments of what these brought."""
         return [Segment(self.deliveries[number], start, stop, indices) for number, start, stop, indices in spans]
 
     def copy_of(self, spaces: Spaces) -> Spaces:
-        """Return a copy of a worker's spaces for a batch, which its user may change.
+        """Return a copy of a worker's spaces for a batch, because users may change a batch's spaces.
 
-        From the second one on out of a pickle, which takes half of the time of `deepcopy`.
+        The first copy is a `deepcopy`; later copies unpickle a stored pickle, in half the time.
         """
         if self._copied is not None and self._copied[0] is spaces:
             return cast(Spaces, pickle.loads(self._copied[1]))
         if self._seen is spaces:
-            with suppress(Exception):  # a space of a user's own may be impossible to pickle
+            with suppress(Exception):  # a user's own space may not be picklable
                 self._copied = spaces, pickle.dumps(spaces)
         self._seen = spaces
         return copy.deepcopy(spaces)
 
     def discard(self, number: int) -> None:
-        """Release the memory of an answer, if it has any, and forget it."""
+        """Release and remove an answer, if present."""
         self.deliveries.pop(number, None)
         if (event := self._answers.pop(number, None)) is not None:
             event.release()
 
     def release(self, delivery: Delivery) -> None:
-        """Release the memory of a delivery; its arrays are void afterwards."""
+        """Release the memory of a delivery; its arrays are invalid afterwards."""
         if delivery.number in self._answers:
             self.discard(delivery.number)
 
     def release_all(self) -> None:
-        """Release the memory of all deliveries, and forget their arrays: an error's traceback may hold a call."""
+        """Release the memory of all deliveries, and delete their arrays: an error's traceback may hold a call."""
         while self._answers:
             self._answers.popitem()[1].release()
         for delivery in self.deliveries.values():
@@ -120,14 +119,14 @@ class Arrivals:
         self.forget_all()
 
     def forget_all(self) -> None:
-        """Forget all deliveries: their memory is gone with the engine, or is about to be, in another thread."""
+        """Forget all deliveries: their memory ends with the engine, perhaps in another thread right now."""
         self._answers.clear()
         self.uncounted.clear()
         self.deliveries.clear()
         self.exceptions.clear()
 
     def pop_uncounted(self) -> list[Answered]:
-        """Return, once, the answers that no call has counted: most often of workers that had begun in advance."""
+        """Return, once, answers not counted by any call: mostly of workers that had started the next batch early."""
         answers = list(self.uncounted.values())
         self.forget_all()
         return answers

@@ -1,4 +1,4 @@
-"""Check the arguments of all samplers, and say what they did."""
+"""The base class of all samplers: checks the constructor's arguments, and adds the call for fragments."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ P = ParamSpec("P")
 
 
 def with_factory(init: Callable[P, None]) -> Callable[P, None]:
-    """Let a sampler's constructor be called as garage's: `MultiprocessingSampler(worker_factory, agents, envs)`.
+    """Let a sampler be made as in garage: `MultiprocessingSampler(worker_factory, agents, envs)`.
 
-    For type checkers that is `from_worker_factory`.
+    Type checkers do not see this form; for them, use `from_worker_factory`.
     """
 
     @functools.wraps(init)
@@ -63,102 +63,95 @@ def with_factory(init: Callable[P, None]) -> Callable[P, None]:
 @suggesting()
 @with_arguments_in_groups()
 class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, ActionsT]):
-    """Collect trajectories; a subclass decides where the workers live.
+    """Collect trajectories; subclasses decide where the workers run.
 
-    The arguments of all samplers are documented here, in one place. Those that only one kind of sampler has are
-    documented there.
+    The arguments common to all samplers are documented here.
 
     Args:
-        agents: An agent (see `Agent`), a plain callable `observation -> action`, "random", or a list or `PerWorker`
-            with one for each worker. For environments of several agents, a dict of them by policy name.
-        envs: An id for `gymnasium.make`, a callable that makes an environment, an environment, an `EnvSpec`, an
-            `EnvUpdate`, or a list or `PerWorker` with one for each worker. With one for each worker, index i of a batch
-            belongs to worker `i % n_workers`, and results depend on the number of workers. A callable, or an id's entry
-            point, with a parameter `worker_number` is given the worker's number, 0 to n_workers-1, for ports, file
-            names and devices; a trajectory must not depend on it. For one environment for each of those that a
-            `VecWorker` runs side by side, see `streamsampler.environments.PerEnv`.
-        env_kwargs: Keyword arguments for making the environment, where `envs` is an id, an `EnvSpec` or a callable; for
-            an `EnvSpec`, in addition to its own. With one environment for each worker each of them gets these. They do
-            not apply to an `env_update`.
-        n_workers: How many workers; None for as many as `agents` or `envs` have items, where these are given for each
-            worker, else for as many as this process may use cores (`LocalSampler`: 1).
-        seed: A non-negative integer that everything random is derived from; None draws fresh entropy.
-        max_episode_length: Timesteps after which a trajectory is truncated; None or `math.inf` leaves that to the
-            environment. A trajectory that still runs with more than ten times the timesteps that `obtain_samples` needs
-            is reported once in the log, for it may never end; but not by `LocalSampler`, which cannot look meanwhile.
+        agents: An agent (see `Agent`), a callable `observation -> action`, "random", or a list or `PerWorker` with an
+            agent for each worker. For environments of several agents, a dict of agents by policy name.
+        envs: An id for `gymnasium.make`, a callable returning an environment, an environment, an `EnvSpec`, an
+            `EnvUpdate`, or a list or `PerWorker` with an environment for each worker. With a list, trajectory index i
+            belongs to worker `i % n_workers`, so results depend on the number of workers. If the callable, or the id's
+            entry point, has a parameter `worker_number`, it receives 0 to n_workers-1, for ports, file names and
+            devices; trajectories must not depend on it. To give a `VecWorker` a different environment for each row, see
+            `streamsampler.environments.PerEnv`.
+        env_kwargs: Keyword arguments for making the environment where `envs` is an id, an `EnvSpec` (added to its own
+            arguments) or a callable. Each item of a list receives them. They do not apply to an `env_update`.
+        n_workers: Number of workers. None for the length of `agents` or `envs` if either is a list, else for the number
+            of cores available to this process (`LocalSampler`: 1).
+        seed: A non-negative integer from which all randomness is derived; None draws fresh entropy.
+        max_episode_length: Timesteps after which a trajectory is truncated; None or `math.inf` for the environment's
+            own limit. If a trajectory runs for more than ten times the timesteps requested from `obtain_samples`, a
+            warning is logged once (not by `LocalSampler`, which cannot check while it steps).
         worker_class: The kind of worker: a subclass of `Worker`.
-        worker_args: Further keyword arguments for it.
-        order: "index" returns trajectories 0, 1, 2, …, as one process would have sampled them. "arrival" returns
-            whatever finishes first, which over-represents short trajectories: the first that arrive, whatever their
-            indices (but in `obtain_exact_trajectories` those that belong to each worker).
-        on_failure: "raise" ends the call when user code raises in a trajectory that the batch needs. "drop" leaves that
-            trajectory out, notes it in the accounts with its error, and completes the batch with the next indices.
-            Where failures depend on the state, what is left is biased.
-        max_restarts: How many dead or hung workers are replaced within any 60 seconds (`limits.restart_window`); None
-            for any number of losses that are not equal: three times the same exception in one trajectory is an error
-            then; "auto" for 10 with up to eight workers, in proportion with more. Such a loss does not change the
-            batch: the trajectories are run again. The next loss ends the call with an error that lists them all. A loss
-            in a trajectory that the batch does not need does not count. The quota holds for each task of a suite by
-            itself; deaths of workers without work are of no task, and have a quota of their own.
-        restart_on: Types of exceptions of user code that count as losses, too: an exception type, or a tuple of them.
-        trajectory_timeout: Seconds that a trajectory may take, in environments that wait (`AsyncWorker`). One that
-            takes longer is cancelled and run again; the third time is an error. With `on_failure="drop"` it is left
-            out. See `streamsampler/docs/waiting.md`.
-        limits: Limits of time, memory and restarts whose defaults fit most programs; see `Limits`.
-        check: What is done about environments and agents whose trajectories depend on more than their seeds, so that
-            batches differ with the number of workers, and about data that may be wrong. "warn" logs a warning, once;
-            "error" ends the call; None looks for nothing. In the first call, and after an `env_update` to an
-            environment of another class or id (never for a `SetTaskUpdate`), worker 0 runs trajectory 0, another one,
-            and trajectory 0 again, with the agent and environment that it has, and compares up to 200 timesteps, infos
-            included. Infos that differ also where two new environments each run trajectory 0 first, as what is read off
-            a clock does, are no memory: a warning names them. With "warn" no reset or timestep of this begins after 0.2
-            seconds; with "error" all of it is run, and before that no other worker begins. Wrappers that are known to
-            carry something from one trajectory to the next, such as `NormalizeObservation`, are recognised without
-            running anything. What raises in the check is no verdict. Its timesteps are `stats.checked_timesteps`.
-        fingerprint: What is done about workers that compute otherwise than others: NumPy and torch choose their kernels
-            by the processor, and other kernels give other last bits, and so other trajectories. Each worker computes a
-            small probe once, and tells its digest with its first report. "warn" logs a warning that names the workers
-            and machines that differ; "error" ends the call; None says nothing. `batch.fingerprints` has the
+        worker_args: Further keyword arguments for the workers.
+        order: "index" returns trajectories 0, 1, 2, …, as a single process would have sampled them. "arrival" returns
+            the trajectories that finish first, whatever their indices (in `obtain_exact_trajectories`, each worker's
+            first), and so over-represents short trajectories.
+        on_failure: "raise" ends the call when user code raises in a trajectory needed for the batch. "drop" leaves the
+            trajectory out, records its error in the statistics, and completes the batch with the next indices. If
+            failures depend on the state, the remaining data are biased.
+        max_restarts: Number of dead or hung workers replaced within any 60 seconds (`limits.restart_window`). The lost
+            trajectories are run again, so the batch does not change. One more loss ends the call with an error listing
+            all of them. "auto" for 10 with up to eight workers, and in proportion with more. None for no limit, except
+            that the same exception three times in one trajectory is an error. Losses in trajectories not needed for the
+            batch do not count. Each task of a suite has its own quota, as have deaths of workers without a ticket.
+        restart_on: An exception type, or a tuple of types: if user code raises one, it counts as a loss.
+        trajectory_timeout: Seconds allowed for a trajectory in waiting environments (`AsyncWorker`). A longer
+            trajectory is cancelled and run again; the third time is an error, or drops it with `on_failure="drop"`. See
+            `streamsampler/docs/waiting.md`.
+        limits: Limits of time, memory and restarts, with defaults for most programs; see `Limits`.
+        check: "warn" checks, and logs a warning once, whether trajectories depend on more than their seeds, so that
+            batches would differ with the number of workers, and whether data may be wrong; "error" ends the call
+            instead; None checks nothing. In the first call, and after an `env_update` to another class or id (not after
+            a `SetTaskUpdate`), worker 0 runs trajectory 0, a different trajectory, and trajectory 0 again with its own
+            agent and environment, and compares up to 200 timesteps with their infos. Infos that differ between two new
+            environments, too, such as clock times, are named in a warning but are not a failure. "warn" starts no reset
+            or timestep of the check after 0.2 seconds; "error" runs all of it, before other workers start. Wrappers
+            known to carry state between trajectories, such as `NormalizeObservation`, are recognised without a run. An
+            exception during the check proves nothing. Its timesteps are counted in `stats.checked_timesteps`.
+        fingerprint: How to react to workers with different arithmetic: NumPy and torch choose their kernels by the
+            processor, and different kernels give different last bits, hence different trajectories. Each worker
+            computes a small probe once and sends its digest with its first report. "warn" logs a warning with the
+            workers and machines that differ; "error" ends the call; None ignores it. `batch.fingerprints` has the
             digests in any case.
-        worker_threads: How many threads numerical libraries compute on in each worker; the last bits of a network's
-            numbers may depend on it. Set are environment variables such as OMP_NUM_THREADS where they are unset, for
-            what is loaded later; torch's number where it is loaded; and those of OpenBLAS and MKL where they are, if
-            threadpoolctl is installed. Variables that you have set count for what reads them, but for torch. Without
-            threadpoolctl a NumPy that is loaded before computes on as many threads as it likes: in `LocalSampler`, and
-            in workers that are forked from your program. `LocalSampler` sets the same numbers while a call
-            runs, or a step of a stream, and puts back what it found. A library that is loaded in the middle of a
-            trajectory is held to it from the next ticket on. None leaves all as it is.
-        observation_filter: What changes the observations that the agent sees, such as `RunningNorm`, with statistics
-            that are part of the agent version; see `streamsampler/docs/hooks-and-filters.md`. With several policies, a
-            dict of filters by policy name.
+        worker_threads: Threads for numerical libraries in each worker; the last bits of a network's outputs may depend
+            on it. Sets environment variables such as OMP_NUM_THREADS where unset, for libraries loaded later; torch's
+            number if torch is loaded; and, with threadpoolctl installed, those of a loaded OpenBLAS or MKL. Variables
+            you set yourself take precedence, except for torch. Without threadpoolctl, a NumPy that is already loaded
+            (in `LocalSampler`, and in workers forked from your program) keeps its own number. `LocalSampler` restores
+            the previous numbers after each call or step of a stream. A library loaded during a trajectory is limited
+            from the next ticket on. None changes nothing.
+        observation_filter: A filter of the observations given to the agent, such as `RunningNorm`; its statistics are
+            part of the agent version, see `streamsampler/docs/hooks-and-filters.md`. With several policies, a dict of
+            filters by policy name.
         reward_filter: The same for rewards, such as `RunningReturnNorm`.
         hooks: An object with any of `on_environment_created(env, worker_number)`, `on_trajectory_start(context)`,
-            `on_timestep(context)`, `on_trajectory_end(context)` and `on_trajectory_lost(context, error)`, which workers
-            call; see `streamsampler/docs/hooks-and-filters.md`. What they put into their context's `metrics` comes back
-            in `batch.episode_infos`, and as one number for each name in `batch.stats.metrics`. Without hooks they cost
-            nothing. Not for vector environments.
-        drop_if: A function of an info. It is called with the info of each trajectory's reset and of each timestep's
-            step; where it returns something true, the trajectory is abnormal: it ends there, and is left out and
-            counted as with `on_failure="drop"`. Where that depends on the state, what is left is biased. Not for
-            fragments.
-        record_taken: The name of an info in which environments say which action they took, such as "action_taken":
-            that one is recorded in place of the agent's; see `streamsampler.data.taken`. None records the agent's.
-        staleness: 0 samples each batch with the parameters that came with its call. 1 samples it with those of the call
-            before, so that workers sample the next batch while you learn from the last one: see
-            `streamsampler/docs/sampling.md`.
-        policy_of: In environments of several agents, which of the policies of `agents={"name": agent}` plays which: a
-            function `(agent_id, trajectory_index) -> name`, asked once for each agent and trajectory, or a dict by
-            agent id. None for the policy whose name is the agent id, or the agent id up to its last `_`, or the only
-            one. See `streamsampler/docs/several-agents.md`.
+            `on_timestep(context)`, `on_trajectory_end(context)` and `on_trajectory_lost(context, error)`, called in the
+            workers; see `streamsampler/docs/hooks-and-filters.md`. Values written to the context's `metrics` are
+            returned in `batch.episode_infos`, and as a number for each name in `batch.stats.metrics`. Without hooks
+            this costs nothing. Not for vector environments.
+        drop_if: A function of an info, called with the info of each reset and timestep. If the result is true, the
+            trajectory is abnormal: it ends, and is dropped and counted as with `on_failure="drop"`. If this depends on
+            the state, the remaining data are biased. Not for fragments.
+        record_taken: The name of an info with the action that the environment really took, such as "action_taken", to
+            record in place of the agent's; see `streamsampler.data.taken`. None records the agent's.
+        staleness: 0 samples each batch with the parameters given to its call. 1 uses those of the call before, so that
+            workers sample the next batch while you learn from the last; see `streamsampler/docs/sampling.md`.
+        policy_of: In environments of several agents, which policy of `agents={"name": agent}` acts for which agent: a
+            function `(agent_id, trajectory_index) -> name`, called once for each agent and trajectory, or a dict by
+            agent id. None for the policy named like the agent id, or like the agent id up to its last `_`, or the only
+            policy. See `streamsampler/docs/several-agents.md`.
 
     Attributes:
         seed: The seed, drawn or given. `type(sampler)(…, seed=sampler.seed)` repeats everything.
-        n_workers: How many workers there are.
-        policy_names: The names of several policies; none where there is one agent.
-        stats: What all calls together did.
+        n_workers: Number of workers.
+        policy_names: Names of several policies; empty with a single agent.
+        stats: Statistics of all calls together.
 
     Raises:
-        UsageError: An argument cannot work (a ValueError).
+        UsageError: An argument is invalid (a ValueError).
         SerializationError: An agent or an environment cannot be pickled.
     """
 
@@ -167,11 +160,11 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
 
     _default_workers: int | None = None
     _holds_agent = False
-    """Whether the agent stays in this process, as it is; a subclass sets it before it calls `__init__`."""
+    """Whether the agent stays in this process, unpickled; subclasses set it before they call `__init__`."""
     _given_factory: WorkerFactory | None = None
-    _step_timeout: float | None = None  # a subclass whose workers can be killed sets it before it calls `__init__`
+    _step_timeout: float | None = None  # subclasses with workers that can be killed set it before calling `__init__`
     _lacks_limits: Mapping[str, str] = {}
-    """The limits that this kind of sampler cannot keep, with the reasons."""
+    """Limits unavailable in this kind of sampler, with the reasons."""
 
     @with_factory
     @suggesting()
@@ -225,7 +218,7 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
         given = Checking(factory, worker_class, filters, policy_of, env_kwargs, holds_agent).given(agents, envs)
         drop_unless = policy.restarts_on if policy.drops else None
         if drop_if is not None:
-            # The policy is to leave trajectories out, since the batch has gaps; what raises is raised all the same.
+            # "drop" because the batch has gaps; drop_unless=raises_all still lets exceptions end the call.
             policy = replace(policy, on_failure="drop")
             drop_unless = drop_unless or raises_all
         workers = WorkerSetup(
@@ -253,18 +246,18 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
     def from_worker_factory(
         cls, worker_factory: WorkerFactory, agents: Agents, envs: Envs, **options: Unpack[SamplerOptions]
     ) -> Self:
-        """Make a sampler whose workers come from `worker_factory`.
+        """Make a sampler with workers from `worker_factory`.
 
-        garage's `MultiprocessingSampler(worker_factory, agents, envs)` does the same; type checkers know this one only.
+        The same as garage's `MultiprocessingSampler(worker_factory, agents, envs)`, in a form known to type checkers.
 
         Args:
-            worker_factory: How many workers, of which kind, with which seed and arguments.
+            worker_factory: Number and kind of the workers, with their seed and arguments.
             agents: See `Sampler`.
             envs: See `Sampler`.
             options: The sampler's other arguments, by keyword.
 
         Raises:
-            TypeError: An option is none of the sampler's arguments, or is one of the worker factory's.
+            TypeError: An option is not an argument of the sampler, or belongs to the worker factory.
         """
         sampler = cls.__new__(cls)
         sampler._take_factory(worker_factory, options)
@@ -290,58 +283,56 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
         reset_options: Options | None = None,
         restore_limit: int = Fragments.restore_limit,
     ) -> TrajectoryBatch[ObservationsT, ActionsT]:
-        """Return exactly `n_timesteps` timesteps of each of `n_envs` environments, whose episodes go on afterwards.
+        """Return exactly `n_timesteps` timesteps from each of `n_envs` environments, continuing their episodes.
 
-        An environment is reset only where an episode ends, or with an `env_update`. The batch's trajectories are the
-        parts of episodes, in order of environment, then time: `batch.continued` says which began in an earlier call,
-        `batch.cut` which go on in the next one (they are neither terminated nor truncated, and `last_observations` is
-        what to bootstrap from), and `batch.as_grid("rewards")` is of (n_timesteps, n_envs). `batch.returns` are those
-        of parts; `batch.episode_returns` and `batch.episode_lengths` are of the episodes that ended in this call.
+        An environment is reset only where an episode ends, or by an `env_update`. Trajectories in the batch are parts
+        of episodes, ordered by environment, then time. `batch.continued` marks parts started in an earlier call,
+        `batch.cut` parts that continue in the next call (neither terminated nor truncated; bootstrap from
+        `last_observations`), and `batch.as_grid("rewards")` has shape (n_timesteps, n_envs). `batch.returns` are of
+        parts; `batch.episode_returns` and `batch.episode_lengths` are of episodes that ended in this call.
 
-        The environment is stepped with each action as the batch has it: where an agent's floats have another dtype than
-        the action space, they are rounded first. (In whole trajectories the environment gets what the agent returned.)
+        The environment is stepped with each action as recorded: floats are first cast to the action space's dtype. (In
+        whole trajectories the environment receives the agent's own value.)
 
-        Episode k of environment e has index `e + k * n_envs`, and the seed of that trajectory of the version in which
-        the environments began; errors name it by these two. So an environment's episodes are a function of the
-        sampler's seed, of e, and of what each call was given, whatever the number of workers. With a worker that is
-        lost go its episodes: they are restored by applying their actions again, and what was lost is run again. That
-        needs an agent without a `reset` (and without ``starts``, see `Agent`), or with `get_state()` and
-        `set_state(state)`, and an environment that is a function of its seed and the actions: the same global generator
-        must not be drawn from by agent and environment, nor, with `VecWorker`, by several environments. Otherwise, or
-        if something raises meanwhile, the episode counts as failed, and a new one begins there, with a warning.
+        Episode k of environment e has index `e + k * n_envs` and the seed of this trajectory under the agent version in
+        which the environments started; errors give both numbers. So episodes depend on the sampler's seed, on e, and on
+        the arguments of each call, not on the number of workers. If a worker is lost, its episodes are restored by
+        applying their actions again, and the lost timesteps are run again. This needs an agent without a `reset` (and
+        without ``starts``, see `Agent`), or with `get_state()` and `set_state(state)`, and an environment that is a
+        function of its seed and the actions: agent and environment must not draw from the same global generator, nor,
+        with `VecWorker`, may several environments. Otherwise, or if something raises during it, the episode counts as
+        failed and a new episode starts, with a warning.
 
-        What makes environments must make a new one each time: several go on side by side.
+        A callable that makes environments must return a new environment each time, because several run at once.
 
-        Whole trajectories in between, evaluations included, leave the episodes where they are: they run in environments
-        of their own, which are made when they are first needed (`stats.further_envs`). The one agent of
-        `inference="parent"` is given its memory back, for which it needs `get_state()` and `set_state(state)`. Where
-        the same environment is made each time, episodes are restored in it as after a loss. So they are in a copy of
-        the sampler by pickling, and in one that loads its `state_dict`. An `env_update` in any call (with a warning),
-        other `n_envs` and an exception in a call for fragments end the episodes: the next call begins with fresh
-        environments. With `on_failure="drop"` fragments are an error, since no other episode takes the place of an
-        episode that raises: its timesteps would be missing in the grid.
+        Calls for whole trajectories in between, evaluations included, do not disturb the episodes: they run in
+        environments of their own, made when first needed (`stats.further_envs`). The single agent of
+        `inference="parent"` has its memory restored afterwards, which needs `get_state()` and `set_state(state)`. If
+        the callable returns the same environment each time, episodes are restored in it as after a loss; so they are in
+        a pickled copy of the sampler, and after `load_state_dict`. An `env_update` in any call (with a warning),
+        another `n_envs` and an exception in a call for fragments end the episodes: the next call starts with fresh
+        environments. Fragments do not work with `on_failure="drop"`: a dropped episode would leave a hole in the grid.
 
         Args:
-            n_timesteps: Timesteps of each environment, at least 1.
-            n_envs: How many environments all workers have together, at least 1: worker w has those whose number is w
-                modulo the number of workers. None for as many as in the last call of fragments; in the first one for 8,
-                or for `VecWorker`'s own `n_envs` where these are more, whatever the number of workers. Another number
-                than in the last call begins with fresh environments, and a warning. With `VecWorker`, whose own
-                `n_envs` step side by side, groups of so many belong to the workers in turn: a group is the same on any
-                number of workers. With `inference="parent"` there are at most `VecWorker`'s `n_envs`, and so many if
-                this is None.
-            agent_update: See `obtain_samples`. An agent that is replaced in the middle of an episode is reset.
+            n_timesteps: Timesteps for each environment, at least 1.
+            n_envs: Number of environments of all workers together, at least 1; environment e belongs to worker
+                `e % n_workers`. None for the number in the last call for fragments; in the first call 8, or the
+                `n_envs` of `VecWorker` if larger, whatever the number of workers. Another number than in the last call
+                starts fresh environments, with a warning. With `VecWorker`, groups of its `n_envs` environments are
+                assigned to the workers in turn: the groups are the same for any number of workers. With
+                `inference="parent"`, `VecWorker`'s `n_envs` is the maximum and the default.
+            agent_update: See `obtain_samples`. An agent replaced during an episode is reset.
             env_update: See `obtain_samples`.
             progress: See `obtain_samples`.
-            reset_options: A dict that `env.reset(options=…)` gets in each episode that begins in this call; None for
-                none. An episode that is restored is reset with those that it began with.
-            restore_limit: Timesteps, at least 0: of longer episodes the actions are not kept, and after a loss, or from
-                a `state_dict`, a new episode begins there, with a warning.
+            reset_options: A dict for `env.reset(options=…)` in each episode that starts in this call, or None. Restored
+                episodes are reset with their original options.
+            restore_limit: Timesteps, at least 0. Actions of longer episodes are not stored; after a loss, or from a
+                `state_dict`, a new episode starts instead, with a warning.
 
         Raises:
-            UsageError: A number is no positive integer, or `reset_options` is no dict; the sampler has
-                `order="arrival"`, `on_failure="drop"`, a kind of worker that runs no fragments, or agents or
-                environments of their own for its workers. For the other errors see `obtain_samples`.
+            UsageError: A number is not a positive integer, or `reset_options` is not a dict; the sampler has
+                `order="arrival"`, `on_failure="drop"`, a kind of worker without fragments, or an agent or environment
+                for each worker. For the other errors see `obtain_samples`.
         """
         if isinstance(agent_update, numbers.Integral) or type(agent_update) is float:
             raise UsageError(
@@ -365,7 +356,7 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
 
     @property
     def _usual_envs(self) -> int:
-        """How many environments there are where a call does not say it: no matter how many workers there are."""
+        """The number of environments for calls without `n_envs`; independent of the number of workers."""
         return self._life.n_envs or self._setup.most_envs or max(_N_ENVS, self.layout.rows)
 
     def _check_fragments(self, n_envs: int, *updates: Any) -> None:
@@ -404,17 +395,17 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
 
     @property
     def fingerprint(self) -> CheckMode:
-        """What is done about workers that compute otherwise than others."""
+        """The reaction to workers with different arithmetic: "warn", "error" or None."""
         return self._setup.workers.fingerprint
 
     @property
     def policy_names(self) -> tuple[str, ...]:
-        """The names of several policies; none where there is one agent."""
+        """Names of several policies; empty with a single agent."""
         return self._setup.policy_names
 
     @property
     def total_env_steps(self) -> int:
-        """Timesteps that were returned, in all calls so far; and those of `warm_up`, whose statistics are used."""
+        """Timesteps returned by all calls so far, plus those of `warm_up`."""
         return self.stats.kept_timesteps
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Make a call's batches out of deliveries, and release the memory that they came in."""
+"""Assemble a call's batches from the workers' deliveries, and release the deliveries' memory."""
 
 from __future__ import annotations
 
@@ -25,26 +25,27 @@ from streamsampler.samplers.summaries import Summaries, summaries_of
 
 
 class BatchMaker:
-    """The batches of one call, whose accounts they carry.
+    """Makes the batches of a call.
 
-    The accounts get the anomalies of segments before these are forgotten, more than once if an interrupt came between.
+    Anomalies of segments are recorded in the accounts before the segments are forgotten; after an interrupt in between
+    this may happen twice.
     """
 
     def __init__(self, session: Session, gathering: Gathering, accounts: CallAccounts) -> None:
         self._session = session
         self._gathering = gathering
         self._accounts, self._stats = accounts, accounts.stats
-        self._spaces_of_taken: dict[int, Spaces] = {}  # by worker
+        self._spaces_of_taken: dict[int, Spaces] = {}  # by worker, for segments already copied
         self._ledger = ledger = session.ledger
         self._episodes = None if ledger is None else EpisodeParts(gathering.result, session.arrivals, ledger)
         self._filters = session.store.filters
-        self.summaries: list[Summaries] = []  # of the trajectories that were made a batch of
+        self.summaries: list[Summaries] = []  # filters' statistics of the trajectories already in a batch
         self._has_new = False
-        # Not of a stream, which hands out each trajectory by itself.
+        # Unused in streams, which return each trajectory by itself.
         self._growing = GrowingBatch(session.pool.allocate)
 
     def keep(self, number: int, fingerprint: str) -> None:
-        """Keep what a report brought until it is released, with the bits of its worker's fingerprint."""
+        """Hold a report's delivery until it is released, with the bits of its worker's fingerprint."""
         session, delivery = self._session, self._session.arrivals.deliveries.get(number)
         self._has_new = True
         if delivery is None:
@@ -54,7 +55,7 @@ class BatchMaker:
             report = session.arrivals.report(number)
             assert report is not None
             self._accounts.excess += sum(delivery.rollouts.agent_steps()) - report.n_timesteps
-        if self._ledger is not None:  # it needs the actions that the agent chose
+        if self._ledger is not None:  # before `taken_actions`: the ledger needs the agent's own actions
             self._stats.failed_trajectories += self._ledger.record(delivery)
         if delivery.rollouts.remarks:
             kept = session.arrivals.report(number)
@@ -65,12 +66,12 @@ class BatchMaker:
             session.infos_of_files.leave_out(delivery.rollouts)
 
     def append_due(self) -> None:
-        """Copy what is new in the result, if there is enough of it, after all that was to be kept."""
+        """Copy new segments of the result if there are enough; called after all `keep` of an event."""
         if not self._has_new or isinstance(self._gathering.plan, Streamed):
             return
         are_kept = self._session.infos_of_files.kept is not None
         if self._gathering.result.complete and not are_kept:
-            return  # all that is left is about to be copied
+            return  # `final` is about to copy everything left
         self._has_new = False
         new = self.segments(self._growing.n_counted)
         if are_kept:
@@ -81,31 +82,31 @@ class BatchMaker:
             self._append()
 
     def segments(self, first: int = 0) -> list[Segment]:
-        """Return the result so far, in order, from segment number `first` on, without those that were forgotten."""
+        """Return the result's segments so far, in order, from number `first` on, except forgotten ones."""
         if self._episodes is not None:
             return self._episodes.segments(first)
         return self._session.arrivals.segments(self._gathering.result.spans(first))
 
     def pop_segments(self) -> list[Segment]:
-        """Return what was not popped of the result so far, for the consumer of a stream."""
+        """Return the segments not popped so far, for the consumer of a stream."""
         segments = self._session.arrivals.segments(self._session.scheduler.pop_spans())
         self._session.infos_of_files.check(segments)
         return segments
 
     @property
     def n_ended(self) -> int | None:
-        """How many episodes ended in fragments so far; None for whole trajectories."""
+        """Number of episodes of fragments that ended so far; None for whole trajectories."""
         return None if self._ledger is None else self._ledger.ended.count
 
     def note(self) -> str:
-        """Return what else is known so far, in words: of fragments, the episodes that ended."""
+        """Return the progress display's remark about episodes of fragments."""
         if self._ledger is None:
             return ""
         ended = self._ledger.ended
         return f"{count(ended.count, 'episode')}, return {ended.mean_return:.4g}" if ended.count else "no episode ended"
 
     def _append(self) -> None:
-        """Copy what is new in the result, and release the memory that it came in."""
+        """Copy the new segments into the growing batch, and release their memory."""
         growing, gathering = self._growing, self._gathering
         first = growing.n_appended
         segments = self.segments(first)
@@ -131,11 +132,11 @@ class BatchMaker:
         return batch
 
     def warn_of_actions(self) -> None:
-        """Warn, once, that no environment has said which actions it took, where it was to say it."""
+        """Warn, once, if no environment has reported the actions it took although `record_taken` is set."""
         self._session.taken_actions.warn_if_missing()
 
     def make(self, segments: list[Segment], growing: GrowingBatch | None = None) -> TrajectoryBatch[Any, Any]:
-        """Return trajectories in memory of their own, after those of a growing batch.
+        """Return trajectories in memory of their own, appended to a growing batch.
 
         Raises:
             DataError: The environments of the trajectories have different spaces.
@@ -166,14 +167,14 @@ class BatchMaker:
         return self._session.arrivals.copy_of(first)
 
     def release(self, segments: Sequence[Segment]) -> None:
-        """Release the memory of the deliveries that end with these segments; their arrays are void afterwards."""
+        """Release deliveries of which these are the last segments; their arrays are invalid afterwards."""
         for segment in segments:
             if segment.delivery.ends_with(segment):
                 self._session.arrivals.release(segment.delivery)
 
 
 def _check_order(first_worker: int, first: Any, worker: int, other: Any) -> None:
-    """Check that agents, whose order says which is which, have the same in two workers; a Dict has any order."""
+    """Raise if two workers list their agents in different orders; the order of a Dict space is free."""
     if isinstance(first, SpacesOfAgents) and [*first.spaces] != [*other.spaces]:
         raise DataError(
             f"possible_agents must have the same order everywhere: worker {first_worker} has {[*first.spaces]}, worker "

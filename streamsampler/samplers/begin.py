@@ -1,4 +1,4 @@
-"""Begin an obtaining call: put its updates in force, and decide which trajectories it is made of."""
+"""Start an obtaining call: apply its updates, and decide which trajectories belong to it."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def begun(
     session: Session, plan: GatherPlan, updates: Mapping[Kind, Any], stats: Stats, resets: Resets | None,
     filters: Filters, lag: Lag | None,
 ) -> Call:  # fmt: skip
-    """Begin a call, whose workers are to start.
+    """Start a call, for the workers to run.
 
-    A lag decides which trajectories the batch is made of; without one they are made with the call's own updates, from
-    the first one on.
+    With a lag, the lag decides which trajectories belong to the batch; without one, the batch has the call's own agent
+    version, from trajectory 0 on.
 
     Raises:
         SerializationError: A setting, the options or the tasks cannot be pickled.
-        UsageError: Nothing can be gathered as the plan says with these updates.
+        UsageError: The plan cannot be carried out with these updates.
     """
     store, own_version = session.store, session.scheduler.version + 1
-    version = own_version if resets is None or resets.version is None else resets.version  # that of several tasks
+    version = own_version if resets is None or resets.version is None else resets.version  # all tasks use version 1
     if isinstance(plan, Fragments):
         resets = session.episodes.resets_of(plan, resets, updates, own_version)
     elif lag is not None:
@@ -52,7 +52,7 @@ def begun(
         session.set_call(plan, resets, payload)
         if session.episodes.ledger is not None or isinstance(plan, Fragments):
             _begin_episodes(session, plan, updates, resets)
-        # An agent gets an update in the call after its own: if it refuses it, that call's is not kept, either.
+        # An agent receives an update in the call after its own: if it refuses, the later call's is undone, too.
         call = Call(
             session, plan, before, stats, sampled_version=version, accepted=sampled,
             keeps_prefetched=lag is not None and lag.keeps_prefetched(session, payload),
@@ -72,9 +72,9 @@ def _put_settings(session: Session) -> None:
 
 
 def _renew_after_tasks(session: Session, resets: Resets | None) -> None:
-    """Let workers make their environments again, unless a call's tasks replace all that the last call's tasks set.
+    """Let workers make their environments again, unless the new tasks overwrite everything the last call's tasks set.
 
-    Otherwise it would depend on the workers what was left in which environment.
+    Otherwise a trajectory would depend on which environment, with which leftover task, its worker holds.
     """
     left = None if session.resets is None else session.resets.kind_of_tasks
     if left is not None and (resets is None or resets.kind_of_tasks != left):
@@ -82,7 +82,7 @@ def _renew_after_tasks(session: Session, resets: Resets | None) -> None:
 
 
 def _begin_episodes(session: Session, plan: GatherPlan, updates: Mapping[Kind, Any], resets: Resets | None) -> None:
-    """Go on with the episodes of fragments, or begin others; of whole trajectories only an `env_update` ends them."""
+    """Continue the episodes of fragments, or start others; among whole trajectories only an `env_update` ends them."""
     episodes = session.episodes
     if "env" in updates and episodes.end():
         session.warn_of([("ended fragments", ENDED_FRAGMENTS)])

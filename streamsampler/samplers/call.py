@@ -1,4 +1,4 @@
-"""The sampler's loop: it serves every obtaining call, and every engine."""
+"""The sampler's loop, for every obtaining call and every engine: wait, ask the scheduler, carry out."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ from streamsampler.samplers.summaries import Summaries
 from streamsampler.samplers.updates import Snapshot
 
 _PATIENCE = 0.1
-"""For how many seconds a call that is complete waits for workers that are still in a timestep of a rollout which is not
-needed any more. One that does not answer until then gets its next ticket in the next call."""
+"""Seconds for which a prefetching call waits for workers that are still in a timestep of a surplus rollout. Those that
+do not answer in time get their next ticket in the next call."""
 
 
 class Call:
-    """One obtaining call, from its first ticket to its last answer.
+    """An obtaining call, from its first ticket to its last answer.
 
-    The scheduler decides; the call waits for events, asks the scheduler, and carries its instructions out.
+    The scheduler decides; the call waits for events, passes them to the scheduler, and carries out its instructions.
 
-    The updates of `snapshot` were in force before the call's own, and are again if an environment is refused; those of
-    `accepted`, or else the same, if an agent refuses its update. The trajectories are of the version that begins with
-    the call where no other one is given.
+    Updates are undone after a refusal: `snapshot` has the updates before the call's own, restored if an environment is
+    refused; `accepted` (`snapshot` by default) those restored if an agent refuses its update. Trajectories have the
+    version that starts with the call unless `sampled_version` is given.
     """
 
     def __init__(
@@ -71,34 +71,34 @@ class Call:
         self.gathering, self.stats, self.version = self._scheduler.gathering, stats, self._scheduler.sampled_version
         self.accounts = CallAccounts(session, self.gathering, stats, self.version)
         self.batches = BatchMaker(session, self.gathering, self.accounts)
-        self.returned: list[Summaries] = []  # of what was returned, for filters
+        self.returned: list[Summaries] = []  # of returned trajectories, for filters
         self._n_popped = 0
         self._to_do: deque[Instruction] = deque()
         self._carry_out(instructions)
 
     def pump(self, timeout: float | None = None) -> None:
-        """Sleep until a worker answers or dies, or a deadline passes, for `timeout` seconds at most; then handle it.
+        """Sleep until an answer, a death or a deadline, for `timeout` seconds at most; then handle it.
 
         Raises:
             RolloutError: User code raised in a worker.
-            WorkerDiedError: A worker ended, and there were too many losses.
-            WorkerHungError: A worker made no progress, and there were too many losses.
+            WorkerDiedError: A worker died, and the losses exceed `max_restarts`.
+            WorkerHungError: A worker made no progress, and the losses exceed `max_restarts`.
             ClosedError: Another thread closed the sampler.
-            UnwritableInfoError: What arrived goes into a file, and no file can hold its infos.
+            UnwritableInfoError: Trajectories are for a file, and no file can hold their infos.
         """
         if self.gathering.result.n_popped != self._n_popped:
-            # What a stream's consumer took may have come before a failure, and has made room.
+            # Trajectories popped by a stream's consumer make room, and may precede a failure.
             self._n_popped = self.gathering.result.n_popped
             self.handle(())
         limit = self._scheduler.seconds_to_wait(self._session.clock())
         self.turn(timeout if limit is None or (timeout is not None and timeout < limit) else limit)
 
     def turn(self, limit: float | None) -> None:
-        """Wait for events, for at most `limit` seconds, and carry out what the scheduler decides about them."""
+        """Wait for events, for at most `limit` seconds, and handle them."""
         session, clock = self._session, self._session.clock
         began = clock()
         try:
-            # No name for the engine's events: the traceback of an error would keep their memory.
+            # The engine's events get no name here: the traceback of an error would hold their memory.
             events: list[Event] = list(filter(None, map(self._event_of, self._engine.wait(limit))))
             waited = Waited(limit, clock() - began)
             session.check_open()
@@ -120,7 +120,7 @@ class Call:
                 return None
 
     def _launches(self) -> list[LaunchPossible]:
-        """Return for which dead workers it has changed whether new ones can be started in their places."""
+        """Return the dead workers whose ability to be restarted has changed."""
         absent = self._session.arrivals.absent
         now = {worker: self._engine.can_restart(worker) for worker in absent}
         changed = [
@@ -130,13 +130,13 @@ class Call:
         return changed
 
     def handle(self, events: Sequence[Event]) -> None:
-        """Carry out what follows from events, and from the progress that the scheduler asks for; assign tickets."""
+        """Pass events to the scheduler until it needs no more progress words, and carry out its instructions."""
         while (workers := self._carry_out(self._scheduler.handle(events, self._session.clock()))) is not None:
             events = [ProgressSeen({worker: self._engine.progress(worker) for worker in workers})]
         self.batches.append_due()
 
     def _carry_out(self, instructions: Iterable[Instruction]) -> tuple[int, ...] | None:
-        """Carry out instructions, in order; return the workers whose progress the scheduler asks for, if it does."""
+        """Carry out instructions, in order; return the workers whose progress the scheduler requests, or None."""
         self._to_do.extend(instructions)
         workers: tuple[int, ...] | None = None
         ending: Raise | None = None
@@ -151,7 +151,7 @@ class Call:
                         self._do(instruction)
         except SamplerError:
             if not self._session.cancelled:
-                # The scheduler believes that all was carried out: without the rest, a worker might never have work.
+                # The scheduler assumes all were carried out: without the rest, a worker might wait for work forever.
                 self._session.mark_suspect()
             raise
         if ending is not None:
@@ -190,7 +190,7 @@ class Call:
                 logger.warning("%s", warning_of(fact))
 
     def _error_of(self, ending: Raise) -> SamplerError:
-        """Return the error that ends the call; put the updates back in force that were before a refused one."""
+        """Return the error that ends the call; undo its updates if a worker refused them."""
         session = self._session
         self.stats.failed_trajectories += isinstance(ending.fact, FaultEndsCall)
         error = error_of(ending.fact, session.arrivals.exceptions, self._seed_of)
@@ -203,10 +203,10 @@ class Call:
         return self._session.seeds_of(self.version, [index])[0]
 
     def so_far(self) -> tuple[int, int]:
-        """Return the timesteps, those of rollouts under way included, and the finished trajectories.
+        """Return the number of timesteps, unfinished rollouts included, and of finished trajectories.
 
-        No more timesteps than the plan needs: some of them may turn out to be surplus. When the call is complete, those
-        of the batch. Of fragments, episodes that ended are counted.
+        Timesteps are capped at the plan's, because some may turn out to be surplus; of a complete call they are the
+        batch's. In fragments, ended episodes count as finished.
         """
         gathering, under_way, ended = self.gathering, 0, self.batches.n_ended
         if gathering.result.complete:
@@ -220,14 +220,14 @@ class Call:
         return min(n_timesteps, gathering.plan.timesteps or n_timesteps), finished
 
     def complete(self) -> TrajectoryBatch[Any, Any]:
-        """Stop the workers, close the accounts and return the batch, whose statistics filters get."""
+        """Stop the workers, close the accounts and return the batch."""
         self._carry_out(self._scheduler.stop(self._session.clock()))
         batch = self.finished()
         self.returned += self.batches.summaries
         return batch
 
     def finished(self) -> TrajectoryBatch[Any, Any]:
-        """Close the accounts and return the finished prefix, which is the batch when the call is complete."""
+        """Close the accounts and return the finished prefix; of a complete call, the batch."""
         self.count_the_rest()
         self.accounts.close_with(self.batches.segments())
         self.accounts.stop_clock()
@@ -237,14 +237,14 @@ class Call:
         return batch
 
     def count_the_rest(self) -> None:
-        """Count and keep what the scheduler knows of already, after an interrupt in the midst of instructions."""
+        """Count and hold answers already handled by the scheduler, after an interrupt between instructions."""
         for instruction in [*self._to_do, *self._scheduler.pop_instructions()]:
             if isinstance(instruction, CountFailure | Keep | Discard):
                 self._do(instruction)
         self._to_do.clear()
 
     def end(self) -> None:
-        """Stop the workers and release all memory, however the call ended."""
+        """Stop the workers and release all memory, whatever ended the call."""
         self.accounts.stop_clock()
         if self._session.cancelled:
             self._session.arrivals.forget_all()
@@ -254,7 +254,7 @@ class Call:
         self._session.store.unpublish_old()
 
     def prefetch(self, plan: GatherPlan) -> None:
-        """Let workers begin with the plan that the next call is expected to have, after this one has ended."""
+        """Let workers start on the expected plan of the next call, after this call has ended."""
         clock = self._session.clock
         self._carry_out(self._scheduler.prefetch(plan, clock(), self._session.store.used.structures()))
         deadline = clock() + _PATIENCE

@@ -1,9 +1,9 @@
-"""Say where a sampler stands after a call, so that another one in another process goes on to the same bits.
+"""A sampler's state after a call: saved, loaded in another process, and copied with a pickled sampler.
 
-Trajectories are functions of seeds, agents and environments. So the state of a sampler is small: which agent version
-comes next, the statistics of filters, the counts of `stats`, the environment that a call has put in force, and where
-the episodes of fragments stand. A worker that replaces a lost one gets the same (see `FragmentLedger`): the new
-sampler's workers restore these episodes in its next call for fragments.
+Trajectories are functions of seeds, agents and environments, so the state is small: the agent version, the statistics
+of filters, `stats`, the environment of an `env_update`, and the positions of open episodes of fragments. The workers of
+the sampler that loads it restore these episodes in its next call for fragments, exactly like a worker that replaces a
+lost one (see `FragmentLedger`).
 """
 
 from __future__ import annotations
@@ -34,15 +34,14 @@ from streamsampler.workers.factory import WorkerSetup
 _AGENTS: tuple[Kind, ...] = ("agent", "parameters")
 
 FORMAT = 1
-"""The format of states; another number wherever this version could not read the states of another one."""
+"""The format of states; increase it whenever older or newer versions could not read the state."""
 
 Layer = dict[Kind, "tuple[bool, list[Any]] | None"]
-"""Updates by kind: whether all workers share an update, and each update's payload with its facts; None for a kind
-without an update in force."""
+"""Updates by kind: whether all workers share it, and each payload with its facts; None without an update."""
 
 
 def _layer(engine: Engine, updates: Updates[Any], kinds: Iterable[Kind]) -> Layer:
-    """Return the updates in force, of some kinds: their payloads as the engine has published them."""
+    """Return the current updates of some kinds, with payloads as published by the engine."""
     layer: Layer = dict.fromkeys(kinds)
     for kind, of_workers in updates.snapshot().items():
         if kind in layer:
@@ -55,7 +54,6 @@ def _layer(engine: Engine, updates: Updates[Any], kinds: Iterable[Kind]) -> Laye
 
 
 def _put(store: UpdateStore, layer: Layer) -> None:
-    """Put a layer in force."""
     for kind in sorted(layer):  # an agent before its parameters
         if (found := layer[kind]) is None:
             store.withdraw(kind)
@@ -66,12 +64,12 @@ def _put(store: UpdateStore, layer: Layer) -> None:
 
 
 def _changed(before: Updates[Any], after: Updates[Any]) -> list[Kind]:
-    """Return of which kinds other updates are in force."""
+    """Return the kinds of updates that differ."""
     kinds: tuple[Kind, ...] = (*_AGENTS, "env")
     both = [{kind: it.of_workers(kind) for kind in kinds if kind in it} for it in (before, after)]
     found = [kind for kind in kinds if not _are_one(*(each.get(kind, ()) for each in both))]
     if "agent" in found and "parameters" not in found:
-        found.append("parameters")  # which a new agent voids
+        found.append("parameters")  # invalid with a new agent
     return found
 
 
@@ -84,14 +82,14 @@ def _own(payload: Payload) -> Payload:
 
 
 def _kind_of(given: Any) -> Any:
-    """Return the name of a filter's class, or these names by policy; None for none."""
+    """Return the name of a filter's class, or the names by policy."""
     if isinstance(given, Mapping):
         return {policy: _kind_of(each) for policy, each in given.items()}
     return None if given is None else type(given).__qualname__
 
 
 class _ReadState(NamedTuple):
-    """What a state says, read and checked."""
+    """A state, read and checked."""
 
     version: int
     sampled_version: int
@@ -111,7 +109,7 @@ _SAME: Mapping[str, tuple[str, str]] = {
     "staleness": ("staleness", "pass staleness={0}"),
     "filters": ("the filters", "pass filters of these classes"),
 }
-"""What a state and the sampler that loads it must agree in, and how to make the sampler so."""
+"""Facts on which a state and the loading sampler must agree, and how to make such a sampler."""
 
 _KEYS = {
     "agent_version", *_SAME, "n_workers", "per_worker", "first_trajectory", "sampled_version", "n_envs", "fragments",
@@ -120,7 +118,7 @@ _KEYS = {
 
 
 def state_of(life: SamplerLife, *, agents: bool) -> dict[str, Any]:
-    """Return where a sampler stands between two calls; see `Sampler.state_dict`."""
+    """Return a sampler's state between two calls; see `Sampler.state_dict`."""
     refuse_calls(life.setup.tasks, "state_dict()")
     with life.exclusive():
         if life.streaming is not None:
@@ -137,29 +135,29 @@ def state_of(life: SamplerLife, *, agents: bool) -> dict[str, Any]:
 
 
 def _layers(life: SamplerLife, agents: bool) -> list[Layer]:
-    """Return what is in force, in the order in which it came: with a lag what the last call brought comes last.
+    """Return the updates to save, in the order of their application; with a lag the last call's come last.
 
-    Environments are part of it if calls have updated them.
+    Environments are included only if calls have updated them.
     """
     store = life.session.store
     kinds: list[Kind] = [*_AGENTS] if agents else []
     kinds += ["env"] if _envs_are_updated(life) else []
-    kinds += ["filters"] if "filters" in store.latest else []  # as the last call had them, for replays
+    kinds += ["filters"] if "filters" in store.latest else []  # of the last call, for replays
     lags = agents and life.lag is not None
     layers = [_layer(life.session.engine, store.sampled if lags else store.latest, kinds)]
     if life.setup.holds_agent and agents:
-        layers[0]["parameters"] = None  # the agent has them
+        layers[0]["parameters"] = None  # the held agent contains them
     return [*layers, _last_changes(life)] if lags else layers
 
 
 def _last_changes(life: SamplerLife) -> Layer:
-    """Return what the last call has put in force for the next one, where there is a lag."""
+    """Return the updates of the last call, for the next batch, in a sampler with a lag."""
     store = life.session.store
     return _layer(life.session.engine, store.latest, _changed(store.sampled, store.latest))
 
 
 def _state(life: SamplerLife) -> dict[str, Any]:
-    """Return the state without what is in force."""
+    """Return the state without the updates."""
     session, filters = life.session, life.filters
     fragments = session.episodes.going_on()
     if session.suspect or fragments is None or not fragments.is_complete:
@@ -180,13 +178,13 @@ def _state(life: SamplerLife) -> dict[str, Any]:
 
 
 def _envs_are_updated(life: SamplerLife) -> bool:
-    """Whether calls have put other environments in force than those that the sampler was made with."""
+    """Whether calls have replaced the environments given to the constructor."""
     in_force = life.session.store.latest.about("env")
     return any(now is not given for now, given in zip(in_force, life.setup.env_facts, strict=True))
 
 
 def _identity(life: SamplerLife, filters: Filters) -> dict[str, Any]:
-    """Return what a state and the sampler that loads it must agree in; see `_SAME`."""
+    """Return the facts on which a state and the loading sampler must agree; see `_SAME`."""
     factory = life.setup.workers.factory
     return {
         "seed": life.seed,
@@ -201,14 +199,14 @@ def _identity(life: SamplerLife, filters: Filters) -> dict[str, Any]:
 
 
 def load_state(life: SamplerLife, state: Mapping[str, Any]) -> None:
-    """Go on from where another sampler stood; see `Sampler.load_state_dict`."""
+    """Continue from another sampler's state; see `Sampler.load_state_dict`."""
     refuse_calls(life.setup.tasks, "load_state_dict()")
     with life.exclusive():
         _check_state(life, state)
         try:
             layers = [] if state["updates"] is None else pickle.loads(state["updates"])
             loaded = _read(life, state, layers)
-        except Exception as error:  # unpickling runs anything
+        except Exception as error:  # unpickling can run any code
             raise UsageError(f"the state cannot be read: {type(error).__name__}: {error}") from error
         if not any("env" in layer for layer in layers) and _envs_are_updated(life):
             raise UsageError(
@@ -267,7 +265,7 @@ def _read(life: SamplerLife, state: Mapping[str, Any], layers: list[Layer]) -> _
 
 
 def _any_plan(life: SamplerLife, fragments: Mapping[str, Any]) -> Fragments:
-    """Return a plan for the environments of a state, until a call has its own."""
+    """Return a plan for the environments of a state, valid until the next call for fragments."""
     n_rows = life.setup.workers.factory.fragment_rows
     return Fragments(1, len(fragments["environments"]), life.n_workers, n_rows)
 
@@ -290,16 +288,16 @@ def _install(life: SamplerLife, loaded: _ReadState) -> None:
 
 
 class Copied(NamedTuple):
-    """What a pickled sampler has besides its attributes: what is known of the environments is one object in both."""
+    """The content of a pickled sampler besides its attributes; `setup` and `updates` share the environments' facts."""
 
     setup: SamplerSetup
-    updates: Updates[Any]  # the agent and the environment, pickled, that the last call was made with
-    layers: list[Layer]  # what was put in force since
-    state: dict[str, Any]  # where it stands
+    updates: Updates[Any]  # the agent and the environment of the last call, pickled
+    layers: list[Layer]  # updates since
+    state: dict[str, Any]
 
 
 def copied(life: SamplerLife) -> Copied:
-    """Return what a copy of a sampler is made of, for `life_of`."""
+    """Return the content of a sampler's copy, for `life_of`."""
     life.check_usable()
     if life.lag is None:
         return Copied(life.setup, life.updates_in_force(), [], _state(life))
@@ -308,7 +306,7 @@ def copied(life: SamplerLife) -> Copied:
 
 
 def life_of(it: Copied, make_engine: Callable[[WorkerSetup], Engine]) -> SamplerLife:
-    """Start the workers of a copy of a sampler, and let it stand where the other one did."""
+    """Start the workers of a sampler's copy, and install its state."""
     life = SamplerLife(it.setup, make_engine, it.updates, Filters())
     _install(life, _read(life, it.state, it.layers))
     return life

@@ -1,4 +1,4 @@
-"""Put into words what the scheduler warns of, and the errors that end calls."""
+"""The texts of the scheduler's warnings, and the errors that end calls."""
 
 from __future__ import annotations
 
@@ -52,7 +52,6 @@ _NO_MIDDLE = (
 
 
 def warning_of(fact: WarningFact) -> str:
-    """Return the text of a warning."""
     match fact:
         case LossReplaced(fault=fault) | LostInClosing(fault=fault):
             assert fault.incident is not None
@@ -87,10 +86,10 @@ def warning_of(fact: WarningFact) -> str:
 
 
 def error_of(fact: ErrorFact, exceptions: Mapping[int, object], seed_of: Callable[[int], int]) -> SamplerError:
-    """Return the error that ends a call; where workers run several tasks, it has the number of the task.
+    """Return the error that ends a call, with the task's number if workers run several tasks.
 
-    By failures' numbers: the exceptions that did not leave this process. `seed_of` returns the seed of a trajectory of
-    a task by its index.
+    `exceptions` has exceptions raised in this process, by the number of their failure; `seed_of` returns a trajectory's
+    seed by its index, for messages about tasks.
     """
     error, task = _error_of(fact, exceptions, seed_of), _task_of(fact)
     if task is not None:
@@ -129,14 +128,14 @@ def _error_of(fact: ErrorFact, exceptions: Mapping[int, object], seed_of: Callab
 
 
 def _seed_in(incident: Incident, seed_of: Callable[[int], int]) -> str:
-    """Return the seed of a loss of one of several tasks, as the end of a clause; empty where there is none."""
+    """Return the seed of a loss among several tasks as the end of a clause, or ""."""
     if incident.task is None or incident.trajectory is None:
         return ""
     return f" (seed {seed_of(incident.trajectory)})"
 
 
 def _in_task(task: TaskName, trajectory: int | None, seed_of: Callable[[int], int]) -> str:
-    """Return where something was raised, as the end of a clause."""
+    """Return the place of an exception among several tasks as the end of a clause."""
     if trajectory is None:
         return f" of {task}"
     return f" in trajectory {trajectory} of {task} (seed {seed_of(trajectory)})"
@@ -146,10 +145,10 @@ def failure_error(
     worker: int, failure: Failure, exception: Any = None, of_task: str = "", *, quota: SpentQuota | None = None,
     history: tuple[Incident, ...] = (),
 ) -> SamplerError:  # fmt: skip
-    """Return the error for a worker's failure; its cause is the exception, where that did not leave this process.
+    """Return the error for a worker's failure, caused by the exception if it was raised in this process.
 
-    What names a worker already, or says that the system allows no more of them, is that error itself. Of one of several
-    tasks it says where in it.
+    A `WorkerError` or `ResourceLimitError` is returned itself, because its message is complete. `of_task` is the place
+    in a sampler of several tasks.
     """
     if isinstance(exception, WorkerError | ResourceLimitError):
         return exception
@@ -168,7 +167,7 @@ def failure_error(
         incidents=history,
         quota=quota,
     )
-    # In this process the exception has its frames, which a debugger can look into; elsewhere there is only text.
+    # An exception from this process has its frames, for debuggers; from elsewhere only its text arrives.
     error.__cause__ = exception if isinstance(exception, BaseException) else RemoteTraceback(failure.traceback)
     return error
 
@@ -176,7 +175,7 @@ def failure_error(
 def dropped_error(
     last: LeftOut, version: int, n_dropped: int, n_kept: int, task: TaskName | None = None
 ) -> RolloutError:
-    """Return the error that ends a call in which nearly every trajectory fails, and which would never be complete."""
+    """Return the error for a call in which nearly every trajectory fails, so that it would never be complete."""
     worker, index, (_, phase, summary), _ = last
     where = f"agent version {version}" if task is None else str(task)
     return RolloutError(
@@ -189,12 +188,12 @@ def dropped_error(
 
 
 def kernels_error(worker: int, what: str) -> NotReproducibleError:
-    """Return the error for workers that compute otherwise than others; it names one of them as its worker."""
+    """Return the error for workers with different arithmetic, with one of them as its worker."""
     return NotReproducibleError(what, worker_number=worker, phase=Phase.CHECK, trajectory=None)
 
 
 def unpickled(exception: bytes | None) -> BaseException | None:
-    """Return an exception that could be pickled; None where it cannot be unpickled here, or there is none."""
+    """Return a pickled exception, or None if there is none or it cannot be unpickled in this process."""
     if exception is None:
         return None
     try:
@@ -207,7 +206,7 @@ def unpickled(exception: bytes | None) -> BaseException | None:
 def loss_error(
     incident: Incident, quota: SpentQuota | None, history: tuple[Incident, ...], what: str = "", *, of_seed: str = ""
 ) -> WorkerError:
-    """Return the error that ends a call because of a loss; without a spent quota a new worker would do the same."""
+    """Return the error for a loss that ends a call; without a spent quota a new worker would fail the same way."""
     what = what or f"{incident}{of_seed}" + ("" if quota is not None else "; a new worker would do the same")
     fields: dict[str, Any] = {
         "worker_number": incident.worker,

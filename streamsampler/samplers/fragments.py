@@ -1,4 +1,4 @@
-"""Keep what goes on from one call for fragments to the next, and make batches of it."""
+"""The open episodes of fragments: the ledger of their positions between calls, and their parts in a batch."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from streamsampler.workers.resets import FragmentOrder, Standing, Standings
 
 
 class Earlier(NamedTuple):
-    """What earlier calls returned of the episode that goes on in an environment."""
+    """Length and return of the open episode in an environment, as far as earlier calls returned them."""
 
-    length: int = 0  # timesteps; 0 where none goes on
-    returned: float = 0.0  # raw rewards, added up
+    length: int = 0  # timesteps; 0 without an open episode
+    returned: float = 0.0  # sum of raw rewards
 
 
 _NOTHING = Earlier()
@@ -34,34 +34,34 @@ _OF_STATE = " in the state that was loaded"
 
 
 def order_of(plan: Fragments, base_version: int, standings: Mapping[int, Standing] | None = None) -> FragmentOrder:
-    """Return what a worker is told of a plan: where the environments stand that it is to take over."""
+    """Return a plan's order to a worker, with the checkpoints of the environments it has to restore."""
     return FragmentOrder(plan.n_timesteps, plan.n_envs, base_version, standings or {}, plan.restore_limit)
 
 
 class FragmentLedger:
-    """Where each environment of fragments stands, so that a worker which replaces a lost one can go on."""
+    """The position of each environment of fragments, from which the replacement of a lost worker continues."""
 
     def __init__(self, plan: Fragments, base_version: int) -> None:
         self.n_envs = plan.n_envs
-        self.base_version = base_version  # the agent version in which the environments began
+        self.base_version = base_version  # the agent version in which the environments started
         self._plan = plan
         self._options: dict[str, Any] | None = None
         self._standings = Standings()
-        self._arrived: set[int] = set()  # environments, in this call
-        self._earlier: dict[int, Earlier] = {}  # by environment, of the first episode in this call, if it is continued
+        self._arrived: set[int] = set()  # environments with a fragment in this call
+        self._earlier: dict[int, Earlier] = {}  # by environment, for the first episode in this call, if continued
         self.ended = EndedEpisodes()  # in this call so far
-        self._so_far: dict[int, Earlier] = {}  # by environment, of the episode that goes on after its last fragment
-        self._agent_is_replaced = False  # by this call, or one before it since the last for fragments
+        self._so_far: dict[int, Earlier] = {}  # by environment, for the episode left open by its last fragment
+        self._agent_is_replaced = False  # by this call, or since the last call for fragments
         self._is_to_be_replaced = False
         self._loaded: set[int] = set()  # environments that have not run since `of_state`
 
     @property
     def is_complete(self) -> bool:
-        """Whether the last call is complete: else its environments stand at different timesteps."""
+        """Whether the last call is complete; otherwise its environments are at different timesteps."""
         return len(self._arrived) == self.n_envs
 
     def begin_call(self, plan: Fragments, options: dict[str, Any] | None, *, agent_is_replaced: bool) -> None:
-        """Begin another call, which gives resets these options, and may replace the agent."""
+        """Start another call for fragments, with its options for resets."""
         self._plan, self._options = plan, options
         self._arrived = set()
         self._earlier, self.ended = {}, EndedEpisodes()
@@ -69,16 +69,16 @@ class FragmentLedger:
         self._is_to_be_replaced = False
 
     def replace_agent(self) -> None:
-        """Record that a call for whole trajectories has replaced the agent: it remembers nothing of these episodes."""
+        """Record that a call for whole trajectories replaced the agent: the new one remembers no episode."""
         self._is_to_be_replaced = True
 
     def state(self) -> dict[str, Any]:
-        """Return where all environments stand, after a complete call, with numbers, strings and bytes alone.
+        """Return the positions of all environments after a complete call, as numbers, strings and bytes.
 
-        Actions, digests and lengths are readable; the memories of agents and hooks, the states of global generators
-        and the options of resets are pickled.
+        Actions, digests and lengths are readable; memories of agents and hooks, states of global generators, and
+        options for resets are pickled.
         """
-        memories: list[bytes] = []  # each once: the environments of a ticket have theirs together
+        memories: list[bytes] = []  # each once: the environments of a ticket share a memory
         standings = self._standings.known(range(self.n_envs))
         environments = [self._state_of(number, standings[number], memories) for number in range(self.n_envs)]
         return {
@@ -109,7 +109,7 @@ class FragmentLedger:
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any], plan: Fragments) -> FragmentLedger:
-        """Return the ledger of what `state` returned, with any plan for its environments."""
+        """Return the ledger of a saved `state`, with any plan for its environments."""
         ledger = cls(plan, state["base_version"])
         ledger._is_to_be_replaced = state["agent_is_replaced"]
         standings: dict[int, Standing] = {}
@@ -127,11 +127,11 @@ class FragmentLedger:
         return ledger
 
     def group_of(self, trajectory: int) -> int:
-        """Return the index in the plan of the group whose episode has a trajectory index."""
+        """Return the index in the plan of the group that runs a trajectory index."""
         return trajectory % self.n_envs // self._plan.n_rows
 
     def order(self, worker: int) -> FragmentOrder:
-        """Return what a worker is told that has no environments, and is to go on with its share."""
+        """Return the order to a worker without environments that has to continue its share."""
         standings = self._standings.known(self._plan.envs_of(worker))
         if self._agent_is_replaced:
             for number in standings.keys() - self._arrived:
@@ -139,9 +139,9 @@ class FragmentLedger:
         return order_of(self._plan, self.base_version, standings)
 
     def record(self, delivery: Delivery) -> int:
-        """Record where environments stand after their timesteps of this call.
+        """Record the environments' positions after a fragment each.
 
-        Return how many episodes went on before, and could not be restored after a loss.
+        Returns the number of open episodes that could not be restored after a loss.
         """
         rollouts = delivery.rollouts
         self._standings.record(rollouts, self._options, self._plan.restore_limit)
@@ -159,20 +159,20 @@ class FragmentLedger:
         return len(lost)
 
     def earlier_of(self, fragment: EnvFragment) -> Earlier:
-        """Return what the first episode of a fragment of this call had in earlier calls; `record` may not know it."""
+        """Return the part of a fragment's first episode from earlier calls; valid also before `record`."""
         if not fragment.continued:
             return _NOTHING
         return self._earlier.get(fragment.number) or self._so_far[fragment.number]
 
     def _add_up(self, rollouts: Rollouts) -> None:
-        """Add what parts of episodes returned to what their episodes had before."""
+        """Add the returns and lengths of parts to those of their episodes in earlier calls."""
         with np.errstate(invalid="ignore"):  # rewards may be infinite
             returns, lengths = sums(rollouts.rewards, rollouts.lengths), rollouts.lengths.copy()
         ended = rollouts.terminated | rollouts.truncated
         stop = 0
         for fragment in rollouts.fragments:
             number, first, stop = fragment.number, stop, stop + fragment.n_episodes
-            before = self._earlier[number] = self.earlier_of(fragment)  # first: an interrupt may come in between
+            before = self._earlier[number] = self.earlier_of(fragment)  # before all else: an interrupt may follow
             lengths[first] += before.length
             returns[first] += before.returned
             if fragment.state is None:
@@ -183,25 +183,26 @@ class FragmentLedger:
 
 
 class EpisodeParts:
-    """The parts of episodes that a result for fragments has, in order of environment, then time."""
+    """The parts of episodes in a result for fragments, ordered by environment, then time."""
 
     def __init__(self, result: Result, arrivals: Arrivals, ledger: FragmentLedger) -> None:
         self._result, self._arrivals = result, arrivals
         self._n_envs, self._ledger = ledger.n_envs, ledger
-        self._segments: list[Segment | None] = []  # None for those that were forgotten
-        self._parts: list[tuple[int, bool, Earlier]] = []  # environment, whether it is continued, and what it had
-        # Segments of environments, and how many segments and parts they are: together, since an interrupt may come.
+        self._segments: list[Segment | None] = []  # None for forgotten ones
+        self._parts: list[tuple[int, bool, Earlier]] = []  # environment, whether it is continued, its earlier part
+        # Counts of environments' segments, own segments and parts: a single tuple, so that an interrupt cannot split
+        # it.
         self._taken = 0, 0, 0
 
     def segments(self, first: int = 0) -> list[Segment]:
-        """Return the parts of episodes so far, from number `first` on, without those that were forgotten."""
+        """Return the parts of episodes so far, from number `first` on, except forgotten ones."""
         for segment in self._arrivals.segments(self._result.spans(self._taken[0])):
             self._take(segment)
         return [segment for segment in self._segments[first:] if segment is not None]
 
     def _take(self, of_envs: Segment) -> None:
         n_taken, n_segments, n_parts = self._taken
-        del self._segments[n_segments:], self._parts[n_parts:]  # of this one, before an interrupt
+        del self._segments[n_segments:], self._parts[n_parts:]  # left by an interrupt in this method
         delivery, groups, position = of_envs.delivery, of_envs.indices, 0
         for fragment in delivery.rollouts.fragments:
             number, n = fragment.number, fragment.n_episodes
@@ -218,11 +219,11 @@ class EpisodeParts:
         self._result.forget_spans(n_taken, n_taken + 1)
 
     def forget_segments(self, first: int, stop: int) -> None:
-        """Forget segments number `first` to `stop` - 1: the caller has all that is needed of them."""
+        """Forget segments number `first` to `stop` - 1, already copied by the caller."""
         self._segments[first:stop] = [None] * (stop - first)
 
     def fields(self) -> dict[str, Array]:
-        """Return the batch's field `fragments`, but `cut`."""
+        """Return the batch's field `fragments`, except `cut`."""
         return {
             "continued": np.array([continued for _, continued, _ in self._parts], np.bool_),
             "env_numbers": np.array([number for number, _, _ in self._parts], np.int64),

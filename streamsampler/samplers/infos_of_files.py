@@ -1,4 +1,4 @@
-"""Leave infos out of the trajectories that go into files, and check the others as they come."""
+"""Remove unwanted infos from trajectories for files, and check the others on arrival."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from streamsampler.samplers.failures import logger
 
 
 class InfosOfFiles:
-    """Applies to a sampler's trajectories what is said of the infos of files, while something is said."""
+    """Applies the `infos` argument of a call that writes files; inactive while `kept` is None."""
 
     def __init__(self) -> None:
-        self.kept: KeptInfos | None = None  # while something is said of infos
-        self._missing: set[str] = set()  # names that no info had so far
+        self.kept: KeptInfos | None = None
+        self._missing: set[str] = set()  # requested names not seen in any info so far
 
     @contextlib.contextmanager
     def entered(self, kept: KeptInfos) -> Iterator[None]:
-        """Leave infos out, and check the others, until the context is left; warn of names that no info had."""
+        """Be active until the context is left; then warn of requested names that no info had."""
         self.kept, self._missing = kept, set(kept.mentioned)
         try:
             yield
@@ -34,7 +34,7 @@ class InfosOfFiles:
             self.kept = None
 
     def leave_out(self, rollouts: Rollouts) -> None:
-        """Take what is not kept out of a worker's rollouts."""
+        """Remove unwanted infos from a worker's rollouts."""
         if self.kept is None or self.kept.is_all:
             return
         for each in (rollouts, *(it.rollouts for it in rollouts.policies)):
@@ -45,7 +45,7 @@ class InfosOfFiles:
                     setattr(each, name, self.kept.of_columns(columns))
 
     def check(self, segments: Sequence[Segment]) -> None:
-        """Raise `UnwritableInfoError` if a file cannot hold infos of trajectories; it names all of these."""
+        """Raise `UnwritableInfoError` with all infos of these segments that no file can hold."""
         if self.kept is not None and segments:
             each = [segments, *segments_of_policies(segments)]
             check_pieces([(name, piece) for name in INFOS for part in each for piece in info_pieces(part, name)])

@@ -1,12 +1,12 @@
-"""Make each batch with the parameters of the call before: `staleness=1`.
+"""Which trajectories belong to each batch with `staleness=1`: those of the parameters of the call before.
 
-A learner that wants its next batch sampled while it learns from the last one gives up one agent version: the batch of
-call c is of version c - 1, whose parameters came with call c - 1. Here is which trajectories that are.
+So that workers sample the next batch while the learner learns from the last, the batch of call c has version c - 1,
+with the parameters given to call c - 1.
 
-A call *begins anew* where there is nothing to go on with: the first one, one with an `env_update`, and one after a call
-that raised. Its batch is of its own version, from trajectory 0 on, and the next call's batch is of the same version,
-from the first trajectory that is not in a batch. From then on each batch is of the version before its call's, from
-trajectory 0 on. All that follows from the calls alone, whatever workers have run between them.
+A call is a *fresh start* if no batch precedes it: the first call, a call with an `env_update`, and a call after an
+exception. Its batch has its own version, from trajectory 0 on; the next call's batch has the same version, from the
+first trajectory not yet in a batch. Every later batch has the version before its call's, from trajectory 0 on. All this
+follows from the sequence of calls alone, whatever workers have run in between.
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ from streamsampler.workers.resets import Resets
 
 
 def pickled_resets(resets: Resets) -> Payload:
-    """Pickle what a call says of its trajectories."""
     return dumps(resets, "reset_options" if resets.tasks is None else "the tasks")
 
 
 def check_staleness(staleness: Any, order: Order, filters: Filters) -> int:
-    """Return the argument `staleness` of samplers; refuse what it does not go together with."""
+    """Return the argument `staleness` of samplers; refuse other arguments incompatible with 1."""
     is_number = isinstance(staleness, numbers.Real) and not isinstance(staleness, bool)
     if not is_number or staleness not in (0, 1):
         raise UsageError(f"staleness must be 0 or 1, got {staleness!r}")
@@ -52,32 +51,29 @@ def check_staleness(staleness: Any, order: Order, filters: Filters) -> int:
 
 
 class Lag:
-    """Which trajectories the next batch of a sampler with `staleness=1` is made of."""
+    """The schedule of a sampler with `staleness=1`: version and first trajectory of the next batch."""
 
     def __init__(self, first: int | None = None) -> None:
-        # Index of the next batch's first trajectory, of the last call's version; None if the next call begins anew.
+        # Index of the next batch's first trajectory, in the last call's version; None if the next call starts fresh.
         self.first = first
-        self.has_prefetched = False  # whether workers may have answered before the call that began last
-        self._prefetched: tuple[Session, Payload, Snapshot] | None = None  # with what workers have begun
+        self.has_prefetched = False  # whether workers may have answered before the current call
+        self._prefetched: tuple[Session, Payload, Snapshot] | None = None  # the resets and updates sent in advance
 
     def next_of(self, last: int) -> tuple[int, int]:
-        """Return the version and the first trajectory of the batch after version `last`, without an `env_update`."""
+        """Return version and first trajectory of the batch after version `last`, without an `env_update`."""
         return (last + 1, 0) if self.first is None else (last, self.first)
 
     def trajectories_of(
         self, plan: GatherPlan, resets: Resets | None, last: int, *, is_new: bool
     ) -> tuple[GatherPlan, Resets, int]:
-        """Return a call's plan, what is said of its trajectories, and their agent version, after version `last`.
-
-        A call with an `env_update` is new.
-        """
+        """Return a call's plan, resets and agent version, after version `last`; `is_new` for an `env_update`."""
         version, first = (last + 1, 0) if is_new else self.next_of(last)
         return plan.starting_at(first), replace(resets or Resets(), version=version, first=first), version
 
     def use_updates(self, session: Session, plan: GatherPlan, before: Snapshot, *, is_own: bool) -> None:
-        """Give workers the updates that a call's trajectories are made with: its own, or those before.
+        """Let workers use the updates for the call's trajectories: its own, or those before.
 
-        What cannot be gathered as the plan says with its own is refused now, as without a lag.
+        If the call's own updates do not fit the plan, raises now, as without a lag.
         """
         store = session.store
         store.use(store.latest.snapshot())
@@ -86,20 +82,19 @@ class Lag:
             store.use(before)
 
     def begin_call(self, session: Session) -> None:
-        """Record that a call used up its version: until `complete`, the next call begins anew."""
+        """Record that a call advanced the version: until `complete`, the next call would start fresh."""
         self.has_prefetched = self._prefetched is not None and self._prefetched[0] is session
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """Let the next call begin anew: the last one used up its version, and has no batch yet, or never will."""
+        """Let the next call start fresh: the last call has no batch yet, or never will."""
         self.first = self._prefetched = None
 
     def complete(self, call: Call, session: Session) -> None:
-        """Record that the batch of a call is complete."""
         self.first = call.gathering.result.next if call.version == session.scheduler.version else 0
 
     def prefetch(self, call: Call, session: Session) -> None:
-        """Let workers begin with the next batch, when a complete call has ended."""
+        """Let workers start on the next batch, after a complete call has ended."""
         store = session.store
         assert session.plan is not None and session.resets is not None  # noqa: PT018 - both for mypy
         if not session.can_prefetch or session.resets.is_fixed:
@@ -111,7 +106,7 @@ class Lag:
             session.set_call(session.plan, session.resets, payload)
             self._prefetched = session, payload, store.used.snapshot()
             call.prefetch(call.gathering.plan.starting_at(first))
-        except Exception as error:  # the batch is complete, and is returned all the same
+        except Exception as error:  # the complete batch is returned nevertheless
             if session.cancelled:
                 return  # another thread closed the sampler
             session.mark_suspect()
@@ -121,7 +116,7 @@ class Lag:
             )  # fmt: skip
 
     def keeps_prefetched(self, session: Session, resets: Payload | None) -> bool:
-        """Whether workers have begun with what a call says of its trajectories, and with its updates."""
+        """Whether workers have already started on a call with these resets and the current updates."""
         if self._prefetched is None or resets is None:
             return False
         its_session, its_resets, its_updates = self._prefetched

@@ -1,4 +1,4 @@
-"""Start a sampler's workers, give them to one call at a time, and end them in any case."""
+"""The life of a sampler's workers: started, lent to a call at a time, replaced after an interrupt, ended."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from streamsampler.workers.factory import WorkerSetup
 from streamsampler.workers.logs import handle_records
 from streamsampler.workers.resets import Resets
 
-Lock = Any  # typeshed has no name for what threading.RLock() returns
+Lock = Any  # typeshed has no name for the result of threading.RLock()
 
 _CANCEL_SECONDS = 1.0
 _ONE_AT_A_TIME = "another call on this sampler is under way; a sampler serves one call at a time"
@@ -48,32 +48,32 @@ _ONE_AT_A_TIME = "another call on this sampler is under way; a sampler serves on
 
 @dataclass(frozen=True)
 class SamplerSetup:
-    """A sampler's arguments, checked; they never change."""
+    """A sampler's arguments, checked; immutable."""
 
     workers: WorkerSetup
     order: Order
     policy: Policy
-    policy_names: tuple[str, ...]  # empty where there is one agent
-    holds_agent: bool  # whether the agent stays in this process, as it is, and no worker gets a copy
-    env_facts: tuple[Any, ...]  # what is known of the environments that it was made with, by worker
-    tasks: tuple[TaskFacts, ...] = ()  # empty where there is one task
+    policy_names: tuple[str, ...]  # empty with a single agent
+    holds_agent: bool  # whether the agent stays in this process, unpickled, without copies in workers
+    env_facts: tuple[Any, ...]  # facts about the environments given to the constructor, by worker
+    tasks: tuple[TaskFacts, ...] = ()  # empty with a single task
 
     @property
     def policy_of_workers(self) -> Policy:
-        """What is done about losses of the engine's workers."""
+        """The policy for losses of the engine's workers."""
         if not self.holds_agent:
             return self.policy
-        # The worker is in this process: time limits are those of the environments' processes, which the engine keeps.
+        # The worker is in this process: the engine applies time limits to the environments' processes instead.
         return replace(self.policy, step_timeout=None, construction_timeout=None, max_worker_memory=None)
 
     @property
     def most_envs(self) -> int | None:
-        """How many environments there can be for fragments; None for any number."""
+        """The largest number of environments for fragments, or None."""
         return self.workers.factory.layout.rows if self.holds_agent else None
 
 
 class SamplerLife:
-    """The workers of one sampler: one engine, or several in turn where an interrupt left one in doubt."""
+    """A sampler's workers and state: a single engine, or several in turn if an interrupt left one in doubt."""
 
     session: Session
 
@@ -82,10 +82,10 @@ class SamplerLife:
         filters: Filters, lag: Lag | None = None,
     ) -> None:  # fmt: skip
         self.setup, self.lag = setup, lag
-        # Weak, so that a sampler without users is gone at once, and not when its circle of references is found.
+        # Weak, so that an unused sampler is freed at once, without waiting for the cycle collector.
         self._make_engine = weakref.WeakMethod(make_engine)
         self._filters = filters
-        self._returned: list[Summaries] = []  # which `_filters` have not
+        self._returned: list[Summaries] = []  # not yet merged into `_filters`
         self.seed = setup.workers.seed
         self.n_workers = setup.workers.n_workers
         self.stats = Stats.of(self.n_workers, script=ScriptTimes())
@@ -93,11 +93,11 @@ class SamplerLife:
         self.checks = TaskChecks(setup.workers.check) if setup.tasks else PurityChecks(setup.workers.check)
         self.fingerprints = Fingerprints(setup.workers.fingerprint)
         self.infos_of_files = InfosOfFiles()
-        self.salvaged: TrajectoryBatch[Any, Any] | None = None  # the finished prefix of the call interrupted last
+        self.salvaged: TrajectoryBatch[Any, Any] | None = None  # finished prefix of the last interrupted call
         self.is_closed = False
-        self.ran_before = 0  # timesteps, by workers of earlier engines
+        self.ran_before = 0  # timesteps run by workers of earlier engines
         self.n_envs: int | None = None  # of the last call for fragments
-        self.fingerprints_of_tasks: dict[int, set[str]] = {}  # of what was returned, by the numbers of tasks
+        self.fingerprints_of_tasks: dict[int, set[str]] = {}  # of returned trajectories, by task number
         self._pending: tuple[Updates[Payload], int, FragmentLedger | None] | None = None
         self._busy = False
         self.streaming: Call | None = None  # the call of the open stream
@@ -118,15 +118,15 @@ class SamplerLife:
             engine.close()
             raise
         self._owner = os.getpid()
-        # At garbage collection and at exit; not through `__del__`, which may find half of the interpreter gone.
+        # For garbage collection and exit; `__del__` may find half of the interpreter gone.
         self._finalizer = weakref.finalize(self, _end_quietly, self.session, self._lock, self._owner)
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Give this thread the workers, for one call."""
+        """Reserve the workers for this thread, for a single call."""
         with self._guarded():
             self.check_usable()
-            # Reentrant, because an interrupt between taking it and the next step would leave it taken for good.
+            # Reentrant: an interrupt between a plain lock's acquisition and the `try` would block it for good.
             if not self._lock.acquire(blocking=False):
                 raise ConcurrentCallError(_ONE_AT_A_TIME)
             try:
@@ -141,7 +141,7 @@ class SamplerLife:
                 self._lock.release()
 
     def check_usable(self) -> None:
-        """Check that the sampler is open, and of this process."""
+        """Raise unless the sampler is open and belongs to this process."""
         if self.is_closed:
             raise ClosedError("this sampler is closed: make another, or call it inside its `with` block")
         if os.getpid() != self._owner:
@@ -152,14 +152,14 @@ class SamplerLife:
 
     @contextmanager
     def call(self, plan: GatherPlan, updates: dict[Kind, Any], resets: Resets | None) -> Iterator[Call]:
-        """Begin a call, and end and account for it, however it goes."""
+        """Start a call, then end it and account for it, whatever happens."""
         with self.exclusive():
             self.salvaged, version = None, self.session.scheduler.version
             try:
                 call = self._begin(plan, updates, Stats.of(self.n_workers), resets)
                 with self._ended(call):
                     if self.lag is not None and self.lag.has_prefetched:
-                        call.turn(0.0)  # `pump` would wait for ever for workers that have answered, and have no more
+                        call.turn(0.0)  # `pump` would wait forever for workers that have answered everything
                     elif self.lag is not None:
                         call.handle(())
                     yield call
@@ -167,7 +167,7 @@ class SamplerLife:
                         self.lag.complete(call, self.session)
             except BaseException:
                 if self.lag is not None and self.session.scheduler.version > version:
-                    # Wherever an interrupt came, also after `complete`: the next call must not depend on the place.
+                    # Even if the interrupt came after `complete`: the next call must not depend on its place.
                     self.lag.begin_anew()
                 raise
 
@@ -195,9 +195,9 @@ class SamplerLife:
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Replace all workers if an interrupt or a lack of memory comes between two steps of the bookkeeping.
+        """Mark the session as suspect if an interrupt or lack of memory may have split two steps of bookkeeping.
 
-        The workers are stopped now, and replaced by new ones in the next call.
+        The workers are stopped at once, and replaced in the next call.
         """
         try:
             yield
@@ -225,9 +225,9 @@ class SamplerLife:
         return call
 
     def updates_in_force(self) -> Updates[Payload]:
-        """Return the agent and the environment, for workers that were sent neither."""
+        """Return the current agent and environment, for workers that have received neither."""
         updates = self.session.store.latest.mapped(partial(published, self.session.engine))
-        if self.setup.holds_agent:  # it has its parameters, and may have learnt since
+        if self.setup.holds_agent:  # it contains its parameters, and may have learnt since
             updates.forget("parameters")
         return updates
 
@@ -235,7 +235,7 @@ class SamplerLife:
         """Replace the engine; after an interrupt in here it can be repeated."""
         old = self.session
         if self._pending is None:
-            # Episodes of fragments go on after a call for whole trajectories that was interrupted.
+            # Episodes of fragments survive an interrupted call for whole trajectories.
             going_on = old.episodes.going_on() if old.ledger is None else None
             self._pending = self.updates_in_force(), old.scheduler.version, going_on
         old.close()
@@ -247,16 +247,16 @@ class SamplerLife:
         self._pending = None
 
     def restart(self, version: int) -> None:
-        """Replace the engine by one whose workers have run nothing, after an agent version."""
+        """Replace the engine with fresh workers, continuing after an agent version."""
         updates = self.updates_in_force() if self._pending is None else self._pending[0]
         self._pending = updates, version, None
         self._replace_engine()
 
     @property
     def filters(self) -> Filters:
-        """The filters, with the statistics of all trajectories that were returned so far."""
+        """The filters, with statistics of all trajectories returned so far."""
         if self._returned:
-            # Only then are they forgotten: a user's merge may raise.
+            # Cleared only after the merge: a user's `merge` may raise.
             self._filters = self._filters.merged(unpickled(self._returned))
             self._returned = []
         return self._filters
@@ -266,7 +266,7 @@ class SamplerLife:
         self._filters, self._returned = filters, []
 
     def skip_version(self) -> None:
-        """Use up an agent version whose trajectories are there already."""
+        """Advance the agent version, for trajectories stored earlier."""
         with self.exclusive():
             self.end_stream()
             last = self.session.scheduler.version
@@ -274,18 +274,18 @@ class SamplerLife:
             self.session.store.sampled = self.session.store.used
 
     def begin_stream(self, plan: GatherPlan, updates: dict[Kind, Any], resets: Resets | None) -> Call:
-        """Begin the call of a stream, which ends with the next call or with `end_stream`."""
+        """Start a stream's call, which ends with the next call or with `end_stream`."""
         self.streaming = self._begin(plan, updates, self.stats, resets)
         return self.streaming
 
     def check_streaming(self, call: Call) -> None:
-        """Raise `SamplerError` if a later call has ended the stream of a call."""
+        """Raise `SamplerError` if a later call has ended a call's stream."""
         self.check_usable()
         if self.streaming is not call:
             raise SamplerError("this stream was ended by a later call on the same sampler")
 
     def end_stream(self, only: Call | None = None) -> None:
-        """Stop the stream that is open, or `only` that of a call, and account for what its consumer never saw."""
+        """Stop the open stream (if `only` is given, just that call's) and count its unseen trajectories."""
         call = self.streaming
         if call is not None and only in (None, call):
             self.streaming = None
@@ -298,10 +298,10 @@ class SamplerLife:
                     call.end()
 
     def close(self) -> None:
-        """End the workers and give everything back; may be called twice.
+        """End the workers and release all resources; may be called twice.
 
         Raises:
-            RolloutError: Closing an environment raised; everything is given back all the same.
+            RolloutError: Closing an environment raised; all resources are released nevertheless.
         """
         if self.is_closed and not self._finalizer.alive:
             return
@@ -309,13 +309,13 @@ class SamplerLife:
         if os.getpid() != self._owner:
             self._finalizer.detach()
             return
-        if self._lock.acquire(blocking=False):  # or another thread is in the stream, and ends it
+        if self._lock.acquire(blocking=False):  # otherwise another thread is in the stream, and ends it
             try:
                 self.end_stream()
             finally:
                 self._lock.release()
         last_answers = _end(self.session, self._lock)
-        # Only now: a call in another thread has answers that it is about to count.
+        # Only now: a call in another thread may still have been counting answers.
         failures = self._count_last_answers([*self.session.arrivals.pop_uncounted(), *last_answers])
         self._count_the_rest()
         self._finalizer.detach()
@@ -325,19 +325,19 @@ class SamplerLife:
             raise failures[0]
 
     def _warn_of_unclosed(self, worker: int) -> None:
-        """Warn of a task whose environment a worker closed when it died, or was killed because that took too long."""
+        """Warn of a task whose environment was not closed, because its worker died or was killed while closing it."""
         seen = self.session.engine.progress(worker)
         if seen.task is not None and seen.is_closing:
             name = self.setup.tasks[seen.task].name
             logger.warning("worker %d ended before the environment of %s was closed", worker, name)
 
     def _count_the_rest(self) -> None:
-        """Count as abandoned the timesteps that workers had shown when they ended, and reported in no answer."""
+        """Count as abandoned the timesteps in the ended workers' progress words that no answer reported."""
         self.ran_before += self.session.take_ran_timesteps()
         self.stats.abandoned_timesteps += max(0, self.ran_before - self.stats.ran_timesteps)
 
     def _count_last_answers(self, last_answers: Sequence[Event]) -> list[SamplerError]:
-        """Count the last answers of workers that were ended; return the failures to close their environments."""
+        """Count the ended workers' last answers; return their failures to close environments."""
         failures = []
         for event in last_answers:
             match event:
@@ -353,11 +353,11 @@ class SamplerLife:
 
 
 def _end(session: Session, lock: Lock) -> list[Answered | Logged]:
-    """Close the engine; another thread's call ends before, so that nothing is taken away from under it."""
+    """Close the engine; a call in another thread is ended before, so that its engine does not vanish under it."""
     ours = lock.acquire(blocking=False)
     if not ours:
         session.cancel()
-        # If it does not end in time it is stuck in code that nothing can end, or this is a callback of its own.
+        # After this time it is stuck in code that nothing can end, or is a callback that called `close` itself.
         ours = lock.acquire(timeout=_CANCEL_SECONDS)
     try:
         return session.close()
@@ -369,7 +369,7 @@ def _end(session: Session, lock: Lock) -> list[Answered | Logged]:
 def _end_quietly(session: Session, lock: Lock, owner: int) -> None:
     if os.getpid() != owner:
         return
-    # A second Ctrl-C has killed the workers then; at the end of the program nothing would catch it.
+    # After a second Ctrl-C the workers are dead already; at the end of the program nothing would catch it.
     with contextlib.suppress(KeyboardInterrupt):
         for event in _end(session, lock):
             if isinstance(event, Logged):

@@ -1,4 +1,4 @@
-"""What all samplers obtain: numbers of timesteps and trajectories, and streams of them."""
+"""The obtaining calls of all samplers, for numbers of timesteps and trajectories, and as streams."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from streamsampler.workers.resets import (
 
 
 def by_task(batch: TrajectoryBatch[Any, Any]) -> TrajectoryBatch[Any, Any]:
-    """Return a batch with the trajectories of each task together, in the order of the tasks, then of the indices."""
+    """Return the batch ordered by task, then by trajectory index."""
     numbers = np.asarray(batch.episode_infos["task_index"])
     if (np.diff(numbers) >= 0).all():
         return batch
@@ -60,7 +60,7 @@ _OWN_BLOCKS = "where workers have agents or environments of their own and run bl
 
 
 def check_first(first: int, block: int, *, differ: bool) -> None:
-    """Refuse a stream that begins in the middle of a block of trajectories that are run together."""
+    """Refuse a stream starting within a block of trajectories that are run together."""
     if block == 1:
         return
     if differ and first:
@@ -73,18 +73,18 @@ def check_first(first: int, block: int, *, differ: bool) -> None:
 
 
 StepCount: TypeAlias = Literal["env_steps", "agent_steps"]
-"""What timesteps are, in environments of several agents."""
+"""The unit of `num_samples` in environments of several agents."""
 
 _TODAYS = {
     "obtain_exact_episodes": "`obtain_exact_trajectories(n_traj_per_worker, agent_update)`",
     "obtain_episodes": "`obtain_trajectories(n_trajectories, agent_update)`",
     "start_worker": "left out: workers start when the sampler is made",
 }
-"""What garage's samplers have, and where it is in these."""
+"""Methods of garage's samplers, and their replacements here."""
 
 
 def _with_itr(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Let `obtain_samples` be called as garage's, with an iteration number first, which has no effect."""
+    """Accept garage's iteration number as first argument of `obtain_samples`; it has no effect."""
 
     @functools.wraps(method)
     def taking(self: Any, *args: Any, **options: Any) -> Any:
@@ -111,7 +111,7 @@ class ObtainingSampler(LifeOwner, Generic[ObservationsT, ActionsT]):
     """The calls of all samplers that return trajectories."""
 
     def _places(self, resets: Resets | None) -> dict[str, Any]:
-        """Return which trajectories may take the places of those left out: `fixed` and `n_of_task` of a plan."""
+        """Return `fixed` and `n_of_task` of a plan: which trajectories may replace dropped ones."""
         if resets is None:
             return {}
         n_of_task = resets.n_replaceable if self._setup.policy.drops else None
@@ -119,17 +119,17 @@ class ObtainingSampler(LifeOwner, Generic[ObservationsT, ActionsT]):
 
     @property
     def replaces_trajectories(self) -> bool:
-        """Whether trajectories that are left out are replaced by later ones, if each has no seed of its own."""
+        """Whether later trajectories replace dropped ones, in calls without seeds or options for each trajectory."""
         return self._setup.policy.drops
 
     @property
     def layout(self) -> Layout:
-        """How the workers run trajectories; see `Worker.layout`."""
+        """The arrangement of trajectories in the workers; see `Worker.layout`."""
         return self._setup.workers.factory.layout
 
     @property
     def fingerprints(self) -> list[str]:
-        """The fingerprints of all known workers; see `TrajectoryBatch`."""
+        """Fingerprints of all known workers; see `TrajectoryBatch`."""
         return self._life.fingerprints.bits
 
     if not TYPE_CHECKING:
@@ -164,34 +164,34 @@ class ObtainingSampler(LifeOwner, Generic[ObservationsT, ActionsT]):
     ) -> TrajectoryBatch[ObservationsT, ActionsT]:
         """Return the shortest prefix of trajectories 0, 1, 2, … with at least `num_samples` timesteps.
 
-        garage's `obtain_samples(itr, num_samples, agent_update, env_update)` runs as well, by position and by keyword:
+        garage's `obtain_samples(itr, num_samples, agent_update, env_update)` works, too, by position and by keyword;
         the iteration number `itr`, an integer of at least 0, has no effect.
 
         Args:
             num_samples: Timesteps, at least 1.
-            agent_update: None changes nothing; a tuple, dict or array goes to the agent's `set_param_values` (an
-                adapter's agent takes its own kind as well: a module, a state dict, a model); an agent or a plain
-                function replaces the agent. `PerWorker([...])` has one for each worker (None: nothing changes); so has
-                a list in which every item is an agent. Anything else is an error, and changes nothing.
-            env_update: None changes nothing; an environment (in any form that `envs` takes) replaces the old one, an
-                `EnvUpdate` is applied to it. A list or `PerWorker` has one for each worker.
-            progress: True shows a progress bar, on a terminal's stderr or in a notebook; elsewhere, and where the
-                variable `CI` is set, it writes a line to stderr every 30 seconds and one at the end. A callable is
-                called with a `progress.Snapshot` several times a second.
-            reset_options: A dict that `env.reset(options=…)` gets in each trajectory of this call; None for none.
-            tasks: Tasks that take turns: the call's first trajectory has the first one, and after the last one comes
-                the first one again. See `obtain_trajectories` for what they are.
-            count: What `num_samples` counts in environments of several agents: "env_steps" or "agent_steps", those of
-                all agents together.
+            agent_update: None changes nothing; a tuple, dict or array is passed to the agent's `set_param_values` (an
+                adapter's agent also accepts its library's objects: a module, a state dict, a model); an agent or a
+                function replaces the agent. `PerWorker([...])`, or a list of agents, has an item for each worker (in
+                `PerWorker`, None changes nothing). Anything else is an error, and changes nothing.
+            env_update: None changes nothing; an environment (in any form accepted by `envs`) replaces the old one; an
+                `EnvUpdate` is applied to it. A list or `PerWorker` has an item for each worker.
+            progress: True shows a progress bar, on a terminal's stderr or in a notebook; elsewhere, and if the variable
+                `CI` is set, it writes a line to stderr every 30 seconds and at the end. A callable receives a
+                `progress.Snapshot` several times a second.
+            reset_options: A dict for `env.reset(options=…)` in each trajectory of this call, or None.
+            tasks: Tasks assigned to trajectories in turn, starting with the first task at index 0. See
+                `obtain_trajectories` for their form.
+            count: The unit of `num_samples` in environments of several agents: "env_steps", or "agent_steps" for the
+                sum over all agents.
 
         Raises:
-            UsageError: `num_samples` is no positive integer, the agent does not take such an `agent_update`, there
-                are more or fewer items than workers, or `reset_options` is no dict (a ValueError).
-            TypeError: `env_update` is no environment.
+            UsageError: `num_samples` is not a positive integer, the agent does not accept this `agent_update`, the
+                number of items differs from the number of workers, or `reset_options` is not a dict (a ValueError).
+            TypeError: `env_update` is not an environment.
             SerializationError: An update, or the options, cannot be pickled.
             RolloutError: User code raised in a worker.
-            WorkerDiedError: A worker ended, and there were too many losses.
-            WorkerHungError: A worker made no progress, and there were too many losses.
+            WorkerDiedError: A worker died, and the losses exceed `max_restarts`.
+            WorkerHungError: A worker made no progress, and the losses exceed `max_restarts`.
             ClosedError: The sampler is closed.
             ConcurrentCallError: Another call is under way.
         """
@@ -218,27 +218,26 @@ class ObtainingSampler(LifeOwner, Generic[ObservationsT, ActionsT]):
         """Return exactly `n_trajectories` trajectories.
 
         Args:
-            n_trajectories: How many, at least 1; may be left out where there are `seeds`.
+            n_trajectories: Number of trajectories, at least 1; optional with `seeds`.
             agent_update: See `obtain_samples`.
             env_update: See `obtain_samples`.
             progress: See `obtain_samples`.
-            seeds: Integers of at least 0: the trajectories begin from these seeds, each from its own, in this order,
-                whatever the sampler's own seed and `order`. Samplers with the same seeds see the same trajectories:
-                `batch.seeds` has them. Everything else that is random in a trajectory follows from its seed, too.
-                None for the sampler's own; see `seeds`. With `on_failure="drop"` a trajectory that raises is left
-                out, and none takes its place.
-            reset_options: What `env.reset(options=…)` gets: a dict for all trajectories, or a list with a dict or None
-                for each; then, too, none takes the place of one that is left out. A native vector environment takes
-                one dict only.
-            tasks: `n_trajectories` of each of these tasks: the k-th trajectory of task j has the index
+            seeds: Non-negative integers, in order: the seed of each trajectory, whatever the sampler's own seed and
+                `order`. All randomness in a trajectory follows from its seed, so samplers given the same seeds run the
+                same trajectories; `batch.seeds` has them. None for the sampler's own; see `seeds`. With
+                `on_failure="drop"`, a dropped trajectory is not replaced.
+            reset_options: The value for `env.reset(options=…)`: a dict for all trajectories, or a list with a dict or
+                None for each; with a list, dropped trajectories are not replaced. A native vector environment accepts
+                a single dict only.
+            tasks: Runs `n_trajectories` of each of these tasks: the k-th trajectory of task j has index
                 `j * n_trajectories + k`, on any number of workers, and `batch.episode_infos["task_index"]` is j. A task
-                is what the environment's `set_task` gets before the reset, or all of them are `SetParameters` of the
-                same names, without an environment. They are for this call alone. Where one is left out (see
-                `drop_if` and `on_failure`), the next of the same task follows: the tasks go round again, so that its
-                index is the number of all trajectories higher. The batch has the trajectories of each task together.
+                is an argument for the environment's `set_task` before the reset; or all tasks are `SetParameters` of
+                the same names, without an environment. They hold for this call only. A dropped trajectory (see
+                `drop_if` and `on_failure`) is replaced by the next of the same task: its index is higher by the number
+                of all trajectories. The batch is ordered by task.
 
         Raises:
-            UsageError: Numbers of trajectories, seeds and options do not agree, or an argument cannot work. For the
+            UsageError: The numbers of trajectories, seeds and options disagree, or an argument is invalid. For the
                 other errors see `obtain_samples`.
         """
         refuse_two_numbers("obtain_trajectories", "n_trajectories", n_trajectories, agent_update)
@@ -266,16 +265,16 @@ class ObtainingSampler(LifeOwner, Generic[ObservationsT, ActionsT]):
         return self._obtain(plan, agent_update, env_update, progress, common_resets(reset_options))
 
     def warm_up(self, n_timesteps: int, progress: ProgressArgument = False) -> None:
-        """Sample at least `n_timesteps` with the agent in force, for the statistics of the filters alone.
+        """Sample at least `n_timesteps` with the current agent, for the statistics of the filters alone.
 
-        Uses up one agent version, as other calls do.
+        Advances the agent version, as other calls do.
 
         Args:
             n_timesteps: Timesteps, at least 1.
             progress: See `obtain_samples`.
 
         Raises:
-            UsageError: The sampler has no filter, or `n_timesteps` is no positive integer. For other errors see
+            UsageError: The sampler has no filter, or `n_timesteps` is not a positive integer. For other errors see
                 `obtain_samples`.
         """
         if not self.filters:
@@ -307,7 +306,7 @@ class ObtainingSampler(LifeOwner, Generic[ObservationsT, ActionsT]):
         return batch
 
     def _note(self, call: Call) -> str:
-        """Return what progress says besides numbers: of environments that wait how many trajectories are in flight."""
+        """Return the progress display's remark, such as the number of trajectories in flight."""
         notes = [call.batches.note()]
         if self._setup.workers.factory.worker_class.waits:
             notes.append(f"{call.gathering.n_in_flight:,} in flight")
@@ -349,7 +348,7 @@ class ObtainingSampler(LifeOwner, Generic[ObservationsT, ActionsT]):
         tasks: Sequence[Any] | None = None,
         kept_before: int = 0,
     ) -> Stream[ObservationsT, ActionsT]:
-        """Return an iterator over trajectories 0, 1, 2, …, each a batch of one; it has no end unless one is given.
+        """Return an iterator over trajectories 0, 1, 2, …, each a batch of size 1, without end by default.
 
         Workers run ahead of the consumer by a bounded number of trajectories. Leaving the loop stops them; so does
         another obtaining call, after which the iterator raises `SamplerError`.
@@ -357,19 +356,19 @@ class ObtainingSampler(LifeOwner, Generic[ObservationsT, ActionsT]):
         Args:
             agent_update: See `obtain_samples`.
             env_update: See `obtain_samples`.
-            first_trajectory: Begin with this one; what comes is the same as without, from there on.
-            n_trajectories: How many there are, from `first_trajectory` on; None for all that have a seed or options of
-                their own, otherwise without end.
-            seeds: See `obtain_trajectories`; those of trajectories 0, 1, 2, …, also where another one is the first.
-            reset_options: See `obtain_trajectories`; a list begins with trajectory 0, too.
-            tasks: See `obtain_trajectories`: the same trajectories come, so `n_trajectories` is how many each task has.
-                Those that take the places of others come last.
-            kept_before: The number of trajectories of an earlier stream, before `first_trajectory`. With
-                `on_failure="drop"` they count where nearly all trajectories raise, which is an error.
+            first_trajectory: The first index; from it on, trajectories are the same as in a stream from 0.
+            n_trajectories: Number of trajectories from `first_trajectory` on; None for all with a seed or options in
+                the lists given, otherwise for no end.
+            seeds: See `obtain_trajectories`; the list starts with trajectory 0, whatever `first_trajectory`.
+            reset_options: See `obtain_trajectories`; a list starts with trajectory 0, too.
+            tasks: See `obtain_trajectories`: the same trajectories are returned, so `n_trajectories` is the number for
+                each task. Replacements of dropped trajectories come last.
+            kept_before: Number of trajectories returned by an earlier stream, before `first_trajectory`. With
+                `on_failure="drop"` they count for the error raised when nearly all trajectories fail.
 
         Raises:
-            UsageError: `first_trajectory` is no integer of at least 0, or within a block of trajectories that workers
-                run together; there are no such trajectories; or numbers do not agree. For the others see
+            UsageError: `first_trajectory` is not an integer of at least 0, or is within a block of trajectories that
+                are run together; the trajectories do not exist; or numbers disagree. For the others see
                 `obtain_samples`.
         """
         self.refuse_lag("a stream")
@@ -395,21 +394,20 @@ class ObtainingSampler(LifeOwner, Generic[ObservationsT, ActionsT]):
     def task_stream(
         self, runs: Sequence[TaskRun], *, seeds: Iterable[int] | None = None, reset_options: ResetOptions | None = None
     ) -> TaskStream:
-        """Return an iterator over trajectories of several tasks; for samplers that were made with `OfTasks`.
+        """Return an iterator over trajectories of several tasks; for samplers made with `OfTasks`.
 
-        It is what evaluations of suites are made of. Workers go on with the next run while the last trajectories of one
-        run. Each trajectory is that of a sampler of its task alone with this seed: of its first call, whichever call
-        this is.
+        Evaluations of suites use it. Workers start the next run during the last trajectories of the current run. Each
+        trajectory equals that of the first call of a sampler with this seed and this task alone.
 
         Args:
-            runs: Which trajectories of which tasks, in this order.
-            seeds: See `stream`; those of trajectories 0, 1, 2, … of every task.
+            runs: Ranges of trajectories by task, in this order.
+            seeds: See `stream`; the seeds of trajectories 0, 1, 2, … of every task.
             reset_options: See `stream`; likewise.
 
         Raises:
-            UsageError: The sampler has one task; there is no such run, or one that begins within a block of
-                trajectories that workers run together, or ends there, where others may take the places of those left
-                out; or there are trajectories that have no seed or options.
+            UsageError: The sampler has a single task; a run does not exist, or starts within a block of trajectories
+                that are run together (or ends there, if dropped trajectories are replaced); or trajectories lack a seed
+                or options.
         """
         life, tasks = self._life, self._setup.tasks
         if not tasks:
@@ -431,17 +429,17 @@ class ObtainingSampler(LifeOwner, Generic[ObservationsT, ActionsT]):
 
     @property
     def tasks(self) -> tuple[TaskFacts, ...]:
-        """The tasks of a sampler that was made with `OfTasks`; none of others."""
+        """The tasks of a sampler made with `OfTasks`; empty for others."""
         return self._setup.tasks
 
     def writable_infos(self, infos: InfosArgument = True) -> AbstractContextManager[None]:
-        """Return a context in which calls give trajectories whose infos a file can hold.
+        """Return a context in which calls return only trajectories with infos that a file can hold.
 
-        In it infos are left out as soon as they arrive, and a call ends with the first trajectory that has an info
-        which no file can hold, and not with all of them, when they are written.
+        Within it, infos to be left out are removed on arrival, and a call ends with the first trajectory whose info no
+        file can hold, instead of failing when all are written.
 
         Args:
-            infos: True for all infos, False for none, or the names of those that are kept.
+            infos: True for all infos, False for none, or the names to write.
 
         Raises:
             UsageError: `infos` is something else. Calls raise `UnwritableInfoError`.
@@ -449,25 +447,25 @@ class ObtainingSampler(LifeOwner, Generic[ObservationsT, ActionsT]):
         return self._life.infos_of_files.entered(KeptInfos.of(infos))
 
     def salvage(self) -> TrajectoryBatch[ObservationsT, ActionsT] | None:
-        """Return, once, the finished prefix of the call that Ctrl-C interrupted; None if there is none."""
+        """Return, once, the finished prefix of the call interrupted by Ctrl-C, or None."""
         salvaged, self._life.salvaged = self._life.salvaged, None
         return salvaged
 
     def provenance(self, task: int | None = None) -> dict[str, Any]:
-        """Return what decides about the next call's trajectories besides the seed, as JSON can hold it.
+        """Return the facts that determine the next call's trajectories besides the seed, in JSON's types.
 
-        That are the environment's name and arguments, limits, threads, the workers' class and arguments where they are
-        not the default, the agent version where it is not the first, `record_taken` where it is given, the number of
-        workers where they differ, and versions; filters, with a digest of their statistics, where there are any; and,
-        after a call, the fingerprints of the workers (see `TrajectoryBatch`). Agents and code are not described. For
+        These are the environment's name and arguments, limits, threads, the workers' class and arguments (if not the
+        default), the agent version (if not the first), `record_taken` (if given), the number of workers (if workers
+        have their own agents or environments), and versions of packages; filters with a digest of their statistics;
+        and, after a call, the workers' fingerprints (see `TrajectoryBatch`). Agents and code are not described. For
         `batch.save(…, provenance=…)`.
 
         Args:
-            task: The number of a task, where the sampler has several: what decides about its trajectories, as a sampler
-                of it alone would say it.
+            task: The number of a task, in a sampler of several: returns the facts for this task, as a sampler of it
+                alone would.
 
         Raises:
-            UsageError: The sampler has several tasks, and no number is given; or there is no such task.
+            UsageError: The sampler has several tasks, and `task` is None; or the task does not exist.
         """
         life, setup = self._life, self._setup
         life.check_usable()

@@ -1,4 +1,4 @@
-"""Own a sampler's life: what it did, where it stands, its trajectories run again, its end."""
+"""The part of a sampler besides its obtaining calls: facts, replays, saved state, closing."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from streamsampler.workers.resets import Options
 
 
 class LifeOwner(ABC):
-    """What all samplers have besides their calls."""
+    """A sampler's facts, replays, state and end; its setup and life are made by `Sampler`."""
 
     _setup: SamplerSetup
     _life: SamplerLife
 
     @abstractmethod
     def make_engine(self, setup: WorkerSetup) -> Engine:
-        """Start the workers: the one method that a sampler on another engine must have.
+        """Start the workers; a sampler with its own engine implements this method alone.
 
         Args:
-            setup: What to make the workers with.
+            setup: Number, kind and arguments of the workers.
         """
 
     @property
@@ -44,62 +44,60 @@ class LifeOwner(ABC):
 
     @property
     def n_workers(self) -> int:
-        """How many workers there are."""
+        """Number of workers."""
         return self._life.n_workers
 
     @property
     def stats(self) -> Stats:
-        """What all calls together did."""
+        """Statistics of all calls together."""
         return self._life.stats
 
     @property
     def agent_version(self) -> int:
-        """The agent version of the last obtaining call; 0 before the first."""
+        """Agent version of the last obtaining call; 0 before the first."""
         return self._life.session.scheduler.version
 
     @property
     def filters(self) -> Filters:
-        """The filters, with the statistics of all trajectories that were returned so far.
+        """The filters, with statistics of all trajectories returned so far; a stream's count once it has ended.
 
         See `streamsampler/docs/hooks-and-filters.md`.
-
-        Those of a stream count when it has ended.
         """
         return self._life.filters
 
     def put_back_filters(self, filters: Filters) -> None:
-        """Go on with filters that this sampler had before: what was returned since then does not count.
+        """Restore earlier filters, without the statistics of trajectories returned since then.
 
         Args:
-            filters: What `filters` was.
+            filters: An earlier value of `filters`.
         """
         self._life.filters = filters
 
     def count_as_called(self) -> None:
-        """Use up an agent version, as a stream does: its trajectories are there already."""
+        """Advance the agent version as a stream would; its trajectories were stored earlier."""
         self._life.skip_version()
 
     def seeds(self, version: int, indices: Sequence[int]) -> list[int]:
-        """Return the seeds that this sampler's trajectories begin from, unless a call is given others.
+        """Return the seeds of this sampler's trajectories, for calls without `seeds`.
 
         Args:
             version: The agent version: 1 in the first obtaining call, 2 in the second.
-            indices: Trajectory indices within that version, each at least 0 and less than 2**31.
+            indices: Trajectory indices within this version, each at least 0 and less than 2**31.
 
         Returns:
-            A seed for each index, as `batch.seeds` has them: at least 0 and less than 2**31.
+            A seed for each index, equal to `batch.seeds`: at least 0 and less than 2**31.
 
         Raises:
-            UsageError: There is no such version or index.
+            UsageError: A version or an index is out of range.
         """
         derived = TrajectorySeeds(self.seed, positive("version", version))
         return derived.of([positive("an index", index, least=0) for index in indices])
 
     def refuse_lag(self, what: str) -> None:
-        """Refuse what a sampler with `staleness=1` cannot do.
+        """Refuse a call that samplers with `staleness=1` do not support.
 
         Args:
-            what: What it is, such as "a stream".
+            what: The call, such as "a stream".
 
         Raises:
             UsageError: The sampler has `staleness=1`.
@@ -123,36 +121,37 @@ class LifeOwner(ABC):
         actions: bool = False,
         video: str | PathLike[str] | None = None,
     ) -> Replay:
-        """Run a trajectory again, in this process, and compare it with what was recorded of it.
+        """Run a trajectory again, in this process, and compare it with the recorded trajectory.
 
-        It runs from the same seed and, with `VecWorker`, in the same row of a batch of the same shape; where
-        trajectories of a block may influence each other, with all of its block. The workers are not disturbed.
+        The trajectory starts from the same seed. With `VecWorker` it runs in the same row of a batch of the same shape,
+        together with its whole block if the trajectories of a block may influence each other. The workers are not
+        disturbed.
 
-        Of fragments, a part that began in its call is run again with the agent (not with `VecWorker`), and one that
-        goes on is compared up to where it was cut. With `actions=True`, and a batch `recorded` in which all parts of an
-        episode are, `TrajectoryBatch.concatenate(batches)`, it is run again from its reset to the end of that call.
+        For fragments, a part started in its call is run again with the agent (not with `VecWorker`), and compared up to
+        the cut if it continues in a later call. With `actions=True` and a `recorded` batch of all parts of an episode,
+        `TrajectoryBatch.concatenate(batches)`, the episode is run again from its reset to the end of this call.
 
         Args:
             version: The agent version: `batch.agent_versions[i]`.
             index: The trajectory index: `batch.indices[i]`.
-            agent: The agent, or parameters for the sampler's agent, as `agent_update` takes them. None for those of the
-                last batch, which are right for its agent version only; with `inference="parent"` for a copy of the
-                agent as it is now, whatever it has learnt since. Of an earlier version, where the sampler has an
-                `observation_filter`: `FilteredAgent(agent, filter)` of `streamsampler.filters`.
-            env: As `env_update` takes it. None for the environment that the sampler has.
-            reset_options: What `env.reset(options=…)` gets. None for what the call said, if it was the last one; an
-                episode of fragments may have begun in another.
-            tasks: All tasks of the trajectory's call, in order; which of them it had is taken from `recorded`. None for
-                what the call said, if it was the last one.
-            recorded: A batch with the trajectory, to compare it with; its seed is taken from there.
-            actions: Whether to replay the recorded actions, without the agent.
+            agent: The agent, or parameters for the sampler's agent, as for `agent_update`. None for the parameters of
+                the last batch, which fit its agent version only; with `inference="parent"` for a copy of the agent in
+                its current state. For an earlier version of a sampler with an `observation_filter`, pass
+                `FilteredAgent(agent, filter)` of `streamsampler.filters`.
+            env: As for `env_update`. None for the sampler's environment.
+            reset_options: The value for `env.reset(options=…)`. None for the last call's; an episode of fragments may
+                have started in an earlier call with other options.
+            tasks: All tasks of the trajectory's call, in order; `recorded` says which task the trajectory had. None for
+                those of the last call.
+            recorded: A batch with the trajectory, for its seed and for comparison.
+            actions: Whether to apply the recorded actions, without the agent.
             video: A `.mp4` file for a video, which needs `pip install av`.
 
         Returns:
-            What came of it: its `trajectory`, and its `difference` if something was `recorded`.
+            The `trajectory`, and its `difference` from `recorded` if given.
 
         Raises:
-            UsageError: There is no such trajectory, the agent of its version is not known, or an argument cannot work.
+            UsageError: The trajectory does not exist, the agent of its version is unknown, or an argument is invalid.
             RolloutError: The agent or the environment raised.
             ImportError: The library for videos is missing.
             OSError: The video cannot be written.
@@ -179,76 +178,76 @@ class LifeOwner(ABC):
         Args:
             version: See `replay`, as for `index`, `actions` and `video`.
             index: The trajectory index.
-            origin: What is known of the call.
-            updates: The agent and the environment, pickled; None for those in force.
-            recorded: What was recorded of the call, for seeds; None for nothing.
-            one: What was recorded of the trajectory, as `episode_of` returns it; None for nothing.
+            origin: Known facts about the call.
+            updates: The agent and the environment, pickled; None for the current ones.
+            recorded: The recorded batch of the call, for seeds, or None.
+            one: The recorded trajectory, as returned by `episode_of`, or None.
             actions: See `replay`.
             video: See `replay`.
 
         Raises:
-            UsageError: There is no such trajectory, or a seed is missing. For other errors see `replay`.
+            UsageError: The trajectory does not exist, or a seed is missing. For other errors see `replay`.
         """
         return run_again(
             self._life, version, index, origin, updates, recorded=recorded, one=one, actions=actions, video=video
         )
 
     def check_renders(self) -> None:
-        """Check that the sampler's environment can be filmed: make one, reset it, and take a picture.
+        """Check that the environment can be filmed: make it, reset it, and render a picture.
 
         Raises:
-            UsageError: It cannot; says why, and what to do.
+            UsageError: It cannot be filmed, with the reason and a remedy.
         """
         check_films(self._life)
 
     def state_dict(self, agents: bool = False) -> dict[str, Any]:
-        """Return where this sampler stands between two calls, for `load_state_dict` in another process.
+        """Return this sampler's state between two calls, for `load_state_dict` in another process.
 
-        A sampler that is made with the same arguments, loads the state and gets the same calls from there on returns
-        the same bits as this one, with any number of workers and on any engine. The state has the seed and the agent
-        version, the filters with their statistics, `stats`, an environment that an `env_update` has put in force, and
-        the episodes of fragments that go on, as far as they can be restored (see `obtain_fragments`).
+        A sampler made with the same arguments that loads the state returns the same bits as this sampler in the calls
+        that follow, with any number of workers and on any engine. The state has the seed, the agent version, the
+        filters with their statistics, `stats`, the environment of an `env_update`, and the open episodes of fragments,
+        as far as they can be restored (see `obtain_fragments`).
 
         Args:
-            agents: Whether the state also has the agent, with its parameters, as the last call used it. Without it the
-                sampler that loads the state uses the agent it has: make it with the agent of the last call, or pass
-                parameters as `agent_update` in the next call. With `staleness=1` it is needed after each call, since
-                the next batch is of the last call's parameters. With `inference="parent"` the sampler that loads it has
-                an agent of its own then: pass yours as `agent_update` in the next call.
+            agents: Whether to include the agent with the parameters of the last call. If not, the sampler that loads
+                the state uses its own agent: make it with the last call's agent, or pass parameters as `agent_update`
+                in the next call. Required with `staleness=1` after each call, because the next batch uses the last
+                call's parameters. With `inference="parent"` the other sampler then owns a copy of the agent: pass yours
+                as `agent_update` in the next call.
 
         Returns:
-            A dict of numbers, strings, bytes, None, and dicts and lists of these alone: `torch.save`, `pickle` and
-            others can write it next to your learner's state, and `torch.load(weights_only=True)` reads it. What is of
-            any class (filters, environments, agents, their memories) is in it pickled, as bytes.
+            A dict of numbers, strings, bytes, None, and nested dicts and lists of these: `torch.save` and `pickle` can
+            write it next to your learner's state, and `torch.load(weights_only=True)` reads it. Objects of other
+            classes (filters, environments, agents, their memories) are pickled to bytes.
 
         Raises:
             UsageError: A stream is open; or the sampler has `staleness=1`, and `agents` is false.
-            SerializationError: The agent that this process holds cannot be pickled.
+            SerializationError: The agent in this process cannot be pickled.
             ClosedError: The sampler is closed.
             ConcurrentCallError: A call is under way.
         """
         return state_of(self._life, agents=agents)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from where another sampler stood, whose `state_dict` this is: the next call is the one after its last.
+        """Continue from another sampler's `state_dict`: the next call is the call after that sampler's last.
 
-        The sampler must have the same arguments, but for the engine, the number of workers and what changes no
-        trajectory. Episodes of fragments are restored in the next call for fragments, which steps their environments
-        again from their resets. Where that cannot be (the episode is longer than `restore_limit`, the agent remembers
-        and has no `get_state`, the environment does something else) a new episode begins there, with a warning, as
-        after a loss; it counts as failed, the others do not. `stats` goes on from the state's.
+        The sampler must have the same arguments, except for the engine, the number of workers and arguments without
+        effect on trajectories. Open episodes of fragments are restored in the next call for fragments, by a reset and
+        their recorded actions. If this fails (the episode is longer than `restore_limit`, the agent has memory but no
+        `get_state`, the environment behaves differently), a new episode starts, with a warning, as after a loss, and
+        only this episode counts as failed. `stats` continues from the state's.
 
-        May be called at any time between calls. In a sampler that has run calls it replaces all that they have left:
-        workers are started again, and an open stream ends. The agent in force stays, unless the state has one.
+        May be called at any time between calls. Earlier calls of this sampler leave no trace: workers are restarted,
+        and an open stream ends. The current agent stays, unless the state has one.
 
         Args:
-            state: What `state_dict` returned. Load only what you trust: it has pickles as bytes, which can run code.
+            state: The result of `state_dict`. Load trusted states only: their pickles can run code.
 
         Raises:
-            UsageError: It is no such state, or is of a sampler with another seed, kind of worker, number of
-                environments side by side, `staleness`, policies, filters, or number of workers where they have agents
-                or environments of their own; says both values. Or this sampler's environment was updated by a call, and
-                the state has none. Nothing changes.
+            UsageError: It is not such a state; or it is from a sampler with another seed, kind of worker, number of
+                environments side by side, `staleness`, policies or filters, or, if each worker has its own agent or
+                environment, another number of workers (the message has both values); or a call updated this sampler's
+                environment, and the state has none. Nothing changes.
             ClosedError: The sampler is closed.
             ConcurrentCallError: A call is under way.
         """
@@ -265,10 +264,10 @@ class LifeOwner(ABC):
         self._life = life_of(of_life, self.make_engine)
 
     def close(self) -> None:
-        """End the workers and give everything back; may be called twice.
+        """End the workers and release all resources; may be called twice.
 
         Raises:
-            RolloutError: Closing an environment raised; everything is given back all the same.
+            RolloutError: Closing an environment raised; all resources are released nevertheless.
         """
         self._life.close()
 
@@ -281,6 +280,6 @@ class LifeOwner(ABC):
         try:
             self.close()
         except SamplerError:
-            # What is already on its way matters more than what closing found.
+            # An exception already on its way matters more than an error of closing.
             if kind is None:
                 raise

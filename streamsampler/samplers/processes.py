@@ -1,6 +1,6 @@
-"""The samplers on this machine: with workers in processes of their own, or in the calling one.
+"""Samplers on this machine, with workers in processes or in the calling process.
 
-An argument of all samplers is documented in `Sampler`, and typed again in `AllSamplerOptions`, for type checkers.
+Arguments of all samplers are documented in `Sampler`; for type checkers they are repeated in `AllSamplerOptions`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from streamsampler.workers.factory import WorkerFactory, WorkerSetup
 
 
 def started(engine: Callable[..., Engine], setup: WorkerSetup, policy: Policy, **options: Any) -> Engine:
-    """Start an engine whose workers are in processes of their own, from what makes one of them, pickled."""
     make_worker = dumps(setup.make_worker, "the worker class or its arguments")
     limits = {"close_timeout": policy.close_timeout, "threads": setup.threads}
     return engine(setup.n_workers, make_worker, setup.seed, **limits, **options)
@@ -46,29 +45,28 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
     """Collect trajectories in worker processes on this machine.
 
     Args:
-        agents: See `Sampler`, as all other arguments that are not named here.
+        agents: See `Sampler`, as for all arguments not listed here.
         envs: See `Sampler`.
-        step_timeout: Seconds that a reset, an action or a timestep may take. A worker that makes no progress for so
-            long, while this process waits for it, is killed and counts as a loss (see `max_restarts`), with its
-            Python stacks in the log or the error. It is noticed within half as much again. Where environments wait
-            (`AsyncWorker`), a trajectory that waits for so long is treated as with `trajectory_timeout`, and the worker
-            goes on. None for no limit.
-        engine: How workers are connected to this process. "processes" (the default on Linux): pipes and
-            shared memory. "queues" (the default elsewhere): queues of Python's own `multiprocessing`, and nothing else;
-            it takes no `limits.max_worker_memory`. Batches are the same.
-        inference: "worker" lets each worker have an agent of its own. With "parent" there is one agent, in this
-            process, and the workers have environments alone: for agents that are large, sit on an accelerator or are a
-            service. They are `n_envs` in all, as `VecWorker` has them (`worker_args={"n_envs": 32}`, 8 otherwise), and
-            batches are those of one `VecWorker`, for any number of workers; see `streamsampler/docs/vectorised.md`.
-        start_method: "forkserver" (the default; on macOS and Windows "spawn"), "spawn" or "fork": the last two are
-            those of engine "queues", which is taken then. None of them runs the main script again, so no main guard is
-            needed. "fork" is unsafe next to threads.
+        step_timeout: Seconds allowed for a reset, an action or a timestep. A worker without progress for this time,
+            while this process waits for it, is killed, at the latest half as much later, and counts as a loss (see
+            `max_restarts`); its Python stacks are in the log or the error. In waiting environments (`AsyncWorker`) the
+            trajectory is treated as with `trajectory_timeout`, and the worker continues. None for no limit.
+        engine: The connection to the workers. "processes" (the default on Linux): pipes and shared memory. "queues"
+            (the default elsewhere): only queues of Python's `multiprocessing`, without `limits.max_worker_memory`.
+            Batches are the same.
+        inference: "worker" gives each worker a copy of the agent. "parent" keeps a single agent in this process, and
+            only environments in the workers: for large agents, accelerators, or services. The environments number
+            `n_envs` in all, as in `VecWorker` (`worker_args={"n_envs": 32}`, default 8), and batches equal those of a
+            single `VecWorker`, for any number of workers; see `streamsampler/docs/vectorised.md`.
+        start_method: "forkserver" (the default; on macOS and Windows "spawn"), "spawn" or "fork"; the latter two select
+            the engine "queues". None of them runs the main script again, so a main guard is unnecessary. "fork" is
+            unsafe with threads.
 
     Raises:
-        ResourceLimitError: The system does not allow this process the descriptors that the workers need (an OSError).
-        OSError: There are no processes left; whatever was started is gone again.
-        SamplerError: This system lacks what the engine needs.
-        UsageError: The engine lacks what an argument needs.
+        ResourceLimitError: The system does not allow this process enough file descriptors for the workers (an OSError).
+        OSError: No more processes can be started; those started are ended.
+        SamplerError: This system lacks a requirement of the engine.
+        UsageError: An argument needs a capability missing in the engine.
     """
 
     _n_groups = 1
@@ -98,7 +96,7 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
             worker_args = keywords("worker_args", options.get("worker_args"))
             rows = vec_worker.layout(worker_args).rows
             self._n_groups = groups_for(worker_args, rows)
-            # Trajectories do not depend on it, and a replay's worker takes no such argument.
+            # Trajectories do not depend on `groups`, and the worker made for a replay does not accept it.
             options["worker_args"] = {name: value for name, value in worker_args.items() if name != "groups"}
             options["n_workers"] = processes_for(options.get("n_workers"), rows)
         super().__init__(agents, envs, **options)
@@ -107,7 +105,7 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
     def from_worker_factory(
         cls, worker_factory: WorkerFactory, agents: Agents, envs: Envs, **options: Unpack[ProcessSamplerOptions]
     ) -> Self:
-        """Do what `Sampler.from_worker_factory` does, with this sampler's further options."""
+        """Make a sampler with workers from `worker_factory`, as `Sampler.from_worker_factory` does."""
         return super().from_worker_factory(worker_factory, agents, envs, **options)  # type: ignore[misc]
 
     def make_engine(self, setup: WorkerSetup) -> Engine:
@@ -122,23 +120,23 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
         return started(able.load(), setup, self._setup.policy, **options)
 
     def worker_pids(self) -> list[int]:
-        """Return the workers' process ids, by worker number; of a worker that died, until it is replaced, its last."""
+        """Return the workers' process ids, by worker number; for a dead worker, its last until it is replaced."""
         self._life.check_usable()
         return self._life.session.engine.pids()
 
 
 @with_arguments_in_groups(Sampler)
 class LocalSampler(Sampler[ObservationsT, ActionsT]):
-    """Collect trajectories in the calling process: the same batches as any other sampler, without any parallelism.
+    """Collect trajectories in the calling process: the same batches as other samplers, without parallelism.
 
-    For debugging (exceptions keep their frames), for tests and for small jobs. The generators of `random`,
-    `numpy.random` and torch are restored after each call. `n_workers` defaults to 1.
+    For debugging (exceptions keep their frames), tests and small jobs. The generators of `random`, `numpy.random` and
+    torch are restored after each call. `n_workers` defaults to 1.
 
-    Samplers of this kind in several threads take turns, a ticket each, because the process has these generators only
-    once; so do those with `inference="parent"`, whose agents draw from them here.
+    Several of these samplers in different threads take turns, ticket by ticket, because these generators exist once for
+    the process; so do samplers with `inference="parent"`, because their agents draw from them.
 
-    See `Sampler` for the arguments. Time and memory have no limits, because no process can be killed and replaced; nor
-    is a trajectory reported that seems never to end, because nothing else runs while it does.
+    See `Sampler` for the arguments. Limits of time and memory do not apply, because no process can be killed and
+    replaced; a seemingly endless trajectory is not reported, because nothing else runs meanwhile.
     """
 
     _default_workers = 1
@@ -148,5 +146,5 @@ class LocalSampler(Sampler[ObservationsT, ActionsT]):
     )
 
     def make_engine(self, setup: WorkerSetup) -> Engine:
-        """Make an engine whose workers take turns in this process."""
+        """Make an engine with workers taking turns in this process."""
         return LocalEngine(setup.n_workers, setup.make_worker, setup.seed, threads=setup.threads)

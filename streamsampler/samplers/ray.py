@@ -1,7 +1,7 @@
-"""The sampler that has its workers in actors of a Ray cluster. Needs Ray: `pip install ray`.
+"""The sampler with workers in actors of a Ray cluster. Needs Ray: `pip install ray`.
 
-Batches are those of the other samplers, also when actors or nodes are lost. Each program that reaches the ports of Ray
-can run code there. The guide is `streamsampler/docs/cluster.md`.
+Batches equal those of other samplers, even if actors or nodes are lost. Any program that can reach Ray's ports can run
+code in the cluster. The guide is `streamsampler/docs/cluster.md`.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ _ONE_CPU: Mapping[str, Any] = {"num_cpus": 1}
 
 @with_arguments_in_groups(Sampler, MultiprocessingSampler)
 class RaySampler(Sampler[ObservationsT, ActionsT]):
-    """Collect trajectories in actors of a Ray cluster, on one machine or many.
+    """Collect trajectories in actors of a Ray cluster, on any number of machines.
 
     Args:
-        agents: See `Sampler`, as all other arguments that are not named here.
+        agents: See `Sampler`, as for all arguments not listed here.
         envs: See `Sampler`.
         step_timeout: See `MultiprocessingSampler`.
-        ray_address: The cluster's address, "host:port" as `ray start` shows it, of which this machine is a node; "auto"
-            for one that runs on this machine; "local" to start one here. None takes the cluster that this process is
-            attached to already, or that the variable RAY_ADDRESS names, or starts one here. What this sampler attached
-            to or started, the last sampler that is closed leaves or ends; nothing else.
-        worker_resources: What Ray is asked for each worker: `num_cpus`, `num_gpus`, `memory`, `resources`,
-            `accelerator_type`, `label_selector` and `scheduling_strategy`, as Ray's `.options()` takes them.
+        ray_address: The address "host:port" printed by `ray start`, of a cluster that includes this machine; "auto" for
+            a cluster running on this machine; "local" to start a cluster here. None uses the cluster to which this
+            process is already connected, or the variable RAY_ADDRESS, or starts a cluster here. When the last sampler
+            is closed, it disconnects from, or ends, only a cluster that samplers connected to or started.
+        worker_resources: Ray's resources for each worker: `num_cpus`, `num_gpus`, `memory`, `resources`,
+            `accelerator_type`, `label_selector` and `scheduling_strategy`, in the form of Ray's `.options()`.
         runtime_env: Ray's runtime environment for the workers, such as `{"pip": [...], "env_vars": {...}}`.
 
     Raises:
-        UsageError: An argument cannot work.
-        SamplerError: There is no cluster at the address, none can be started, it lacks the room, or its nodes have
-            other versions of Python or packages.
-        ImportError: Ray is not there; says how to install it.
+        UsageError: An argument is invalid.
+        SamplerError: No cluster answers at the address, or none can be started; or it lacks resources, or its nodes
+            have other versions of Python or packages.
+        ImportError: Ray is not installed; the message has the command.
     """
 
     @with_factory
@@ -78,17 +78,17 @@ class RaySampler(Sampler[ObservationsT, ActionsT]):
     def from_worker_factory(
         cls, worker_factory: WorkerFactory, agents: Agents, envs: Envs, **options: Unpack[RaySamplerOptions]
     ) -> Self:
-        """Do what `Sampler.from_worker_factory` does, with this sampler's further options."""
+        """Make a sampler with workers from `worker_factory`, as `Sampler.from_worker_factory` does."""
         return super().from_worker_factory(worker_factory, agents, envs, **options)  # type: ignore[misc]
 
     def make_engine(self, setup: WorkerSetup) -> Engine:
-        """Attach to the cluster, or start one, and start the actors."""
+        """Connect to the cluster, or start one, and start the actors."""
         from streamsampler.engines.ray import RayEngine
 
         report_memory = self._setup.policy.max_worker_memory is not None
         return started(RayEngine, setup, self._setup.policy, report_memory=report_memory, **self._where)
 
     def worker_pids(self) -> list[int]:
-        """Return the workers' process ids, each on its own machine, by worker number."""
+        """Return the workers' process ids, on their machines, by worker number."""
         self._life.check_usable()
         return self._life.session.engine.pids()

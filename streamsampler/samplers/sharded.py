@@ -1,4 +1,4 @@
-"""Sample into a folder of files: more than fits into memory, and resumable after whatever ended it."""
+"""Sample into a folder of files: more data than memory holds, resumable after any interruption."""
 
 from __future__ import annotations
 
@@ -43,21 +43,20 @@ def sample_to_folder(
     compress: bool = False,
     progress: ProgressArgument = False,
 ) -> TrajectoryFolder[ObservationsT, ActionsT]:
-    """Sample trajectories into a folder of files, each written when it is complete.
+    """Sample trajectories into a folder of files, writing each file when complete.
 
-    The folder holds what `obtain_samples(n_timesteps)` or `obtain_trajectories(n_trajectories)` would return. Memory
-    holds about three files' worth of it: the trajectories of a file as they arrived, the same as one batch, and those
-    that workers run ahead.
+    The folder holds the trajectories of `obtain_samples(n_timesteps)` or `obtain_trajectories(n_trajectories)`. Memory
+    holds about three files: a file's trajectories as received, the same as a batch, and the trajectories that workers
+    run ahead.
 
-    Whatever ends the call (Ctrl-C, SIGKILL, a full disk, an error), the same call with `resume=True` continues with the
-    first missing file, also with another number of workers. The finished folder is the same, byte for byte, as that of
-    an uninterrupted call. The sampler must have the same seed, arguments, agent and environment, and must have made as
-    many calls before, interrupted ones included: make a new one, with an explicit `seed`. Another seed, other arguments
-    and an environment of another name are refused. Agents and changed code are not compared; name them in `provenance`.
-    After the call the sampler goes on as it would after an uninterrupted one; for the statistics of its filters the
-    raw data of a folder that was begun before are read once more.
-    On a machine that computes with other kernels (see `fingerprint` of `Sampler`) the files may be others: that is
-    logged, or an error, before anything is written.
+    After any interruption (Ctrl-C, SIGKILL, a full disk, an error), the same call with `resume=True` continues with the
+    first missing file, also with another number of workers. The finished folder is the same, byte for byte, as after an
+    uninterrupted call. The sampler must have the same seed, arguments, agent and environment, and as many calls before
+    it, interrupted ones included: make a new sampler with an explicit `seed`. Another seed, other arguments and an
+    environment of another name are refused. Agents and changed code are not compared; identify them in `provenance`.
+    Afterwards the sampler continues as after an uninterrupted call; for its filters' statistics the raw data of a
+    resumed folder are read once more. On a machine with other kernels (see `fingerprint` of `Sampler`) files may
+    differ: a warning is logged, or an error raised, before anything is written.
 
     Example:
         ```python
@@ -68,29 +67,29 @@ def sample_to_folder(
         ```
 
     Args:
-        sampler: The sampler: of `order="index"`, and with workers that run each trajectory by itself. This is one call
-            on the sampler, as `stream` is.
-        folder: The folder. It is made where there is none; its parent directory must exist.
-        n_timesteps: At least this number of timesteps, of whole trajectories; or:
-        n_trajectories: Exactly this number of trajectories. Give one of the two.
-        shard_size: Timesteps that each file has at least.
-        resume: Whether to continue with what the folder holds. A new folder may be resumed, too, and a finished one
-            with a larger amount: then it becomes, byte for byte, what one call with that amount writes.
-        provenance: What else identifies the data, by name: anything that JSON can hold. Each file has it, next to the
+        sampler: The sampler, with `order="index"` and workers that run each trajectory by itself. This counts as a
+            single call on the sampler, as `stream` does.
+        folder: The folder, made if missing; its parent directory must exist.
+        n_timesteps: At least this number of timesteps, in whole trajectories; or:
+        n_trajectories: Exactly this number of trajectories. Give either of the two.
+        shard_size: Least number of timesteps in each file.
+        resume: Whether to continue an existing folder. A new folder is accepted, too; a finished folder with a larger
+            amount becomes, byte for byte, the folder of a single call with this amount.
+        provenance: Further identification of the data, by name, in JSON's types. Each file has it, next to the
             sampler's arguments.
-        infos: True for all infos, False for none, or the names of the outermost keys that are written, whichever of
-            `env_infos`, `agent_infos` and `episode_infos` have them.
-        compress: Compress the arrays of each file that this call writes; slower. Files are read alike either way,
-            so an interrupted call may be resumed with another value.
+        infos: True for all infos, False for none, or the names of the outermost keys to write, from `env_infos`,
+            `agent_infos` and `episode_infos` alike.
+        compress: Compress the arrays of each file written by this call; slower. Both kinds of file are read alike, so
+            an interrupted call may be resumed with another value.
         progress: See `Sampler.obtain_samples`.
 
     Returns:
         The complete folder.
 
     Raises:
-        UsageError: An argument cannot work; or the folder holds something else, or was begun with other arguments (a
+        UsageError: An argument is invalid; or the folder holds something else, or was started with other arguments (a
             ValueError).
-        DamagedShardError: A file in the folder is damaged, missing or of another run; names the file.
+        DamagedShardError: A file in the folder is damaged, missing or from another run; names the file.
         UnwritableInfoError: A trajectory has an info that no file can hold: raised when the trajectory arrives.
         StorageError: Another process is writing to the folder; the system cannot lock folders; or the data cannot be
             written.
@@ -116,14 +115,14 @@ def sample_to_folder(
                 try:
                     _write_missing(sampler, writer, path, kept, shown)
                 except UnwritableInfoError:
-                    writer.take_back()  # so that the same folder takes other infos
+                    writer.take_back()  # so that the folder can be resumed with other infos
                     raise
         writer.finish()
         if sampler.agent_version == version:
             sampler.count_as_called()
     done = TrajectoryFolder[ObservationsT, ActionsT](path)
     if was_begun and before:
-        # The sampler goes on as if it had sampled the shards that were there.
+        # The filters must have the statistics of an uninterrupted call, hence those of the shards from earlier calls.
         sampler.put_back_filters(before.merged(before.summaries_of(done.shards)))
     return done
 
@@ -137,9 +136,9 @@ def _amount(n_timesteps: int | None, n_trajectories: int | None) -> Target:
 
 
 def _provenance(sampler: Sampler[Any, Any], given: Mapping[str, Any] | None, kept: KeptInfos) -> dict[str, Any]:
-    """Return what identifies the data, as it is read back; refuse samplers whose calls cannot be resumed."""
+    """Return the identification of the data, as read back; refuse samplers without resumable calls."""
     own = sampler.provenance()
-    own.pop("fingerprints", None)  # of the calls before
+    own.pop("fingerprints", None)  # those are from earlier calls
     if own["order"] != "index":
         raise UsageError('sample_to_folder needs a sampler with order="index": what arrives first cannot be repeated')
     if "staleness" in own:
@@ -158,7 +157,6 @@ def _provenance(sampler: Sampler[Any, Any], given: Mapping[str, Any] | None, kep
 def _write_missing(
     sampler: Sampler[Any, Any], writer: ShardWriter, path: Path, kept: KeptInfos, shown: Display
 ) -> None:
-    """Write the shards that are missing."""
     manifest = writer.begun
     compared = frozenset[str]()
     before = writer.n_timesteps, writer.n_trajectories
@@ -176,12 +174,12 @@ def _write_missing(
                 compared |= batch.fingerprints
                 _compare(sampler, path, manifest.fingerprints, batch.fingerprints)
             writer.write(batch)
-            del batch  # so that its memory is free while the next shard arrives
+            del batch  # releases its memory while the next shard arrives
             shown.update(lambda: (writer.n_timesteps, writer.n_trajectories), complete=not writer.missing)
 
 
 def _compare(sampler: Sampler[Any, Any], path: Path, earlier: frozenset[str], found: frozenset[str]) -> None:
-    """Compare how the workers compute with how those did that wrote the folder."""
+    """Compare the workers' fingerprints with those in the folder."""
     mode, text = sampler.fingerprint, _sampled_elsewhere(str(path), earlier, found)
     if text and mode == "error":
         raise UsageError(text)
@@ -190,6 +188,6 @@ def _compare(sampler: Sampler[Any, Any], path: Path, earlier: frozenset[str], fo
 
 
 def _sampled_elsewhere(place: str, there: Collection[str], here: Iterable[str]) -> str:
-    """Describe which fingerprints are new to a folder; "" if each agrees with one of its own, or it has none."""
+    """Return the warning about fingerprints that agree with none in the folder; "" if all agree, or it has none."""
     strangers = [bits for bits in sorted(here) if there and not any(agree(bits, other) for other in there)]
     return _ELSEWHERE.format(place, " and ".join(sorted(there)), " and ".join(strangers)) if strangers else ""
