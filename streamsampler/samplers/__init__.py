@@ -1,4 +1,4 @@
-"""Samplers: the calls that return trajectories, and the processes behind them.
+"""Samplers: the calls that return trajectories, and the processes that run them.
 
 `Sampler` documents each argument and each call. `MultiprocessingSampler` has its workers in processes, `LocalSampler`
 in the calling process, `RaySampler` on a cluster. The guide is `streamsampler/docs/sampling.md`,

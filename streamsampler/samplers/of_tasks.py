@@ -1,4 +1,4 @@
-"""Give a sampler several tasks: an environment and an agent for each, which all workers run."""
+"""A sampler's arguments for several tasks, each with its own environment and perhaps agent, shared by all workers."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from streamsampler.workers.resets import ResetOptions, Resets, streamed_resets
 
 Item = TypeVar("Item")
 OPEN_ENVS = 2
-"""Of how many tasks a worker has environments, unless it is said."""
+"""Default number of tasks for which a worker has environments."""
 
 
 @suggesting()
 class OfTasks(Generic[Item]):
-    """Give each task its own item: for `envs`, and for `agents` where the tasks have agents of their own.
+    """Give each task its own item: for `envs`, and for `agents` if the tasks have different agents.
 
-    Internal: evaluations of suites are made of it. A sampler that is made with it has one call, `task_stream`.
+    Internal, for evaluations of suites. A sampler made with it has a single call, `task_stream`.
 
     Args:
-        items: One item for each task, in any form that samplers take, but for `PerWorker` and lists.
-        names: The tasks' names, which errors have; None for their numbers.
-        open_envs: Of how many tasks a worker has environments at most, at least 1: they are made at the first ticket of
-            a task, after those of the task used least recently were closed.
+        items: An item for each task, in any form accepted by samplers except `PerWorker` and lists.
+        names: The tasks' names, for errors; None for their numbers.
+        open_envs: Largest number of tasks for which a worker has environments at a time, at least 1. They are made at
+            the first ticket of a task, after those of the task used least recently were closed.
 
     Attributes:
         items: The items, a tuple.
@@ -35,7 +35,7 @@ class OfTasks(Generic[Item]):
         open_envs: The same.
 
     Raises:
-        UsageError: There is no item, the names are not as many, two are equal, or `open_envs` is less than 1.
+        UsageError: No item is given, the number of names differs, two names are equal, or `open_envs` is less than 1.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class OfTasks(Generic[Item]):
 
     @property
     def tasks(self) -> list[TaskName]:
-        """The tasks."""
+        """The tasks' numbers and names."""
         return [TaskName(number, name) for number, name in enumerate(self.names)]
 
 
@@ -80,8 +80,8 @@ class TaskRun:
 
     Attributes:
         task: The task's number.
-        first: The task's own index of the first one.
-        n: How many, at least 1.
+        first: The first trajectory's index within the task.
+        n: Number of trajectories, at least 1.
     """
 
     task: int
@@ -92,18 +92,18 @@ class TaskRun:
 def sections_of(
     runs: Sequence[TaskRun], tasks: Sequence[TaskName], block: int, to_check: Set[int], *, whole: bool = False
 ) -> Sections:
-    """Return the sections of a call for runs, one after the other.
+    """Return the sections of a call for runs, in their order.
 
     Args:
         runs: The runs.
         tasks: All tasks.
-        block: How many consecutive trajectories of a task are run together.
-        to_check: The numbers of the tasks whose environments are to be checked.
-        whole: Whether runs end with a whole block, too: a sampler of one task goes on with further trajectories where
-            some are left out, and these are in that block.
+        block: Number of consecutive trajectories of a task that are run together.
+        to_check: The numbers of the tasks with environments still to be checked.
+        whole: Whether runs must also end with a whole block: dropped trajectories of a sampler of a single task would
+            be replaced by the next ones, from this block.
 
     Raises:
-        UsageError: There is no run, or one that cannot be.
+        UsageError: No run is given, or a run is invalid.
     """
     if not runs:
         raise UsageError("there are no runs: there is nothing to sample")
@@ -136,12 +136,12 @@ def _task_of(run: TaskRun, tasks: Sequence[TaskName]) -> TaskName:
 
 
 def resets_of(sections: Sections, seeds: Any, reset_options: ResetOptions | None) -> Resets:
-    """Return what is said of the trajectories of sections: by the tasks' own indices, the same for all tasks.
+    """Return the resets for all sections: seeds and options by the tasks' own indices, the same for all tasks.
 
-    They are of agent version 1, whichever call it is: those of a sampler of the task alone.
+    The agent version is 1 in every call, as in a new sampler of the task alone.
 
     Raises:
-        UsageError: An argument cannot work, or there are trajectories that nothing is given for.
+        UsageError: An argument is invalid, or trajectories lack a seed or options.
     """
     given: Resets | None = None
     seeds = tuple(seeds) if isinstance(seeds, Iterable) and not isinstance(seeds, str | bytes) else seeds

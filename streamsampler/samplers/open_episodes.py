@@ -1,4 +1,4 @@
-"""Decide which episodes of fragments go on from one call to the next, and which workers have their environments."""
+"""Which episodes of fragments continue from call to call, and which workers hold their environments."""
 
 from __future__ import annotations
 
@@ -19,41 +19,40 @@ ENDED_FRAGMENTS = (
 
 
 class OpenEpisodes:
-    """The episodes of fragments that go on after a call; whole trajectories in between leave them where they are."""
+    """The open episodes of fragments; calls for whole trajectories in between do not disturb them."""
 
     def __init__(self, n_workers: int, agent_in_force: Callable[[], Any]) -> None:
-        self.ledger: FragmentLedger | None = None  # where the episodes stand; None if none goes on
-        self._agent_in_force = agent_in_force  # returns the payload of the agent; a refused one is not in force
+        self.ledger: FragmentLedger | None = None  # their positions; None without open episodes
+        self._agent_in_force = agent_in_force  # returns the current agent's payload; a refused agent is not current
         self._agent: Any = None  # in the last call for fragments
-        # By worker, the version in which the fragments began that it has environments of; 0 if it has none.
+        # By worker, the version in which the environments that it holds started; 0 without environments.
         self._base_versions = [0] * n_workers
 
     def continue_from(self, ledger: FragmentLedger | None) -> None:
-        """Go on from where the workers of another engine stood."""
         self.ledger, self._agent = ledger, self._agent_in_force()
 
     def resets_of(self, plan: Fragments, resets: Resets | None, updates: Collection[Kind], next_version: int) -> Resets:
-        """Return the options of a call's resets, and whether its episodes go on."""
+        """Return a call's options for resets, with its base version: a new one unless episodes continue."""
         ledger = self.ledger
         base_version = next_version
         if "env" not in updates and ledger is not None and ledger.is_complete and ledger.n_envs == plan.n_envs:
             base_version = ledger.base_version
-        # A copy, because episodes are restored with them later.
+        # A copy, because restored episodes need the options in later calls.
         options = None if resets is None else loads(dumps(resets.options, "reset_options"))
         return Resets(options=options, fragments=order_of(plan, base_version))
 
     def end(self) -> bool:
-        """End the episodes, because the environment is updated; return whether any went on."""
+        """End the episodes because of an `env_update`; return whether there were any."""
         went_on, self.ledger = self.ledger is not None, None
         return went_on
 
     def pass_over(self) -> None:
-        """Let a call for whole trajectories begin: only complete fragments go on after it."""
+        """Drop the episodes before a call for whole trajectories if their last call was incomplete."""
         if self.ledger is not None and not self.ledger.is_complete:
             self.ledger = None
 
     def begin(self, plan: Fragments, resets: Resets, updates: Collection[Kind]) -> None:
-        """Go on with the episodes, or begin others; the resets are those of `resets_of`."""
+        """Continue the episodes, or start others, with the result of `resets_of`."""
         order = resets.fragments
         assert order is not None and not isinstance(resets.options, tuple)  # noqa: PT018 - both for mypy
         if self.ledger is None or self.ledger.base_version != order.base_version:
@@ -71,16 +70,16 @@ class OpenEpisodes:
         return self._agent_in_force() is not self._agent
 
     def going_on(self) -> FragmentLedger | None:
-        """Return the ledger of the episodes that go on, for the workers of another engine; None if none goes on."""
+        """Return the ledger for the workers of another engine, or None without open episodes."""
         if self.ledger is not None and self._has_other_agent:
             self.ledger.replace_agent()
         return self.ledger
 
     def order_for(self, worker: int, plan: GatherPlan) -> tuple[int, FragmentOrder | None]:
-        """Return the base version of the environments that a worker has, and how it restores those that it lacks.
+        """Return the base version of a worker's environments, and the order to restore those it lacks.
 
-        The worker is about to be sent a `Start`. The base version is 0 for none; the order is None if there is nothing
-        to restore.
+        Called before each `Start`. The base version is 0 without environments; the order is None if nothing has to be
+        restored.
         """
         ledger, version = self.ledger, self._base_versions[worker]
         goes_on = version if ledger is not None and ledger.base_version == version else 0
@@ -88,10 +87,10 @@ class OpenEpisodes:
             self._base_versions[worker] = goes_on
             return goes_on, None
         self._base_versions[worker] = ledger.base_version
-        # A worker without its environments is new, or an exception left them in any state.
+        # A worker without its environments is new, or an exception left them in an unknown state.
         order = None if goes_on else ledger.order(worker)
         return goes_on, order if order is not None and order.standings else None
 
     def forget(self, worker: int) -> None:
-        """Record that a worker's environments are gone, or in any state."""
+        """Record that a worker lost its environments, or that their state is unknown."""
         self._base_versions[worker] = 0

@@ -1,6 +1,6 @@
-"""The arguments of samplers as types, and checks of those that go together.
+"""The arguments of samplers as types, and checks of their combinations.
 
-The types are for `from_worker_factory`: without the arguments that the worker factory has.
+The types are for `from_worker_factory`, hence without the worker factory's arguments.
 """
 
 from __future__ import annotations
@@ -34,13 +34,12 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("streamsampler")
 _MUCH = 1 << 28
-"""Bytes of copies of an agent in a worker, from which on that is said."""
+"""Bytes of an agent's copies in a worker from which a warning is logged."""
 
 Inference = Literal["worker", "parent"]
 
 
 def check_inference(inference: Any) -> Inference:
-    """Return where the agent is to be."""
     if inference not in ("worker", "parent"):
         raise UsageError(f'inference must be "worker" or "parent", got {inference!r}')
     return "parent" if inference == "parent" else "worker"
@@ -49,8 +48,8 @@ def check_inference(inference: Any) -> Inference:
 def check_with_agent_here(
     options: Mapping[str, Any], limits: Mapping[str, Any], factory: WorkerFactory | None
 ) -> type[VecWorker]:
-    """Refuse arguments that do not go with an agent in the sampler's process; return the kind of worker it has."""
-    from streamsampler.workers.vec.worker import VecWorker  # samplers with other workers do without its modules
+    """Refuse arguments incompatible with an agent in the sampler's process; return the kind of its worker."""
+    from streamsampler.workers.vec.worker import VecWorker  # here, so that other samplers do not load it
 
     worker_class = options.get("worker_class", DefaultWorker)
     if factory is not None:
@@ -67,7 +66,7 @@ def check_with_agent_here(
 
 
 def refuse_items(agents: Any, envs: Any) -> None:
-    """Refuse an agent or an environment for each worker, or for each task."""
+    """Refuse separate agents or environments for each worker or task."""
     if isinstance(agents, OfTasks) or isinstance(envs, OfTasks):
         raise UsageError('inference="parent" runs one task: use inference="worker", or a sampler for each task')
     for what, given in (("agent", agents), ("environment", envs)):
@@ -80,7 +79,7 @@ def refuse_items(agents: Any, envs: Any) -> None:
 
 
 def _refuse_env_hooks(hooks: Any) -> None:
-    """Refuse the hook of environments that are made: in their processes there are no hooks."""
+    """Refuse the hook called after making an environment: the environments' processes have no hooks."""
     if hasattr(hooks, CREATED):
         raise UsageError(
             f'{CREATED} is not called with inference="parent", where environments are made in other processes: do it '
@@ -89,7 +88,7 @@ def _refuse_env_hooks(hooks: Any) -> None:
 
 
 def groups_for(worker_args: Mapping[str, Any], n_envs: int) -> int:
-    """Return into how many groups rows are parted, asked for in turn; see `streamsampler/docs/vectorised.md`."""
+    """Return the number of groups of rows, served in turn; see `streamsampler/docs/vectorised.md`."""
     n_groups = positive("groups", worker_args.get("groups", 1))
     if n_groups > n_envs:
         raise UsageError(f"groups is {n_groups}, but there are only {n_envs} environments")
@@ -99,10 +98,10 @@ def groups_for(worker_args: Mapping[str, Any], n_envs: int) -> int:
 def refuse_agents(
     traits: Iterable[AgentTraits], environments: Iterable[EnvironmentFacts], worker_class: type[Worker]
 ) -> None:
-    """Refuse agents that a kind of worker cannot ask: asynchronous ones, and those that have `get_actions` alone.
+    """Refuse agents unsuitable for a kind of worker: asynchronous agents, and those with `get_actions` alone.
 
-    A policy that plays several agents needs no `get_action`. Where a worker must make the environment to know how many
-    agents it has, the worker refuses the agent.
+    A policy for several agents needs no `get_action`. If only the worker can count the environment's agents, by making
+    it, the worker refuses the agent.
     """
     is_single = all(each.single for each in environments)
     for each in traits:
@@ -116,7 +115,7 @@ def refuse_agents(
 
 
 def say_size_of_copies(agents: Iterable[Payload | None], in_flight: int) -> None:
-    """Warn, before workers start, where copies of an agent for all trajectories in flight take much memory."""
+    """Warn, before workers start, if the agent's copies for all trajectories in flight take much memory."""
     sizes = [payload.nbytes for payload in agents if payload is not None and payload.about.is_copied]
     total = in_flight * max(sizes, default=0)
     if in_flight > 1 and total >= _MUCH:
@@ -129,7 +128,7 @@ def say_size_of_copies(agents: Iterable[Payload | None], in_flight: int) -> None
 
 
 def processes_for(n_workers: int | None, n_envs: int) -> int:
-    """Return how many processes environments live in; refuse more than there are environments."""
+    """Return the number of processes for environments; refuse more processes than environments."""
     if n_workers is None:
         return min(n_envs, usable_cores())
     if isinstance(n_workers, int) and n_workers > n_envs:
@@ -141,7 +140,7 @@ def processes_for(n_workers: int | None, n_envs: int) -> int:
 
 
 class SamplerOptions(TypedDict, total=False):
-    """What all samplers take; see `Sampler`."""
+    """Arguments of all samplers; see `Sampler`."""
 
     env_kwargs: Mapping[str, Any] | None
     policy_of: PolicyOf | None
@@ -163,7 +162,7 @@ class SamplerOptions(TypedDict, total=False):
 
 
 class AllSamplerOptions(SamplerOptions, total=False):
-    """What all samplers take that make their workers themselves, without a `WorkerFactory`; see `Sampler`."""
+    """Arguments of all samplers made without a `WorkerFactory`; see `Sampler`."""
 
     n_workers: int | None
     seed: int | None
@@ -173,13 +172,13 @@ class AllSamplerOptions(SamplerOptions, total=False):
 
 
 class LimitedSamplerOptions(SamplerOptions, total=False):
-    """What samplers take besides whose workers can be killed; see `MultiprocessingSampler`."""
+    """Arguments of samplers with workers that can be killed; see `MultiprocessingSampler`."""
 
     step_timeout: float | None
 
 
 class ProcessSamplerOptions(LimitedSamplerOptions, total=False):
-    """What `MultiprocessingSampler` takes besides; see there."""
+    """Arguments of `MultiprocessingSampler`."""
 
     engine: EngineName | None
     inference: Inference
@@ -187,7 +186,7 @@ class ProcessSamplerOptions(LimitedSamplerOptions, total=False):
 
 
 class RaySamplerOptions(LimitedSamplerOptions, total=False):
-    """What `RaySampler` takes besides; see there."""
+    """Arguments of `RaySampler`."""
 
     ray_address: str | None
     worker_resources: Mapping[str, Any]
@@ -197,18 +196,18 @@ class RaySamplerOptions(LimitedSamplerOptions, total=False):
 ANY_SAMPLERS_OPTIONS = frozenset().union(
     *(kind.__annotations__ for kind in (AllSamplerOptions, ProcessSamplerOptions, RaySamplerOptions))
 )
-"""The names of what one or the other sampler takes besides agents and environments."""
+"""Names of all samplers' arguments except agents and environments."""
 
 
 def policies_of(agents: Any, policy_of: PolicyOf | None) -> Any:
-    """Return what a sampler was given as `agents`, with `Policies` for dicts of agents by policy name."""
+    """Return `agents` with dicts of agents by policy name replaced by `Policies`."""
     if isinstance(agents, list | PerWorker):
         return PerWorker([with_policies(each, policy_of) for each in agents])
     return with_policies(agents, policy_of)
 
 
 def check_policies(agents: Any, worker_class: type[Worker], filters: Filters) -> tuple[str, ...]:
-    """Refuse arguments that do not go with several policies, or go only with them; return the policies' names."""
+    """Refuse arguments that need several policies, or exclude them; return the policies' names."""
     all_of = [each for each in (agents if isinstance(agents, PerWorker) else [agents]) if isinstance(each, Policies)]
     names = {name for each in all_of for name in each.agents}
     for name, given in (("observation_filter", filters.observation), ("reward_filter", filters.reward)):

@@ -1,4 +1,4 @@
-"""Check the agents and updates that users pass, pickle them once, and describe them, as JSON can hold it."""
+"""Check and pickle the agents and updates passed by users, and describe them in JSON's types."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ _DISTRIBUTIONS = {"stable_baselines3": "stable-baselines3", "sb3_contrib": "sb3-
 
 
 def versions_of(packages: Iterable[str], need: Callable[[str], bool] = lambda _: False) -> dict[str, str]:
-    """Return versions by name: Python, this package, NumPy, Gymnasium, libraries that agents need, and these.
+    """Return versions by name: Python, this package, NumPy, Gymnasium, agents' libraries if needed, and `packages`.
 
-    What else a process has loaded does not matter: files of one run are the same bytes, whichever process writes them.
+    Other loaded libraries are left out: files of a run are the same bytes, whichever process writes them.
     """
     versions = {"python": platform.python_version(), "streamsampler": __version__}
     names = ["numpy", "gymnasium", *filter(need, _OF_AGENTS), *packages]
@@ -60,7 +60,7 @@ def versions_of(packages: Iterable[str], need: Callable[[str], bool] = lambda _:
 
 
 def packages_of(update: EnvUpdate) -> tuple[str, ...]:
-    """Return the top-level packages that an environment comes from, as far as its spec, class or function says."""
+    """Return the top-level packages of an environment, according to its spec, class or function."""
     match update:
         case SpecEnvUpdate(spec=spec):
             return _packages(spec)
@@ -95,19 +95,18 @@ def _version(name: str) -> str | None:
 
 
 class EnvironmentFacts(NamedTuple):
-    """What provenance says of an environment."""
+    """The facts about an environment for provenance and checks."""
 
-    name: str  # its id where there is one, else the name of its class or factory
-    kwargs: dict[str, Any]  # that it is made with, besides those that it is registered with
-    packages: tuple[str, ...]  # that it comes from
-    parameters: dict[str, Any] | None = None  # that are set before each trajectory, as they are shown
-    of_slots: tuple[EnvironmentFacts, ...] = ()  # of several environments of one worker, the facts of each
-    single: bool = False  # whether it has one agent for certain; a callable may make others
-    waits: bool = False  # whether it is asynchronous for certain, likewise
+    name: str  # its id, or else the name of its class or factory
+    kwargs: dict[str, Any]  # its own, besides the registered ones
+    packages: tuple[str, ...]
+    parameters: dict[str, Any] | None = None  # of `SetParameters`, storable
+    of_slots: tuple[EnvironmentFacts, ...] = ()  # the facts of each of several environments of a worker
+    single: bool = False  # whether it certainly has a single agent; unknown for a callable
+    waits: bool = False  # whether it is certainly asynchronous
 
     @classmethod
     def of(cls, update: EnvUpdate) -> EnvironmentFacts:
-        """Return the facts of an environment update."""
         parameters = None
         packages = packages_of(update)
         if update.n_slots is not None:
@@ -123,7 +122,7 @@ class EnvironmentFacts(NamedTuple):
 
 
 def _made_from(update: EnvUpdate) -> Any:
-    """Return what an update makes environments from: a callable, a spec, or an environment; None where unknown."""
+    """Return the callable, spec or environment from which an update makes environments, or None if unknown."""
     match update:
         case NewEnvUpdate():
             return update.factory
@@ -144,7 +143,7 @@ def _kwargs_of(update: EnvUpdate) -> dict[str, Any]:
     spec, registered = update.spec, gymnasium.registry.get(update.spec.id)
     if registered is None:
         return dict(spec.kwargs)
-    # Arrays among them have no truth value: two that are written alike are taken for equal.
+    # Arrays have no truth value: equal repr counts as equal.
     own = {name: value for name, value in spec.kwargs.items() if repr(registered.kwargs.get(name)) != repr(value)}
     if spec.max_episode_steps != registered.max_episode_steps:
         own["max_episode_steps"] = -1 if spec.max_episode_steps is None else spec.max_episode_steps
@@ -155,7 +154,7 @@ def provenance_of(
     setup: WorkerSetup, policy: Policy, order: Order, updates: Updates[Any], version: int, fingerprints: Sequence[str],
     need: Callable[[str], bool],
 ) -> dict[str, Any]:  # fmt: skip
-    """Return what decides about the trajectories of an agent version besides the seed; see `Sampler.provenance`."""
+    """Return the facts that determine an agent version's trajectories besides the seed; see `Sampler.provenance`."""
     environments: list[EnvironmentFacts] = []
     for whole in updates.about("env"):
         for facts in whole.of_slots or (whole,):
@@ -188,7 +187,7 @@ def provenance_of(
 
 
 def name_of_worker(worker_class: type[Worker]) -> str:
-    """Return the name of a kind of worker: of this package's its own, of others with their module."""
+    """Return the name of a kind of worker, with its module unless it is from this package."""
     module, name = worker_class.__module__, worker_class.__qualname__
     return name if module.partition(".")[0] == __package__.partition(".")[0] else f"{module}:{name}"
 
@@ -198,12 +197,12 @@ def shown_name(value: Any) -> str:
     if (name := getattr(value, "__qualname__", None)) is not None:
         return str(name)
     text = repr(value)
-    # What Python prints by itself has an address, which is another one each time.
+    # Python's default repr contains an address, different in each process.
     return text if " at 0x" not in text and len(text) <= 80 else type(value).__qualname__
 
 
 def storable(value: Any) -> Any:
-    """Return a value as JSON can hold it: what JSON has no word for by its name."""
+    """Return a value in JSON's types; other objects are replaced by their names."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
@@ -219,7 +218,7 @@ _KINDS: tuple[UpdateKind, UpdateKind] = ("agent", "parameters")
 
 
 def put_agents(updates: Updates[Payload], agents: Any, n_workers: int, *, held: bool = False) -> None:
-    """Put a sampler's first agents in force; one that is held stays in this process, as it is."""
+    """Store a sampler's first agents; a held agent stays in this process, unpickled."""
     each = items_by_worker(agents)
     if each is None:
         put(updates, "agent", _pickled("agent", agents, "the agent", held=held))
@@ -230,10 +229,7 @@ def put_agents(updates: Updates[Payload], agents: Any, n_workers: int, *, held: 
 
 
 def put(updates: Updates[Any], kind: Kind, payloads: Any, publish: Callable[[Payload], Any] = lambda it: it) -> None:
-    """Put in force what `publish` makes of a payload, or of each worker's (None: nothing changes for it).
-
-    With it goes what each payload is about.
-    """
+    """Store a published payload, or a list with a payload for each worker (None changes nothing), with its facts."""
     if not isinstance(payloads, list):
         updates.put(kind, publish(payloads), payloads.about)
         return
@@ -244,17 +240,17 @@ def put(updates: Updates[Any], kind: Kind, payloads: Any, publish: Callable[[Pay
 def pickled_updates(
     agent_update: Any, env_update: Any, in_force: Updates[Any], *, held: bool = False
 ) -> dict[Kind, Any]:
-    """Pickle the updates of a call, all of them before any is put in force.
+    """Pickle a call's updates, all of them before any is stored.
 
-    By kind they are one payload or a list with one for each worker (None: nothing changes for it). Agents' payloads are
-    about the agents' traits; an agent that is held stays in this process, as it is.
+    By kind, the result is a payload, or a list with a payload for each worker (None changes nothing). Agents' payloads
+    carry the agents' traits; a held agent stays in this process, unpickled.
     """
     updates: dict[Kind, Any] = {}
     traits = in_force.about("agent")
     if agent_update is not None:
         before = in_force.about("parameters") if "parameters" in in_force else (None,) * len(traits)
         if len(set(map(id, traits))) == len(set(map(id, before))) == 1:
-            traits = (traits[0].after(before[0]),) * len(traits)  # one object, by which it is seen that all are alike
+            traits = (traits[0].after(before[0]),) * len(traits)  # the same object marks them as shared
         else:
             traits = tuple(each.after(earlier) for each, earlier in zip(traits, before, strict=True))
         updates |= _agent_updates(agent_update, traits, before, partial(_pickled, held=held))
@@ -270,7 +266,7 @@ def _agent_updates(
     agent_update: Any, traits: Sequence[AgentTraits], before: Sequence[Any],
     pickled: Callable[[UpdateKind, Any, str], Payload],
 ) -> dict[Kind, Any]:  # fmt: skip
-    """Pickle an agent update: a new agent, parameters, or for each worker one of them or neither."""
+    """Pickle a new agent or parameters, or either or None for each worker."""
     if isinstance(agent_update, list):
         _check_agents(agent_update)
     each = items_by_worker(agent_update)
@@ -298,14 +294,14 @@ def _agent_updates(
 
 
 def _over(resolved: tuple[UpdateKind, Any], before: Any) -> tuple[UpdateKind, Any]:
-    """Return what an update does; of policies with what was done to the others before, as parameters are complete."""
+    """Merge an update of some policies into the update before, because parameters must be complete."""
     kind, update = resolved
     merges = isinstance(update, PolicyUpdates) and isinstance(before, PolicyUpdates)
     return (kind, update.over(before)) if merges else resolved
 
 
 def _resolved(update: Any, traits: AgentTraits, worker: int) -> tuple[UpdateKind, Any]:
-    """Return the kind of an update of one worker's agent; None, which changes nothing, counts as parameters."""
+    """Return the kind of a worker's agent update; None, for no change, counts as parameters."""
     if update is None:
         return "parameters", None
     try:
@@ -315,7 +311,7 @@ def _resolved(update: Any, traits: AgentTraits, worker: int) -> tuple[UpdateKind
 
 
 def _check_agents(items: list[Any]) -> None:
-    """Refuse a list that may be one set of parameters: those are often lists of as many arrays as there are workers."""
+    """Refuse a list that may be a single agent's parameters: often as many arrays as there are workers."""
     wrong = next((number for number, item in enumerate(items) if not is_agent(item)), None)
     if items and wrong is None:
         return
@@ -327,19 +323,19 @@ def _check_agents(items: list[Any]) -> None:
 
 
 def facts_in(payloads: Any) -> list[Any]:
-    """Return what is known of the new agents or environments of an update: of one payload, or one for each worker."""
+    """Return the facts of an update's payload or payloads."""
     return [it.about for it in (payloads if isinstance(payloads, list) else [payloads]) if it is not None]
 
 
 def makes_environment(env_update: Any) -> bool:
-    """Whether an `env_update` may make another environment for worker 0, and not only set its task."""
+    """Whether an `env_update` may make another environment for worker 0, instead of setting its task."""
     items = items_by_worker(env_update)
     update = env_update if items is None else items[0]
     return update is not None and not isinstance(update, SetTaskUpdate)
 
 
 def on_environments(env_update: Any, updates: Updates[Any], engine: Engine) -> Any:
-    """Return an `env_update` whose SetParameters all have an environment: where they have none, the one in force."""
+    """Return an `env_update` in which each `SetParameters` has an environment, by default the current one."""
 
     def on(item: Any, worker: int) -> Any:
         if not isinstance(item, SetParameters) or item.has_environment:
@@ -352,16 +348,16 @@ def on_environments(env_update: Any, updates: Updates[Any], engine: Engine) -> A
     if each is None and isinstance(env_update, SetParameters):
         return PerWorker([on(env_update, worker) for worker in range(len(handles))])
     if each is None or len(each) != len(updates.of_workers("env")):
-        return env_update  # it may be refused later
+        return env_update  # its length is checked later
     return PerWorker([on(item, worker) for worker, item in enumerate(each)])
 
 
 def pickled_environments(
     given: Any, n_workers: int, name: str, what: str, check: Callable[[Any], EnvUpdate], *, none_is_none: bool = False
 ) -> Any:
-    """Return environments pickled: one payload, or a list with one for each worker, each with its facts.
+    """Return environments as a payload, or a list with a payload for each worker, with their facts.
 
-    Errors call the argument by its name, and an item what it is; `check` makes an update of an item, or raises.
+    `name` is the argument and `what` an item in errors; `check` makes an update of an item, or raises.
     """
 
     def of_worker(item: Any) -> EnvUpdate:
@@ -378,13 +374,13 @@ def pickled_environments(
 
 
 def are_asynchronous(environments: Any) -> bool:
-    """Return whether one of the pickled environments of a sampler certainly is asynchronous."""
+    """Return whether any of a sampler's pickled environments is certainly asynchronous."""
     given = environments if isinstance(environments, list) else [environments]
     return any(payload is not None and payload.about.waits for payload in given)
 
 
 def check_side_by_side(environments: Any, name: str, factory: WorkerFactory) -> None:
-    """Refuse several environments for one worker that does not run just as many side by side."""
+    """Refuse several environments for a worker unless it runs exactly as many side by side."""
     for payload in environments if isinstance(environments, list) else [environments]:
         n = 0 if payload is None else len(payload.about.of_slots)
         if not n:
@@ -408,7 +404,7 @@ def _pickled_environment(update: EnvUpdate, what: str) -> Payload:
 
 
 def _pickled(kind: UpdateKind, given: Any, what: str, *, held: bool = False) -> Payload:
-    """Pickle an agent, with its traits, or parameters; an agent that is held stays as it is."""
+    """Pickle an agent with its traits, or parameters; a held agent stays unpickled."""
     if kind == "agent":
         agent = as_agent(given)
         return HeldPayload.of(agent, traits_of(agent)) if held else replace(dumps(agent, what), about=traits_of(agent))

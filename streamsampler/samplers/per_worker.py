@@ -17,7 +17,7 @@ Item = TypeVar("Item")
 
 @suggesting()
 class PerWorker(Generic[Item]):
-    """Give each worker its own item: worker w gets item w.
+    """Give each worker its own item: worker w receives item w.
 
     For `agents`, `envs`, `agent_update` and `env_update`. For example::
 
@@ -25,21 +25,20 @@ class PerWorker(Generic[Item]):
         sampler.obtain_samples(1000, agent_update=PerWorker([(weights_0, bias_0), (weights_1, bias_1)]))
         sampler.obtain_samples(1000, agent_update=PerWorker([None, bold]))  # changes nothing for worker 0
 
-    A bare list means the same for `agents`, `envs` and `env_update`, and for `agent_update` where every item is an
-    agent. Any other list is an error there, because a list of arrays may as well be one set of parameters.
+    A plain list means the same in `agents`, `envs` and `env_update`, and in `agent_update` if every item is an agent.
+    Any other list is an error, because a list of arrays could also be the parameters of a single agent.
 
-    Trajectory i of a batch belongs to worker `i % n_workers`; so with different items, results depend on the number of
+    Trajectory i of a batch belongs to worker `i % n_workers`, so with different items results depend on the number of
     workers.
 
     Args:
-        items: One item for each worker. In an update, None changes nothing for that worker.
+        items: An item for each worker. In an update, None changes nothing for its worker.
 
     Attributes:
         items: The items, a tuple.
 
     Raises:
-        UsageError: The items are in no order, as those of a dict or a set, or are the characters of a string (a
-            ValueError).
+        UsageError: The items have no order, as in a dict or a set, or are the characters of a string (a ValueError).
     """
 
     def __init__(self, items: Iterable[Item]) -> None:
@@ -61,18 +60,18 @@ class PerWorker(Generic[Item]):
 
 
 Agents: TypeAlias = AgentLike | PerWorker[Any] | OfTasks[Any] | Sequence[AgentLike] | Mapping[str, AgentLike]
-"""One agent for all workers, or one for each; or several, by policy name."""
+"""An agent for all workers, or an agent for each; or several, by policy name."""
 
 Envs: TypeAlias = EnvLike | PerWorker[Any] | OfTasks[Any] | Sequence[EnvLike | None]
-"""One environment for all workers, or one for each; in an update, None changes nothing for a worker."""
+"""An environment for all workers, or an environment for each; in an update, None changes nothing for a worker."""
 
 
 def items_by_worker(given: Any) -> list[Any] | None:
-    """Return the items of what was given for each worker, by a `PerWorker` or a list; None if it is for all of them."""
+    """Return the items of a `PerWorker` or a list; None for anything else, which is for all workers."""
     return list(given) if isinstance(given, list | PerWorker) else None
 
 
 def check_length(name: str, items: list[Any], n_workers: int, hint: str = "") -> None:
-    """Check that there is an item for each worker; the error has a hint of what else may have been meant."""
+    """Raise unless each worker has an item; `hint` ends the message, with another possible intention."""
     if len(items) != n_workers:
         raise UsageError(f"{name} has {count(len(items), 'item')}, but there are {count(n_workers, 'worker')}{hint}")

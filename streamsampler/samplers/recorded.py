@@ -1,4 +1,4 @@
-"""Find what was recorded of a trajectory that is to be run again."""
+"""Find the record of a trajectory to replay: its episode, index, resets and seeds."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _OF_AGENTS = (
 def episode_of(
     batch: TrajectoryBatch[Any, Any], one: TrajectoryBatch[Any, Any], *, actions: bool
 ) -> TrajectoryBatch[Any, Any]:
-    """Return what was recorded of a trajectory since its reset: of an episode of fragments, up to its last part.
+    """Return the record of a trajectory since its reset; of an episode of fragments, up to its last part.
 
-    Where recorded actions are replayed, the parts may have been made with several parameters.
+    If recorded actions are replayed, the parts may be from several agent versions.
 
     Raises:
-        UsageError: It began in an earlier call, and an agent is to choose the actions, or a part is missing; or it is a
-            part of an episode of several agents.
+        UsageError: The episode started in an earlier call, and an agent would choose the actions, or a part is missing;
+            or it is a part of an episode of several agents.
     """
     if hasattr(one, "policies") and (one.continued[0] or one.cut[0]):
         raise UsageError(_OF_AGENTS.format(index=int(one.indices[0])))
@@ -79,10 +79,10 @@ def episode_of(
 
 
 def recorded_one(batch: Any, index: int, version: int | None = None) -> TrajectoryBatch[Any, Any]:
-    """Return the trajectory of an index from a batch; the arguments are as in `streamsampler.replay`.
+    """Return the trajectory with an index from a batch; the arguments are those of `streamsampler.replay`.
 
     Raises:
-        UsageError: There is none, or several agent versions have one.
+        UsageError: The index is missing, or several agent versions have it.
     """
     versions, indices = batch.agent_versions, batch.indices
     mine = np.full(len(versions), fill_value=True) if version is None else versions == version
@@ -107,7 +107,7 @@ def recorded_one(batch: Any, index: int, version: int | None = None) -> Trajecto
 def resets_as_recorded(
     reset_options: Options | None, tasks: Sequence[Any] | None, recorded: TrajectoryBatch[Any, Any] | None, version: int
 ) -> Resets | None:
-    """Return what a call said of its trajectories that were recorded; the arguments are those of `replay`."""
+    """Return the resets of a recorded call; the arguments are those of `replay`."""
     given = common_resets(reset_options)
     if tasks is None:
         return given
@@ -119,7 +119,7 @@ def resets_as_recorded(
 
 
 def of_version(recorded: TrajectoryBatch[Any, Any] | None, version: int, values: Sequence[int]) -> dict[int, int]:
-    """Return what a batch has of the trajectories of a version, by their indices."""
+    """Return a batch's `values` for the trajectories of a version, by index."""
     if recorded is None:
         return {}
     rows = zip(recorded.indices.tolist(), recorded.agent_versions.tolist(), values, strict=True)

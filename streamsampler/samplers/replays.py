@@ -1,4 +1,4 @@
-"""Run a sampler's trajectories again, with the agent and the environment that they were sampled with."""
+"""Replay a sampler's trajectories with the agent, environment and options of their call."""
 
 from __future__ import annotations
 
@@ -47,7 +47,6 @@ def replay(
     actions: bool = False,
     video: str | PathLike[str] | None = None,
 ) -> Replay:
-    """Run a trajectory of a sampler again; see `Sampler.replay`."""
     refuse_calls(life.setup.tasks, "a replay")
     version, index = positive("version", version), positive("index", index, least=0)
     if actions:
@@ -87,7 +86,6 @@ def run_again(
     actions: bool,
     video: str | PathLike[str] | None,
 ) -> Replay:
-    """Run a trajectory of any call again; see `LifeOwner.run_again`."""
     setup, store = life.setup.workers, life.session.store
     if updates is None:
         updates = _copied(life, store.latest, actions)
@@ -97,13 +95,13 @@ def run_again(
     n_queues = life.n_workers if store.sampled.differ else 1
     queue, blocks = places_of(origin, index, layout, n_queues)
     if one is not None and store.sampled.differ and one.worker_numbers[0] < life.n_workers:
-        queue = int(one.worker_numbers[0])  # which does not follow from the index alone; see `ExactlyPerWorker`
+        queue = int(one.worker_numbers[0])  # the index alone does not determine it; see `ExactlyPerWorker`
     seeds: dict[int, int] = {}
     if origin.derives_seeds:
         derived, there = TrajectorySeeds(life.seed, version), sorted({*chain(*blocks)})
         seeds = dict(zip(there, (origin.resets or Resets()).seeds_of(derived, there), strict=True))
     seeds |= of_version(recorded, version, () if recorded is None else recorded.seeds)
-    updates.forget("settings")  # it runs in this process
+    updates.forget("settings")  # the replay runs in this process
     contents = {str(kind): payload for kind, payload in updates.missing(queue, {}).items()}
     if one is not None and actions:
         blocks, contents = [range(index, index + 1)], {"env": contents["env"]}
@@ -112,7 +110,7 @@ def run_again(
         origin = replace(origin, cut=origin.cut or bool(one.cut[0]))
         setup = replace(setup, factory=_going_on(setup.factory, len(one.rewards), alone=actions))
     known = [each for each in blocks if seeds.keys() >= {*each}] or blocks[:1]
-    # Of a longer block they are needed if the worker runs such.
+    # For a longer block, only if the worker runs such blocks.
     seeds_of(cut(known[0], index, layout.block), seeds, index)
     rerun = partial(Rerun, setup, contents, version, index, seeds=seeds, worker=queue, resets=origin.resets)
     film = None if video is None else Path(video)
@@ -126,13 +124,13 @@ def _origin_of(
     recorded: TrajectoryBatch[Any, Any] | None,
     last: TrajectoryBatch[Any, Any] | None,
 ) -> Origin:
-    """Return what is known of the call of a trajectory, whose last part was recorded as `last`."""
+    """Return the known facts about a trajectory's call; `last` is the trajectory's last recorded part."""
     session, bits = life.session, frozenset() if recorded is None else recorded.fingerprints
     stops = []
     if version == session.scheduler.sampled_version:
         if session.plan is None or index >= session.plan.first:
             return Origin(*_last_call(life, last), fingerprints=bits)
-        stops.append(session.plan.first)  # with a lag, the call before may have had the same version
+        stops.append(session.plan.first)  # with a lag, the previous call may have had the same version
     if recorded is None:
         return Origin(Streamed(), stop=min(stops, default=None))
     there = recorded.indices[recorded.agent_versions == version]
@@ -141,24 +139,23 @@ def _origin_of(
 
 
 def _last_call(life: SamplerLife, last: TrajectoryBatch[Any, Any] | None) -> tuple[GatherPlan, Resets | None]:
-    """Return what the last call was to obtain, and what it said of resets, for one of its trajectories."""
+    """Return the last call's plan and resets, for any of its trajectories."""
     session = life.session
     plan: GatherPlan = session.plan or Streamed()
     if isinstance(plan, Fragments):
         if last is None:
             raise UsageError(_OF_FRAGMENTS)
-        if session.resets is None or last.continued[0]:  # an earlier call said it
+        if session.resets is None or last.continued[0]:  # an earlier call gave the options
             return Streamed(), None
         return Streamed(), replace(session.resets, fragments=None)
     if life.setup.policy.drops and not plan.fixed:
-        plan = Streamed(plan.first)  # others took the places of those that raised
+        plan = Streamed(plan.first)  # replacements of dropped trajectories have higher indices
     if life.setup.order == "arrival" and isinstance(plan, Exactly):
-        plan = Streamed(plan.first)  # those that arrived first may have any index
+        plan = Streamed(plan.first)  # the first to arrive may have any index
     return plan, session.resets
 
 
 def check_films(life: SamplerLife) -> None:
-    """Check that the sampler's environment can be filmed; see `LifeOwner.check_renders`."""
     refuse_calls(life.setup.tasks, "a film")
     with life.exclusive():
         payload = _published(life, next(iter(life.session.store.latest.payloads(("env",)).values())))
@@ -166,17 +163,17 @@ def check_films(life: SamplerLife) -> None:
 
 
 def _copied(life: SamplerLife, updates: Updates[Any], without_agent: bool) -> Updates[Payload]:
-    """Return updates with payloads in memory of their own; without the agent where another one acts."""
+    """Return updates with payloads in memory of their own, without the agent if another agent acts."""
     copied: Updates[Any] = Updates.of(updates.snapshot(), life.n_workers)
     if without_agent:
         copied.forget("agent")
-    if without_agent or life.setup.holds_agent:  # what is in this process has its parameters, and may have learnt since
+    if without_agent or life.setup.holds_agent:  # the held agent contains its parameters, and may have learnt since
         copied.forget("parameters")
     return copied.mapped(partial(_published, life))
 
 
 def _published(life: SamplerLife, handle: Any) -> Payload:
-    """Return a payload in memory of its own: an engine may use its memory again."""
+    """Return a payload in memory of its own, because an engine may reuse its memory."""
     payload = life.session.engine.published(handle)
     if isinstance(payload, HeldPayload):
         return _copy_of(payload)
@@ -184,7 +181,7 @@ def _published(life: SamplerLife, handle: Any) -> Payload:
 
 
 def _copy_of(payload: HeldPayload) -> Payload:
-    """Return a payload with a copy of an agent that stays here: a replay must not change what it remembers."""
+    """Return a payload with a copy of a held agent, because a replay must not change its memory."""
     try:
         return payload.pickled()
     except SerializationError as error:
@@ -193,7 +190,7 @@ def _copy_of(payload: HeldPayload) -> Payload:
 
 
 def _going_on(factory: WorkerFactory, length: int, *, alone: bool) -> WorkerFactory:
-    """Return a factory of workers that run one timestep more than was recorded, if the trajectory goes on."""
+    """Return a factory of workers that run one timestep beyond the record, if the trajectory continues."""
     limit = min(factory.max_episode_length or length + 1, length + 1)
     if not alone:
         factory = copy.copy(factory)

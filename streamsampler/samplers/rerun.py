@@ -1,4 +1,4 @@
-"""Run one trajectory again in this process, compare it with its record, and say why the two may differ."""
+"""Run a trajectory again in this process, compare it with its record, and give reasons for a difference."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from streamsampler.workers.vec.rows import singles_of
 
 
 def places_of(origin: Origin, index: int, layout: Layout, n_queues: int) -> tuple[int, list[range]]:
-    """Return whose trajectory an index is, and the blocks of indices that it may have run in, the likeliest first."""
+    """Return the queue of an index, and the blocks of indices in which it may have run, most likely first."""
     queue, first = _place_of(origin.plan, index, layout, n_queues)
     blocks = [first]
     if origin.first is not None:
@@ -49,7 +49,7 @@ def places_of(origin: Origin, index: int, layout: Layout, n_queues: int) -> tupl
 
 
 def _place_of(plan: GatherPlan, index: int, layout: Layout, n_queues: int) -> tuple[int, range]:
-    """Return whose trajectory an index is, the number of a queue, and the block of indices that it ran in."""
+    """Return the number of an index's queue, and its block of indices."""
     for number in range(n_queues):
         queue = plan.queue(number, n_queues)
         if index in queue:
@@ -60,13 +60,13 @@ def _place_of(plan: GatherPlan, index: int, layout: Layout, n_queues: int) -> tu
 
 
 def cut(block: range, index: int, size: int) -> range:
-    """Cut a block into blocks of a size, and return the one that has an index."""
+    """Cut a block into blocks of `size`, and return the block with `index`."""
     first = block.index(index) // size * size
     return block[first : first + size]
 
 
 def seeds_of(block: range, seeds: Mapping[int, int], index: int) -> list[int]:
-    """Return the seeds of the trajectories of a block; refuse a block of which some are not known."""
+    """Return the seeds of a block's trajectories; raise if some are unknown."""
     if missing := [other for other in block if other not in seeds]:
         raise UsageError(
             f"trajectory {index} ran together with trajectories {block[0]} to {block[-1]}, and the seeds of {missing} "
@@ -77,7 +77,7 @@ def seeds_of(block: range, seeds: Mapping[int, int], index: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Rerun:
-    """What it takes to run a trajectory again, with all of the block of indices that it ran in."""
+    """A trajectory to run again, with all of its block of indices."""
 
     setup: WorkerSetup
     updates: Mapping[str, Payload]
@@ -93,7 +93,7 @@ class Rerun:
         again: Callable[[TrajectoryBatch[Any, Any]], bool] = lambda _: False,
         take: Callable[[Any, float], None] | None = None,
     ) -> list[TrajectoryBatch[Any, Any]]:
-        """Run the trajectory, film it, and run it once more in the same environment if the first run calls for it."""
+        """Run the trajectory, filmed, and once more in the same environment if `again` returns true for it."""
         engine = LocalEngine(1, partial(self._worker, take), self.setup.seed, threads=self.setup.threads)
         try:
             runs = [self._roll_out(engine, self.version, **self.updates)]
@@ -106,7 +106,7 @@ class Rerun:
         return runs
 
     def _worker(self, take: Callable[[Any, float], None] | None, context: WorkerContext) -> Any:
-        """Make a worker that runs the trajectory's block whatever its ticket, with the seeds that were recorded."""
+        """Make a worker that runs the trajectory's block with the recorded seeds, whatever its ticket."""
         worker: Any = self.setup.for_replay(self.index).make_worker(replace(context, worker_number=self.worker))
         update_env, rollout = worker.update_env, worker.rollout
         film = None if take is None else Film(0, take)
@@ -116,7 +116,7 @@ class Rerun:
                 update_env(update if film is None else FilmedEnvUpdate(lambda: update, film))
 
         def rolled_out(*_: Any) -> Any:
-            # Alone where no other trajectory influences it.
+            # Alone if no other trajectory influences it.
             size = 1 if worker.runs_lanes else self.setup.factory.layout.block
             size = len(self.block) if worker.runs_longer_blocks else size
             indices = cut(self.block, self.index, size)
@@ -158,18 +158,18 @@ _STRANGER = "(not recorded)"
 
 
 def recorded_agents(recorded: TrajectoryBatch[Any, Any]) -> Any:
-    """Return an agent that chooses a trajectory's actions; of several agents, one for each of them."""
+    """Return an agent that repeats a trajectory's actions; for several agents, `Policies` of such agents."""
     if not isinstance(recorded, MultiAgentBatch):
         return _RecordedActions(singles_of(recorded.action_space, recorded.actions))
     agents = {str(it.agent_ids[0]): recorded_agents(it) for each in recorded.policies.values() for it in each}
     known = {agent for each in recorded.policies.values() if each.agents is not None for agent in each.agents.known}
     by_name = {agent: agents.get(agent, NAMED_AGENTS[0]) for agent in sorted(known)}
-    # One that was not there then may appear where the environment does not say which may.
+    # If the environment does not list its possible agents, one without a record may appear.
     return Policies({**by_name, _STRANGER: NAMED_AGENTS[0]}, lambda agent, _: agent if agent in known else _STRANGER)
 
 
 class _RecordedActions:
-    """An agent that chooses recorded actions, whatever it sees, and the last one again after them."""
+    """An agent that returns recorded actions, whatever the observation, then repeats the last action."""
 
     def __init__(self, actions: list[Any]) -> None:
         self._actions = actions
@@ -178,7 +178,7 @@ class _RecordedActions:
     def reset(self, seed: int) -> None:  # noqa: ARG002 - nothing is drawn
         self._next = 0
 
-    def get_action(self, observation: Any) -> tuple[Any, dict[str, Any]]:  # noqa: ARG002 - whatever it sees
+    def get_action(self, observation: Any) -> tuple[Any, dict[str, Any]]:  # noqa: ARG002 - the signature is `Agent`'s
         action = self._actions[min(self._next, len(self._actions) - 1)]
         self._next += 1
         return copy.copy(action), {}
@@ -186,15 +186,15 @@ class _RecordedActions:
 
 @dataclass(frozen=True)
 class Replay:
-    """What came of running a trajectory again. It can be printed.
+    """The result of a replay. It can be printed.
 
     Attributes:
-        trajectory: What was run now, a batch of one trajectory.
-        recorded: What it was compared with; None for nothing.
-        difference: Where the two differ first; None if they do not, or nothing was recorded.
-        reasons: Why they may differ, the likeliest first.
-        notes: What else is to be known, such as that something was not recorded.
-        video: The video file; None where there is none.
+        trajectory: The trajectory of this run, a batch of size 1.
+        recorded: The recorded trajectory, or None.
+        difference: The first difference of the two; None if they are equal, or nothing was recorded.
+        reasons: Possible reasons for the difference, most likely first.
+        notes: Limits of the comparison, such as missing records.
+        video: The video file, or None.
     """
 
     trajectory: TrajectoryBatch[Any, Any]
@@ -206,7 +206,7 @@ class Replay:
 
     @property
     def same(self) -> bool | None:
-        """Whether the trajectory is the recorded one, bit for bit; None where nothing was recorded."""
+        """Whether the trajectory equals the record, bit for bit; None without a record."""
         return None if self.recorded is None else self.difference is None
 
     def __str__(self) -> str:
@@ -229,23 +229,23 @@ class Replay:
 
 @dataclass(frozen=True)
 class Origin:
-    """What is known of the call that a trajectory was recorded in."""
+    """The known facts about the call in which a trajectory was recorded."""
 
     plan: GatherPlan
-    resets: Resets | None = None  # what it said of its trajectories
-    first: int | None = None  # which trajectory may have been its first, so that blocks began there; None if known
-    stop: int | None = None  # from which index on it may have had none, so that its last block was cut; None if known
-    derives_seeds: bool = True  # whether the seeds that were not recorded are the sampler's
-    fingerprints: Collection[str] = ()  # how its workers computed
+    resets: Resets | None = None
+    first: int | None = None  # possible first index, where its blocks started; None if certain
+    stop: int | None = None  # possible end of its indices, where its last block was cut; None if certain
+    derives_seeds: bool = True  # whether missing seeds follow from the sampler's
+    fingerprints: Collection[str] = ()  # of its workers
     versions: Mapping[str, str] | None = None  # of its libraries
-    notes: tuple[str, ...] = ()  # what is not known of it
-    cut: bool = False  # whether what was recorded may have been cut, and the trajectory have gone on
+    notes: tuple[str, ...] = ()  # missing facts
+    cut: bool = False  # whether the record may have been cut, so that the trajectory continued
 
 
 def replayed(
     ways: Sequence[Rerun], one: TrajectoryBatch[Any, Any] | None, origin: Origin, video: Path | None, *, actions: bool
 ) -> Replay:
-    """Run a trajectory again, in one of several ways if it is not known which, and compare it with the recorded one."""
+    """Run a trajectory again, in the first of several possible ways that gives the record, and compare them."""
 
     def difference_of(trajectory: TrajectoryBatch[Any, Any]) -> Difference | None:
         return None if one is None else first_difference(one.unfiltered(), trajectory, prefix=origin.cut)
@@ -254,7 +254,7 @@ def replayed(
         try:
             return not difference_of(way.run()[0])
         except RolloutError:
-            return False  # perhaps in a trajectory that was not sampled
+            return False  # perhaps in a trajectory that was never sampled
 
     rerun = ways[0]
     if video is not None:
@@ -279,7 +279,7 @@ def replayed(
 def _reasons(
     found: Difference, runs: Sequence[TrajectoryBatch[Any, Any]], origin: Origin, *, actions: bool
 ) -> Iterator[str]:
-    """Yield why a trajectory may differ, what is known for sure first."""
+    """Yield reasons for a difference, certain ones first."""
     agent = "" if actions else "the agent or "
     if (hidden := first_difference(*runs)) is not None:
         yield (
@@ -308,7 +308,7 @@ def _reasons(
 
 
 def _usual_reasons(found: Difference, *, actions: bool) -> Iterator[str]:
-    """Yield what usually makes such a difference first."""
+    """Yield the usual reasons for a first difference of this kind."""
     if found.what == "action" and not actions:
         yield (
             "another agent, or other parameters: up to this action all was the same, so the environment is not to blame"

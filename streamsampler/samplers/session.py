@@ -1,4 +1,4 @@
-"""Hold one engine, the scheduler of its workers, and all that outlives an obtaining call."""
+"""An engine, the scheduler of its workers, and all state that outlives an obtaining call."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from streamsampler.workers.resets import Resets
 
 
 class Session:
-    """An engine, the scheduler of its workers, and what they were given."""
+    """The state of a sampler between calls; replaced with its engine after an interrupt."""
 
     def __init__(
         self, engine: Engine, updates: Updates[Any], *, seed: int, order: Order, version: int,
@@ -59,7 +59,7 @@ class Session:
         self.infos_of_files = infos_of_files or InfosOfFiles()
         self.taken_actions = TakenActions(record_taken)
         self.cancelled = False  # whether the engine is closed, or another thread is about to close it
-        self.suspect = False  # whether an interrupt may have come between two steps of the bookkeeping
+        self.suspect = False  # whether an interrupt may have split two steps of bookkeeping
         self.plan: GatherPlan | None = None  # of the last call
         self.resets: Resets | None = None
         self._resets_handle: Any = None
@@ -69,27 +69,27 @@ class Session:
 
     @property
     def is_new(self) -> bool:
-        """Whether no agent version was used up, and workers were sent nothing."""
+        """Whether no agent version is used up, and workers have received nothing."""
         return self.scheduler.version == 0 and self.plan is None and not self.suspect
 
     def continue_from(self, version: int, sampled_version: int, fragments: FragmentLedger | None) -> None:
-        """Let the next call be the one after a version, as if an engine before this one had run that."""
+        """Let the next call follow a version, as if an earlier engine had run that version."""
         self.scheduler.continue_from(version, sampled_version)
         self.episodes.continue_from(fragments)
 
     @property
     def ledger(self) -> FragmentLedger | None:
-        """The ledger of the environments of fragments, in a call for fragments; None in other calls."""
+        """The ledger of fragments' environments, during a call for fragments; otherwise None."""
         return self.episodes.ledger if isinstance(self.plan, Fragments) else None
 
     def set_call(self, plan: GatherPlan, resets: Resets | None, payload: Payload | None) -> None:
-        """Set what the next call is to obtain, and what it says of its trajectories, which is pickled in `payload`."""
+        """Set the next call's plan and resets; `payload` has the resets pickled."""
         self.plan, self.resets = plan, resets
         self._resets_handle = None if payload is None else self.store.publish(payload)
 
     @property
     def can_prefetch(self) -> bool:
-        """Whether workers can begin with anything while no call is under way."""
+        """Whether workers can start on anything between calls."""
         return self.engine.concurrent and not (self.cancelled or self.scheduler.checks.is_exclusive)
 
     def seeds_of(self, version: int, indices: Indices) -> list[int]:
@@ -97,35 +97,35 @@ class Session:
         return (self.resets or Resets()).seeds_of(TrajectorySeeds(self.seed, version), indices)
 
     def _needs(self, package: str, ticket: Ticket) -> bool:
-        """Whether the trajectories of a ticket need a package, as far as that can be seen."""
+        """Whether a ticket's trajectories need a package, as far as visible in pickles."""
         section = None if self.plan is None else self.plan.section_of(ticket.indices)
         return self.store.need(package) if section is None else self.store.task_needs(section.task.number, package)
 
     def check_open(self) -> None:
-        """Raise `ClosedError` if another thread has closed the sampler, and descriptors that are in use here."""
+        """Raise `ClosedError` if another thread closed the sampler, hence descriptors in use here."""
         if self.cancelled:
             raise ClosedError("this sampler was closed while a call was under way")
 
     def launch(self, worker: int) -> None:
-        """Start a new worker in a dead one's place."""
+        """Start a new worker in place of a dead one."""
         self.engine.restart(worker)
         del self.arrivals.absent[worker]
 
     def kill(self, worker: int, *, hangs: bool) -> None:
-        """Kill a worker; of one that hangs, keep the stacks."""
+        """Kill a worker, after storing its stacks if it hangs."""
         if hangs:
             known = self.arrivals.workers[worker]
             known.is_hung, known.stack = True, self.engine.stacks(worker)
         self.engine.kill_worker(worker)
 
     def send(self, worker: int, message: Message) -> None:
-        """Send a worker a message of the scheduler's; a `Start` with all updates that the worker lacks."""
+        """Send a worker a message from the scheduler; a `Start` with all updates that the worker lacks."""
         if isinstance(message, Start):
             message = Start(message.version, message.tickets, check=message.check, **self._contents_for(worker))
         self.engine.send(worker, message)
 
     def _contents_for(self, worker: int) -> dict[str, Any]:
-        """Return what a worker's `Start` carries besides tickets, and record it as sent; see `messages.Start`."""
+        """Return a `Start`'s payloads for a worker, and record them as sent; see `messages.Start`."""
         goes_on, handle = 0, self._resets_handle
         if self.episodes.ledger is not None:
             assert self.plan is not None
@@ -136,33 +136,33 @@ class Session:
         return {**self.store.contents_for(worker, handle), "goes_on": goes_on}
 
     def record_answer(self, worker: int, answer: Answer) -> None:
-        """Record that a worker has answered a ticket."""
+        """Record a worker's answer to a ticket."""
         self.arrivals.workers[worker].reported_timesteps += answer.ran_timesteps
         self.store.record_answer(worker, is_failure=not isinstance(answer, Report))
         if not isinstance(answer, Report) or answer.ended_fragments:
             self.episodes.forget(worker)
 
     def task_of(self, ticket: Ticket) -> TaskName | None:
-        """Return the task of a ticket; None where there is one task, and of tickets of earlier calls."""
+        """Return a ticket's task; None with a single task, and for tickets of earlier calls."""
         if self.plan is None or ticket.version != self.scheduler.ticket_version:
             return None
         section = self.plan.section_of(ticket.indices)
         return None if section is None else section.task
 
     def warn_of(self, remarks: Iterable[tuple[str, str]], task: TaskName | None = None) -> None:
-        """Log warnings, the first of each kind; where there are several tasks, of each task, whose name they have."""
+        """Log the first warning of each kind, or of each kind and task."""
         for kind, text in remarks:
             if (kind, task) not in self._warned_of:
                 self._warned_of.add((kind, task))
                 logger.warning("%s%s", "" if task is None else f"{task}: ", text)
 
     def restore_updates(self, snapshot: Snapshot, accepted: Snapshot | None = None) -> None:
-        """Put updates back in force, because a worker refused the updates since; see `UpdateStore.restore`."""
+        """Undo updates after a worker's refusal; see `UpdateStore.restore`."""
         for worker in self.store.restore(snapshot, accepted):
             self.episodes.forget(worker)
 
     def forget_worker(self, worker: int) -> int:
-        """Forget a dead worker; return how many timesteps the worker ran and reported in no answer."""
+        """Forget a dead worker; return the number of timesteps it ran without reporting them."""
         ran, reported = self.engine.ran_timesteps(worker), self.arrivals.workers[worker].reported_timesteps
         self.arrivals.workers[worker] = LaunchedWorker()
         self.store.forget(worker)
@@ -171,7 +171,7 @@ class Session:
         return max(0, ran - reported)
 
     def take_ran_timesteps(self) -> int:
-        """Return how many timesteps all workers ran, as far as they showed them; 0 after the first time."""
+        """Return the timesteps run by all workers according to their progress words; 0 after the first call."""
         if self._has_counted:
             return 0
         self._has_counted = True
@@ -180,16 +180,15 @@ class Session:
         return self._ran_by_dead + sum(map(self.engine.ran_timesteps, alive))
 
     def mark_suspect(self) -> None:
-        """Let all workers end; the bookkeeping cannot be trusted, for an exception came between two steps."""
+        """Let all workers end: an exception between two steps of bookkeeping left it in doubt."""
         self.suspect = True
         self.engine.begin_end()
 
     def cancel(self) -> None:
-        """Let the call in another thread fail at once; only `close` may be called afterwards."""
+        """Let the call in another thread fail at once; only `close` may follow."""
         self.cancelled = True
         self.engine.kill()
 
     def close(self) -> list[Answered | Logged]:
-        """End the workers; return their last answers and log records."""
         self.cancelled = True
         return self.engine.close(read_answers=not self.suspect)

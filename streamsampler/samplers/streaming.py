@@ -1,8 +1,8 @@
-"""Stream a sampler's trajectories in order, one by one or in portions.
+"""Stream a sampler's trajectories in order, each by itself or in portions.
 
-Each trajectory is the same as if it had arrived alone. Trajectories arrive in chunks, by chance. To assemble a chunk
-and to split it is some ten times as fast as to assemble each of its trajectories; but what the columns of infos
-become is decided over all that is assembled.
+Trajectories arrive in chunks, by chance, but each must be the same as if it had arrived alone. Assembling a chunk and
+splitting it is about ten times as fast as assembling each trajectory; but the columns of infos depend on everything
+assembled together, so this is done for uniform infos only.
 """
 
 from __future__ import annotations
@@ -28,23 +28,22 @@ from streamsampler.samplers.summaries import Summaries, summaries_of
 
 @suggesting()
 class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
-    """The trajectories of one agent version, in order: an iterator, each a batch of one.
+    """The trajectories of an agent version, in order: an iterator over batches of size 1.
 
-    Workers run ahead of the consumer by a bounded number of trajectories. The stream begins with the first trajectory
-    that is asked for. It ends, and the workers stop, after its last trajectory, if it has one, and when it is closed,
-    deleted, or raises; and with the next call on its sampler, after which it raises `SamplerError`. Also a context
-    manager, which closes it.
+    Workers run ahead of the consumer by a bounded number of trajectories. The stream starts with the first request for
+    a trajectory. It ends, and the workers stop, after its last trajectory, when it is closed, deleted, or raises, and
+    with the next call on its sampler; then it raises `SamplerError`. As a context manager it closes itself.
     """
 
     def __init__(self, begin: Callable[[], Call], life: SamplerLife) -> None:
         self._begin, self._life = begin, life
         self._call: Call | None = None
         self._closed = self._iterated = False
-        self._ahead: list[Segment] = []  # what arrived after the portions that were taken
+        self._ahead: list[Segment] = []  # arrived, but beyond the portions returned so far
         self._n_returned = 0
         self._watch: Callable[[int, int], Any] | None = None
         self._interval: float | None = None
-        self._summaries: Iterator[Summaries] = iter(())  # of what was assembled, for filters
+        self._summaries: Iterator[Summaries] = iter(())  # of assembled trajectories, for filters
         self._assembled: Iterator[TrajectoryBatch[Any, Any]] = iter(())
 
     def __next__(self) -> TrajectoryBatch[ObservationsT, ActionsT]:
@@ -78,7 +77,7 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
 
     @property
     def anomalies(self) -> tuple[int, FoundAnomaly | None]:
-        """How many anomalies the trajectories have that it returned so far, and the first one."""
+        """The number of anomalies in the trajectories returned so far, and the first anomaly."""
         if self._call is None:
             return 0, None
         stats = self._call.accounts.stats
@@ -88,9 +87,8 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
         """Let the stream call `watch` while it waits.
 
         Args:
-            watch: Called now and then with the timesteps, unfinished ones included, and the finished trajectories that
-                arrived from the stream so far.
-            interval: At most so many seconds between two calls of `watch`; None for one after each report.
+            watch: Called with the stream's timesteps so far, unfinished ones included, and its finished trajectories.
+            interval: Longest time between two calls of `watch`, in seconds; None for a call after each report.
         """
         self._watch, self._interval = watch, interval
 
@@ -100,16 +98,16 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
             self._watch(*call.so_far())
 
     def take(self, portion: Portion) -> TrajectoryBatch[ObservationsT, ActionsT]:
-        """Return the next trajectories, as many as the portion says, as one batch.
+        """Return the next trajectories, as many as the portion needs, in a single batch.
 
-        The batch does not depend on how its trajectories were spread over reports. Memory holds it twice, and the
+        The batch does not depend on the distribution of trajectories over reports. Memory holds it twice, and the
         bounded number of trajectories that workers run ahead.
 
         Args:
-            portion: How much is missing; not 0.
+            portion: The amount missing; not 0.
 
         Raises:
-            UsageError: The stream was iterated over: that assembles trajectories in chunks, which are in no portion.
+            UsageError: The stream was iterated over: then trajectories are assembled in chunks, outside any portion.
             SamplerError: The stream is closed, a later call has ended it, or no trajectory is left. For other errors
                 see `Sampler.stream`.
         """
@@ -143,7 +141,7 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
             yield self._call
 
     def _cut(self, segments: Sequence[Segment], portion: Portion) -> list[Segment]:
-        """Return what of `segments` meets the portion, and keep what is left of them."""
+        """Return the part of `segments` that the portion needs, and store the rest in `_ahead`."""
         taken: list[Segment] = []
         self._ahead = []
         for segment in segments:
@@ -156,7 +154,7 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
         return taken
 
     def _put_away(self, call: Call, segments: list[Segment]) -> None:
-        """Account for what was left out, and release the memory of what was copied."""
+        """Account for dropped trajectories, and release the memory of copied ones."""
         self._n_returned += sum(segment.stop - segment.start for segment in segments)
         before = None if is_over(call) and not self._ahead else self._n_returned
         call.accounts.add_dropped(segments, call.gathering.result.pop_left_out(before))
@@ -184,7 +182,7 @@ def _check_any(segments: Sequence[Segment]) -> None:
 
 
 def is_over(call: Call) -> bool:
-    """Return whether the last trajectory of a call was taken."""
+    """Return whether the last trajectory of a call was popped."""
     return call.gathering.result.complete and not call.gathering.result.has_spans
 
 
@@ -194,7 +192,7 @@ def trajectories_of(call: Call, segments: list[Segment]) -> Iterable[TrajectoryB
         try:
             return call.batches.make(segments)
         except DataError:
-            pass  # two of them do not go together in a batch, which they need not
+            pass  # two of them cannot share a batch, and need not
     return [
         call.batches.make([_slice_of(segment, position, position + 1)])
         for segment in segments
@@ -211,6 +209,5 @@ def _are_uniform(segments: Sequence[Segment]) -> bool:
 
 
 def _slice_of(segment: Segment, start: int, stop: int) -> Segment:
-    """Return the trajectories of a segment from position `start` to `stop` of its delivery."""
     first = start - segment.start
     return Segment(segment.delivery, start, stop, segment.indices[first : first + stop - start])

@@ -1,4 +1,4 @@
-"""Summarise the trajectories that calls return, and merge the summaries into a sampler's filters."""
+"""Summaries of returned trajectories, merged into a sampler's filters."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from streamsampler.data.segments import Segment
 class Summaries(NamedTuple):
     """Summaries of consecutive trajectories of one report."""
 
-    pickled: bytes  # those of all its trajectories: see `Filters.summaries`
-    start: int  # the position of the first one among them
+    pickled: bytes  # of all the report's trajectories; see `Filters.summaries`
+    start: int
     stop: int
 
 
 def summaries_of(segments: Sequence[Segment], *, each: bool = False) -> list[Summaries]:
-    """Return the summaries of the trajectories of segments, or those of `each` by themselves; none without filters."""
+    """Return the summaries of segments, or, if `each`, of every trajectory; empty without filters."""
     found: list[Summaries] = []
     for delivery, start, stop, _ in segments:
         if pickled := delivery.rollouts.summaries:
@@ -31,6 +31,6 @@ def unpickled(each: Sequence[Summaries]) -> Iterator[tuple[Any, Any]]:
     """Yield the summaries of each trajectory, for `Filters.merged`."""
     pickled, read = b"", list[tuple[Any, Any]]()
     for one in each:
-        if one.pickled is not pickled:  # those of one report follow each other
+        if one.pickled is not pickled:  # a report's summaries are consecutive
             pickled, read = one.pickled, list(zip(*pickle.loads(one.pickled), strict=True))
         yield from read[one.start : one.stop]

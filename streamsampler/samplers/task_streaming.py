@@ -1,4 +1,4 @@
-"""Stream the trajectories of several tasks, which workers share."""
+"""Stream the trajectories of several tasks from shared workers."""
 
 from __future__ import annotations
 
@@ -18,17 +18,16 @@ from streamsampler.samplers.streaming import Stream, is_over, trajectories_of
 
 
 class TaskStream(Stream[Any, Any]):
-    """The trajectories of runs of several tasks, in order: an iterator over batches of one.
+    """The trajectories of runs of several tasks, in order: an iterator over batches of size 1.
 
-    Each is as a stream of its task's own sampler would have it. See `Stream` for when it begins and ends. An error says
-    in its attribute `task` which task it is about. It comes when all trajectories that precede it were returned; what
-    the stream says of tasks then does not depend on timing. Statistics of filters stay as they are.
+    Each equals the trajectory in a stream of the task's own sampler. See `Stream` for start and end. An error has the
+    number of its task in the attribute `task`. It is raised after all trajectories before it were returned, so the
+    attributes do not depend on timing. Statistics of filters do not change.
 
     Attributes:
-        task: The number of the task that the last trajectory is of; -1 before the first one.
-        left_out: By task, the trajectories that were left out, among those that the stream has passed, with the task's
-            own indices. None takes the place of another one.
-        anomalies_of_tasks: By task, how many anomalies the trajectories have that were returned, and the first one.
+        task: The number of the last trajectory's task; -1 before the first trajectory.
+        left_out: By task, the dropped trajectories so far, with the task's own indices, if none replaces them.
+        anomalies_of_tasks: By task, the number of anomalies in returned trajectories, and the first anomaly.
     """
 
     def __init__(self, begin: Callable[[], Call], life: SamplerLife, sections: Sections) -> None:
@@ -38,8 +37,8 @@ class TaskStream(Stream[Any, Any]):
         self.task = -1
         self.left_out: dict[int, list[DroppedTrajectory]] = {number: [] for number in numbers}
         self.anomalies_of_tasks: dict[int, tuple[int, FoundAnomaly | None]] = dict.fromkeys(numbers, (0, None))
-        self._section: Section = sections[0]  # of the chunk
-        self._found: dict[int, Anomaly] = {}  # in the chunk, by the task's own index
+        self._section: Section = sections[0]  # of the current chunk
+        self._found: dict[int, Anomaly] = {}  # in the current chunk, by the task's own index
 
     def __next__(self) -> TrajectoryBatch[Any, Any]:
         trajectory = super().__next__()
@@ -54,13 +53,13 @@ class TaskStream(Stream[Any, Any]):
         return trajectory
 
     def _next_chunk(self) -> Iterable[TrajectoryBatch[Any, Any]]:
-        """Return the next trajectories, all of one section: those of another task may have other spaces."""
+        """Return the next trajectories, all of one section: another task may have other spaces."""
         with self._working() as call:
             while not self._ahead and not is_over(call):
                 try:
                     self._pump(call)
                 except SamplerError:
-                    self._record([], None)  # what precedes the error was returned
+                    self._record([], None)  # everything before the error was returned
                     raise
                 self._ahead = call.batches.pop_segments()
             segments = self._pop_section()
@@ -75,7 +74,7 @@ class TaskStream(Stream[Any, Any]):
         return trajectories
 
     def _assembled_of(self, call: Call, segments: list[Segment]) -> Iterable[TrajectoryBatch[Any, Any]]:
-        """Return the trajectories of a section; an error names its task."""
+        """Return the trajectories of a section; errors have its task's number."""
         try:
             return trajectories_of(call, segments)
         except SamplerError as error:
@@ -83,7 +82,7 @@ class TaskStream(Stream[Any, Any]):
             raise
 
     def _pop_section(self) -> list[Segment]:
-        """Return what has arrived of the section whose turn it is, with its task's own indices."""
+        """Return the arrived segments of the current section, with its task's own indices."""
         if not self._ahead:
             return []
         self._section = section = self._sections.of(self._ahead[0].indices)
@@ -92,7 +91,7 @@ class TaskStream(Stream[Any, Any]):
         return [segment._replace(indices=section.own_indices(segment.indices)) for segment in segments]
 
     def _record(self, segments: list[Segment], n_before: int | None) -> None:
-        """Account for segments, and for what was left out: those that fewer than `n_before` precede, or all."""
+        """Account for segments, and for dropped trajectories with fewer than `n_before` before them (None: all)."""
         assert self._call is not None
         left_out = []
         for one in self._call.gathering.result.pop_left_out(n_before):

@@ -1,4 +1,4 @@
-"""Check and pickle a sampler's first agents and environments: of one task, or of several that its workers share."""
+"""Check, pickle and publish a sampler's first agents and environments, of a single task or of several."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from streamsampler.workers.task_loops import TaskTable
 
 @dataclass(frozen=True)
 class TaskFacts:
-    """What is known of one of several tasks.
+    """The known facts about a task.
 
     Attributes:
         name: Its number and its name.
         agent: The traits of its agent.
-        environment: What provenance says of its environment.
-        policy_names: The names of several policies; none where there is one agent.
+        environment: The facts about its environment.
+        policy_names: Names of several policies; empty with a single agent.
     """
 
     name: TaskName
@@ -53,7 +53,7 @@ class TaskFacts:
 
     @property
     def updates(self) -> Updates[Any]:
-        """The facts as those of the updates of a sampler of this task alone."""
+        """The facts, in the form of updates of a sampler of this task alone."""
         updates: Updates[Any] = Updates(1)
         updates.put("agent", (), self.agent)
         updates.put("env", (), self.environment)
@@ -65,10 +65,10 @@ class GivenUpdates:
     """A sampler's first agents and environments, checked and pickled.
 
     Attributes:
-        updates: The updates in force from the beginning.
-        factory: Makes the workers that can run them.
-        policy_names: The names of several policies; none where there is one agent.
-        tasks: The tasks, where there are several.
+        updates: The first updates.
+        factory: The factory of workers that can run them.
+        policy_names: Names of several policies; empty with a single agent.
+        tasks: The tasks; empty with a single task.
     """
 
     updates: Updates[Payload]
@@ -79,15 +79,15 @@ class GivenUpdates:
 
 @dataclass
 class Checking:
-    """What a sampler's agents and environments are checked by.
+    """The context in which a sampler's agents and environments are checked.
 
     Attributes:
-        factory: Makes workers of the kind that was asked for.
-        worker_class: That kind.
+        factory: The factory of workers of the requested kind.
+        worker_class: This kind.
         filters: The sampler's filters.
         policy_of: See `Sampler`.
         env_kwargs: See `Sampler`.
-        holds_agent: Whether the agent stays in this process, as it is.
+        holds_agent: Whether the agent stays in this process, unpickled.
     """
 
     factory: WorkerFactory
@@ -96,13 +96,13 @@ class Checking:
     policy_of: PolicyOf | None
     env_kwargs: Mapping[str, Any] | None
     holds_agent: bool
-    _pickled: dict[int, Payload] = field(default_factory=dict)  # of agents of tasks, by identity
+    _pickled: dict[int, Payload] = field(default_factory=dict)  # the tasks' agents, by identity
 
     def given(self, agents: Any, envs: Any) -> GivenUpdates:
-        """Return what a sampler is given, one of both for all workers or one for each; or for each task.
+        """Return a sampler's agents and environments, checked and pickled, for all workers, each worker, or each task.
 
         Raises:
-            UsageError: Workers of this kind cannot run it; names the task.
+            UsageError: Workers of this kind cannot run them; names the task.
             SerializationError: An agent or an environment cannot be pickled.
         """
         if isinstance(agents, OfTasks) or isinstance(envs, OfTasks):
@@ -155,7 +155,7 @@ class Checking:
 
 
 def _common_factory(tasks: Sequence[TaskFacts], of_tasks: Sequence[GivenUpdates]) -> WorkerFactory:
-    """Return what makes the workers of all tasks; refuse tasks that need different kinds."""
+    """Return the factory for all tasks; refuse tasks that need different kinds of worker."""
     first = of_tasks[0].factory
     for task, given in zip(tasks, of_tasks, strict=True):
         if given.factory.worker_class is not first.worker_class:
@@ -169,7 +169,7 @@ def _common_factory(tasks: Sequence[TaskFacts], of_tasks: Sequence[GivenUpdates]
 
 @contextmanager
 def naming(task: TaskName) -> Iterator[None]:
-    """Let errors that are raised inside the block name a task."""
+    """Prefix errors with a task's name."""
     try:
         yield
     except (SamplerError, TypeError) as error:
@@ -182,13 +182,9 @@ def _first(payloads: Sequence[Payload | None]) -> Payload:
     return payloads[0]
 
 
-# ----------------------------------------------------------------------
-# The agents and environments of several tasks, as one update.
-
-
 @dataclass(frozen=True)
 class TaskPayloads:
-    """The pickled agents and environments of several tasks; equal ones are one object.
+    """The pickled agents and environments of several tasks; equal ones are the same object.
 
     Attributes:
         agents: By task.
@@ -202,14 +198,14 @@ class TaskPayloads:
 
     @classmethod
     def of(cls, updates: Sequence[Updates[Payload]], open_envs: int) -> TaskPayloads:
-        """Return those of samplers of each task alone."""
+        """Return the payloads of samplers of each task alone."""
         agents = _each_once([_first(each.of_workers("agent")) for each in updates])
         environments = _each_once([_first(each.of_workers("env")) for each in updates])
         return cls(agents, environments, open_envs)
 
 
 def _each_once(payloads: Sequence[Payload]) -> tuple[Payload, ...]:
-    """Return payloads of which those that are equal are one object."""
+    """Replace equal payloads by the same object."""
     found: dict[bytes, Payload] = {}
     return tuple(found.setdefault(_digest(payload), payload) for payload in payloads)
 
@@ -223,11 +219,11 @@ def _digest(payload: Payload) -> bytes:
 
 @dataclass(frozen=True, eq=False)
 class PublishedTasks:
-    """The handles of the agents and environments of several tasks.
+    """The handles of several tasks' agents and environments.
 
     Attributes:
-        payloads: The handles, in the places of the payloads.
-        table: The handle that messages carry: of a table of all handles.
+        payloads: The handles, in place of payloads.
+        table: The handle sent in messages, of a table of all handles.
     """
 
     payloads: TaskPayloads
@@ -248,7 +244,7 @@ def publish(engine: Engine, payload: Any) -> Any:
 
 
 def published(engine: Engine, handle: Any) -> Any:
-    """Return what was published, in memory of its own; see `Engine.published`."""
+    """Return published payloads, in memory of their own; see `Engine.published`."""
     if not isinstance(handle, PublishedTasks):
         return engine.published(handle)
     return replace(
@@ -264,15 +260,15 @@ def _converted(payloads: Sequence[Any], convert: Callable[[Any], Any]) -> tuple[
 
 
 def needs(engine: Engine, handles: Sequence[Any], package: str) -> bool:
-    """Whether one of some agents and environments needs a package, as far as that can be seen."""
+    """Whether any of these agents and environments needs a package, as far as visible in pickles."""
     return any(refers_to(engine.published(handle), package) for handle in handles)
 
 
 def refuse_calls(tasks: Sequence[TaskFacts], what: str = "this call") -> None:
-    """Refuse what only a sampler of one task can do.
+    """Refuse a call of samplers with several tasks.
 
     Raises:
-        UsageError: There are several tasks.
+        UsageError: The sampler has several tasks.
     """
     if tasks:
         raise UsageError(f"{what} is for samplers of one task, and this one has {count(len(tasks), 'task')}")

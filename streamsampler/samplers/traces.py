@@ -1,4 +1,4 @@
-"""Write what schedulers are asked, and what they answer, to the file that `STREAMSAMPLER_TRACE` names."""
+"""Write the schedulers' events and instructions to the file named by the variable `STREAMSAMPLER_TRACE`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,17 @@ _VARIABLE = "STREAMSAMPLER_TRACE"
 
 
 def trace_of_environment() -> SchedulerTrace:
-    """Return a trace that is written to a file if the environment names one; refuse where none can be made."""
+    """Return a trace, written to a file if the variable names one.
+
+    Raises:
+        UsageError: The file cannot be made.
+    """
     name = os.environ.get(_VARIABLE)
     return WrittenTrace(_made_file(name)) if name else SchedulerTrace()
 
 
 def _made_file(name: str) -> str:
-    """Make a file of this name, or of the name with the first number from 2 on that no file has."""
+    """Make a file of this name, or, if it exists, of the name with the first free number from 2 on."""
     path, numbers = name, count(2)
     while os.path.exists(path):
         path = f"{name}.{next(numbers)}"
@@ -33,7 +37,7 @@ def _made_file(name: str) -> str:
 
 
 class WrittenTrace(SchedulerTrace):
-    """A trace that is in a file as well, from the first call on."""
+    """A trace that is also in a file, from the first call on."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
@@ -41,7 +45,7 @@ class WrittenTrace(SchedulerTrace):
         self._has_begun = False
 
     def begin_part(self, state: object) -> None:
-        """Begin a part; the file has only one."""
+        """Start a part; the file has only one."""
         super().begin_part(state)
         self.calls = self.returned = entries = _WrittenEntries(self._path, self.calls)
         if not self._has_begun:
@@ -50,7 +54,7 @@ class WrittenTrace(SchedulerTrace):
 
 
 class _WrittenEntries:
-    """Keeps entries, and writes each at once, so that a process that is killed loses none."""
+    """Writes each entry at once, so that a killed process loses none."""
 
     def __init__(self, path: str, kept: Entries) -> None:
         self._path, self._kept, self._owner = path, kept, os.getpid()
@@ -60,6 +64,6 @@ class _WrittenEntries:
         self.write(entry)
 
     def write(self, value: object) -> None:
-        if os.getpid() == self._owner:  # a forked process has a sampler that it cannot use, and may end its stream
+        if os.getpid() == self._owner:  # a forked process may end the stream of a sampler that it cannot use
             with open(self._path, "ab", buffering=0) as file:
                 file.write(pickled(value))

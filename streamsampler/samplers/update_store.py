@@ -1,4 +1,4 @@
-"""Publish the updates in force, once for all workers of an engine, and keep them while a worker needs them."""
+"""Publish updates once for all workers of an engine, and hold them while a worker needs them."""
 
 from __future__ import annotations
 
@@ -16,32 +16,31 @@ from streamsampler.workers.logs import levels_here
 
 
 class UpdateStore:
-    """The updates of one engine's workers."""
+    """The updates of an engine's workers, and which of them each worker was sent."""
 
     def __init__(self, engine: Engine, updates: Updates[Any]) -> None:
         self._engine = engine
-        # The latest ones, those that workers are given, which are older with `staleness`, and those of the last call's
-        # trajectories.
+        # `latest`: the last call's updates; `used`: those sent to workers, older than `latest` with `staleness=1`;
+        # `sampled`: those of the last call's trajectories.
         self.latest = self.used = self.sampled = updates
         self._published: dict[int, Any] = updates.payloads()
-        self._may_have_old = False  # whether a payload may be published that is not in force
-        self._serials: list[dict[Kind, int]] = [{} for _ in range(engine.n_workers)]  # of what each worker was sent
-        self._unanswered: list[tuple[Any, ...]] = [()] * engine.n_workers  # the payloads of each worker's last `Start`
+        self._may_have_old = False  # whether a replaced payload may still be published
+        self._serials: list[dict[Kind, int]] = [{} for _ in range(engine.n_workers)]  # by worker, of sent updates
+        self._unanswered: list[tuple[Any, ...]] = [()] * engine.n_workers  # by worker, payloads of its last `Start`
 
     def publish(self, payload: Any) -> Any:
-        """Publish a payload; `unpublish_old` frees it when it is no longer used."""
+        """Publish a payload; `unpublish_old` frees it once it is unused."""
         handle = self._engine.publish(payload)
         self._published[id(handle)] = handle
         self._may_have_old = True
         return handle
 
     def put(self, updates: Mapping[Kind, Any], filters: Filters) -> None:
-        """Put a call's updates and filters in force."""
         latest = self.latest
         for kind, payloads in updates.items():
             put(latest, kind, payloads, self.publish)
         if "env" in updates and any(traits.takes_spaces for traits in latest.about("agent")):
-            # What an agent has made of its spaces must not depend on the spaces before.
+            # The agent's parts made from spaces must not depend on the spaces before.
             latest.repeat("agent")
             latest.repeat("parameters")
         if filters is not self.filters and filters:
@@ -49,13 +48,16 @@ class UpdateStore:
 
     @property
     def filters(self) -> Filters | None:
-        """The filters of the current version; None for none."""
+        """The filters of the current version, or None."""
         return self.latest.about("filters")[0] if "filters" in self.latest else None
 
     def put_settings(self) -> str:
-        """Let workers have this process's settings, and make the log records that it lets through.
+        """Publish this process's settings and log levels for the workers.
 
-        Return torch's default device in this process. A setting that cannot be pickled is a SerializationError.
+        Returns torch's default device in this process.
+
+        Raises:
+            SerializationError: A setting cannot be pickled.
         """
         here = ProcessSettings.of_this_process(), levels_here()
         if "settings" not in self.latest or self.latest.about("settings")[0] != here:
@@ -63,32 +65,32 @@ class UpdateStore:
         return here[0].torch_device
 
     def use(self, snapshot: Snapshot) -> None:
-        """Give workers the updates of a snapshot from now on, whatever is put in force later."""
+        """Send workers the updates of a snapshot from now on, whatever updates follow."""
         self.used = Updates.of(snapshot, self._engine.n_workers)
 
     def agent_of_first_worker(self) -> Any:
-        """Return the payload of the agent in force, of worker 0; None where there are several tasks."""
+        """Return the current agent's payload for worker 0; None with several tasks."""
         return None if self.tasks is not None else self.latest.of_workers("agent")[0]
 
     def need(self, package: str) -> bool:
-        """Whether the agents or the environments in force need a package, as far as that can be seen."""
+        """Whether the current agents or environments need a package, as far as visible in pickles."""
         if (tasks := self.tasks) is not None:
             return needs(self._engine, [*tasks.payloads.agents, *tasks.payloads.environments], package)
         return needs(self._engine, [*self.latest.payloads(("agent", "parameters", "env")).values()], package)
 
     @property
     def tasks(self) -> PublishedTasks | None:
-        """The agents and environments of several tasks; None where there is one task."""
+        """The agents and environments of several tasks; None with a single task."""
         return self.latest.of_workers("tasks")[0] if "tasks" in self.latest else None
 
     def task_needs(self, task: int, package: str) -> bool:
-        """Whether the agent or the environment of a task needs a package, as far as that can be seen."""
+        """Whether a task's agent or environment needs a package, as far as visible in pickles."""
         return self.tasks is not None and needs(self._engine, self.tasks.of_task(task), package)
 
     def contents_for(self, worker: int, resets: Any) -> dict[str, Any]:
-        """Return the payloads of a `Start`, which are kept until its worker has answered.
+        """Return the payloads of a `Start`: the updates that the worker lacks, and the call's published `Resets`.
 
-        They are the updates that the worker lacks, and the published `Resets` of its call.
+        They are held until the worker has answered.
         """
         contents: dict[str, Any] = self.used.missing(worker, self._serials[worker])
         if resets is not None:
@@ -99,28 +101,27 @@ class UpdateStore:
         return contents
 
     def record_answer(self, worker: int, *, is_failure: bool) -> None:
-        """Record that a worker answered a ticket.
+        """Record a worker's answer to a ticket.
 
-        After a failure its agent and its environments may be in any state: its next start brings others.
+        A failure may leave its agent and environments in any state, so its next `Start` brings all updates.
         """
         self._unanswered[worker] = ()
         if is_failure:
             self._serials[worker].clear()
 
     def forget(self, worker: int) -> None:
-        """Forget a dead worker."""
         self._serials[worker], self._unanswered[worker] = {}, ()
 
     def withdraw(self, kind: Kind) -> None:
-        """Take back the latest update of a kind, if there is one."""
+        """Remove the latest update of a kind, if any."""
         self.latest.forget(kind)
         self._may_have_old = True
 
     def restore(self, snapshot: Snapshot, accepted: Snapshot | None = None) -> list[int]:
-        """Put the updates of a snapshot back in force, because a worker refused the updates since.
+        """Return to the updates of a snapshot after a worker refused the updates since.
 
-        Those that agents are known to have taken are `accepted`, for `sampled`. Return the workers that have others,
-        and will be sent theirs anew.
+        `accepted` are updates known to be accepted by agents, for `sampled`. Returns the workers that have other
+        updates and will be sent theirs again.
         """
         self.latest.restore(snapshot)
         self._may_have_old = True
@@ -135,7 +136,7 @@ class UpdateStore:
         return others
 
     def unpublish_old(self) -> None:
-        """Free the payloads that are neither in force nor in an unanswered message."""
+        """Free payloads that are neither current nor in an unanswered message."""
         if not self._may_have_old:
             return
         in_use = {id(handle) for payloads in self._unanswered for handle in payloads}

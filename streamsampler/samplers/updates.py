@@ -1,9 +1,9 @@
-"""Track which agent, parameters and environment are in force, and which of them a worker was not sent yet. Pure.
+"""The current agent, parameters and environment, and which of them a worker still lacks. Pure.
 
-Only the latest of each kind is kept. That is enough, because a new agent makes earlier parameters void, parameters are
-complete, and an environment update does not depend on those before it (see `environments.updates.EnvUpdate`). So a
-worker that was busy during three updates, or was started after them, is brought up to date by one message of bounded
-size.
+Only the latest update of each kind is held. This suffices because a new agent invalidates earlier parameters,
+parameters are complete, and an environment update does not depend on earlier ones (see
+`environments.updates.EnvUpdate`). So a single message of bounded size brings a worker up to date, even if it was busy
+during three updates, or started after them.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _KINDS: tuple[Kind, ...] = ("agent", "parameters", "env", "filters", "settings",
 
 
 class LatestUpdate(NamedTuple):
-    """The latest update of one kind for one worker."""
+    """The latest update of a kind for a worker."""
 
-    serial: int  # another one whenever the payload changes
+    serial: int  # changes with the payload
     payload: Any
-    about: Any  # what the sampler knows of what was pickled
+    about: Any  # the sampler's facts about the pickled object
 
 
 @dataclass(frozen=True)
 class OfWorkers:
-    """The latest updates of one kind: the same one for all workers, or one each."""
+    """The latest updates of a kind: the same for all workers, or one each."""
 
     items: tuple[LatestUpdate, ...]  # by worker
     shared: bool
@@ -42,7 +42,7 @@ Snapshot = dict[Kind, OfWorkers]
 
 
 class Updates(Generic[Payload]):
-    """The updates in force."""
+    """The current updates by kind and worker."""
 
     def __init__(self, n_workers: int) -> None:
         self._n_workers = n_workers
@@ -50,10 +50,9 @@ class Updates(Generic[Payload]):
         self._in_force: dict[Kind, OfWorkers] = {}
 
     def put(self, kind: Kind, payloads: Sequence[Payload | None] | Payload, about: Any = None) -> None:
-        """Put an update in force: one payload, or a list with one for each worker (None: nothing changes for it).
+        """Make an update current: a payload, or a list with a payload for each worker (None changes nothing).
 
-        `about` is what is to be known of what was pickled, for the method of that name; of a list of payloads it is a
-        list.
+        `about` has the facts about the pickled object, for the method `about`; for a list of payloads, a list.
         """
         shared = not isinstance(payloads, list)
         each = payloads if isinstance(payloads, list) else [payloads] * self._n_workers
@@ -76,50 +75,50 @@ class Updates(Generic[Payload]):
             self._in_force["parameters"] = OfWorkers(kept, shared=False)
 
     def forget(self, kind: Kind) -> None:
-        """Take back what is in force of a kind, if anything is."""
+        """Remove the update of a kind, if any."""
         self._in_force.pop(kind, None)
 
     def repeat(self, kind: Kind) -> None:
-        """Let all workers be sent once more what is in force of a kind, if anything is."""
+        """Let all workers be sent the update of a kind again, if any."""
         update = self._in_force.get(kind)
         if update is not None:
             self._serial += 1
             self._in_force[kind] = replace(update, items=tuple(it._replace(serial=self._serial) for it in update.items))
 
     def about(self, kind: Kind) -> tuple[Any, ...]:
-        """Return, by worker, what is known about the updates in force; survives `restore` and `mapped`."""
+        """Return the facts about the updates of a kind, by worker; they survive `restore` and `mapped`."""
         return tuple(it.about for it in self._in_force[kind].items)
 
     def __contains__(self, kind: Kind) -> bool:
         return kind in self._in_force
 
     def of_workers(self, kind: Kind) -> tuple[Payload | None, ...]:
-        """Return the payloads in force of a kind, by worker."""
+        """Return the payloads of a kind, by worker."""
         return tuple(it.payload for it in self._in_force[kind].items)
 
     @property
     def differ(self) -> bool:
-        """Whether workers have agents or environments of their own."""
+        """Whether workers have their own agents or environments."""
         return False in map(_IS_SHARED, self._in_force.values())
 
     def missing(self, worker: int, sent: dict[Kind, int]) -> dict[str, Payload]:
-        """Return the payloads in force that a worker was not sent, and record their serials as sent, by kind."""
+        """Return the payloads that a worker lacks, and record their serials in `sent`, by kind."""
         missing: dict[str, Payload] = {}
         for kind in _KINDS:
             update = self._in_force.get(kind)
             if update is None or sent.get(kind) == update.items[worker].serial:
                 continue
             if kind == "agent":
-                sent.pop("parameters", None)  # a new agent comes without them
+                sent.pop("parameters", None)  # a new agent has its own parameters
             sent[kind], payload, _ = update.items[worker]
             if payload is not None:
                 missing[kind] = payload
         return missing
 
     def structures(self) -> list[Structure]:
-        """Return the structure of each queue of indices: one for all workers, or one for each.
+        """Return the structure of each queue of indices: a single one for all workers, or one for each.
 
-        It is another one whenever the agent or the environment is replaced, which are those of tasks for good.
+        It changes whenever the agent or the environment is replaced; with tasks, never.
         """
         if "tasks" in self._in_force:
             return [()]
@@ -128,27 +127,25 @@ class Updates(Generic[Payload]):
         return [(agents[worker].serial, environments[worker].serial) for worker in range(n_queues)]
 
     def are_in_force(self, worker: int, sent: dict[Kind, int]) -> bool:
-        """Whether no update that a worker was sent has been replaced or taken back."""
+        """Whether every update sent to a worker is still current."""
         updates = [(self._in_force.get(kind), serial) for kind, serial in sent.items()]
         return all(update is not None and update.items[worker].serial == serial for update, serial in updates)
 
     @classmethod
     def of(cls, snapshot: Snapshot, n_workers: int) -> Updates[Any]:
-        """Return updates of which those of a snapshot are in force."""
         updates: Updates[Any] = cls(n_workers)
         updates.restore(snapshot)
         return updates
 
     def snapshot(self) -> Snapshot:
-        """Return what is in force, for `restore`."""
         return dict(self._in_force)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Put back what was in force: a worker refused the updates since."""
+        """Return to a snapshot, after a worker refused the updates since."""
         self._in_force = dict(snapshot)
 
     def payloads(self, kinds: Sequence[Kind] = _KINDS) -> dict[int, Payload]:
-        """Return the payloads in force, by identity."""
+        """Return the current payloads, by identity."""
         return {
             id(it.payload): it.payload
             for kind in kinds
@@ -158,7 +155,7 @@ class Updates(Generic[Payload]):
         }
 
     def mapped(self, convert: Callable[[Payload], Other]) -> Updates[Other]:
-        """Return the same updates with other payloads, for workers that were sent none of them."""
+        """Return the same updates with converted payloads, for workers that received none of them."""
         converted = {key: convert(payload) for key, payload in self.payloads().items()}
         other: Updates[Other] = Updates(self._n_workers)
         for kind, update in self._in_force.items():
