@@ -61,7 +61,6 @@ class CallAccounts:
             self._begun = None
 
     def record(self, event: Logged | EnvsRestored) -> None:
-        """Pass on log records, and count restarted environments."""
         if isinstance(event, Logged):
             handle_records(event.worker, event.records)
         else:
@@ -100,7 +99,6 @@ class CallAccounts:
         arrivals.discard(number)
 
     def count_dead(self, worker: int) -> None:
-        """Count a dead worker's unreported timesteps as lost, and remove its record."""
         self.stats.hangs += self._session.arrivals.workers[worker].is_hung
         self.stats.lost_timesteps += self._session.forget_worker(worker)
 
@@ -111,7 +109,6 @@ class CallAccounts:
                     self.anomalies[indices[anomaly.position - start]] = anomaly
 
     def add_dropped(self, segments: Sequence[Segment], left_out: Sequence[LeftOut]) -> None:
-        """Count dropped trajectories, and record the anomalies of the others."""
         self.add_anomalies(segments)
         if not left_out:
             return

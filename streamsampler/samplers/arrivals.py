@@ -72,14 +72,12 @@ class Arrivals:
         return events.ReportReceived(worker, number, answer, lengths_of(rollouts), agent_steps, n_bytes, memory)
 
     def died(self, event: Died) -> events.WorkerDied:
-        """Return the scheduler's event for a death."""
         worker, engine = event.worker, self._engine
         self.absent[worker] = can_launch = engine.can_restart(worker)
         seen, stack = engine.progress(worker), self.workers[worker].stack
         return events.WorkerDied(worker, seen, event.exitcode, event.why, event.hopeless, stack, can_launch)
 
     def report(self, number: int) -> Report | None:
-        """Return the report with a number, or None if it is a failure."""
         event = self._answers.get(number)
         return event.answer if event is not None and isinstance(event.answer, Report) else None
 
@@ -100,7 +98,6 @@ class Arrivals:
         return copy.deepcopy(spaces)
 
     def discard(self, number: int) -> None:
-        """Release and remove an answer, if present."""
         self.deliveries.pop(number, None)
         if (event := self._answers.pop(number, None)) is not None:
             event.release()

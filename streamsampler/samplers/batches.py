@@ -82,13 +82,11 @@ class BatchMaker:
             self._append()
 
     def segments(self, first: int = 0) -> list[Segment]:
-        """Return the result's segments so far, in order, from number `first` on, except forgotten ones."""
         if self._episodes is not None:
             return self._episodes.segments(first)
         return self._session.arrivals.segments(self._gathering.result.spans(first))
 
     def pop_segments(self) -> list[Segment]:
-        """Return the segments not popped so far, for the consumer of a stream."""
         segments = self._session.arrivals.segments(self._session.scheduler.pop_spans())
         self._session.infos_of_files.check(segments)
         return segments
@@ -99,14 +97,12 @@ class BatchMaker:
         return None if self._ledger is None else self._ledger.ended.count
 
     def note(self) -> str:
-        """Return the progress display's remark about episodes of fragments."""
         if self._ledger is None:
             return ""
         ended = self._ledger.ended
         return f"{count(ended.count, 'episode')}, return {ended.mean_return:.4g}" if ended.count else "no episode ended"
 
     def _append(self) -> None:
-        """Copy the new segments into the growing batch, and release their memory."""
         growing, gathering = self._growing, self._gathering
         first = growing.n_appended
         segments = self.segments(first)
@@ -121,7 +117,6 @@ class BatchMaker:
             self._episodes.forget_segments(first, growing.n_appended)
 
     def final(self) -> TrajectoryBatch[Any, Any]:
-        """Return the batch of the whole result."""
         segments = self.segments(self._growing.n_appended)
         self._spaces_of_taken |= _spaces_by_worker(segments)
         self.summaries += summaries_of(segments)

@@ -94,7 +94,6 @@ class Call:
         self.turn(timeout if limit is None or (timeout is not None and timeout < limit) else limit)
 
     def turn(self, limit: float | None) -> None:
-        """Wait for events, for at most `limit` seconds, and handle them."""
         session, clock = self._session, self._session.clock
         began = clock()
         try:
@@ -120,7 +119,6 @@ class Call:
                 return None
 
     def _launches(self) -> list[LaunchPossible]:
-        """Return the dead workers whose ability to be restarted has changed."""
         absent = self._session.arrivals.absent
         now = {worker: self._engine.can_restart(worker) for worker in absent}
         changed = [
@@ -220,14 +218,12 @@ class Call:
         return min(n_timesteps, gathering.plan.timesteps or n_timesteps), finished
 
     def complete(self) -> TrajectoryBatch[Any, Any]:
-        """Stop the workers, close the accounts and return the batch."""
         self._carry_out(self._scheduler.stop(self._session.clock()))
         batch = self.finished()
         self.returned += self.batches.summaries
         return batch
 
     def finished(self) -> TrajectoryBatch[Any, Any]:
-        """Close the accounts and return the finished prefix; of a complete call, the batch."""
         self.count_the_rest()
         self.accounts.close_with(self.batches.segments())
         self.accounts.stop_clock()
@@ -244,7 +240,6 @@ class Call:
         self._to_do.clear()
 
     def end(self) -> None:
-        """Stop the workers and release all memory, whatever ended the call."""
         self.accounts.stop_clock()
         if self._session.cancelled:
             self._session.arrivals.forget_all()

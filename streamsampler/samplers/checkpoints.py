@@ -41,7 +41,6 @@ Layer = dict[Kind, "tuple[bool, list[Any]] | None"]
 
 
 def _layer(engine: Engine, updates: Updates[Any], kinds: Iterable[Kind]) -> Layer:
-    """Return the current updates of some kinds, with payloads as published by the engine."""
     layer: Layer = dict.fromkeys(kinds)
     for kind, of_workers in updates.snapshot().items():
         if kind in layer:
@@ -64,7 +63,6 @@ def _put(store: UpdateStore, layer: Layer) -> None:
 
 
 def _changed(before: Updates[Any], after: Updates[Any]) -> list[Kind]:
-    """Return the kinds of updates that differ."""
     kinds: tuple[Kind, ...] = (*_AGENTS, "env")
     both = [{kind: it.of_workers(kind) for kind in kinds if kind in it} for it in (before, after)]
     found = [kind for kind in kinds if not _are_one(*(each.get(kind, ()) for each in both))]
@@ -82,7 +80,6 @@ def _own(payload: Payload) -> Payload:
 
 
 def _kind_of(given: Any) -> Any:
-    """Return the name of a filter's class, or the names by policy."""
     if isinstance(given, Mapping):
         return {policy: _kind_of(each) for policy, each in given.items()}
     return None if given is None else type(given).__qualname__
@@ -118,7 +115,6 @@ _KEYS = {
 
 
 def state_of(life: SamplerLife, *, agents: bool) -> dict[str, Any]:
-    """Return a sampler's state between two calls; see `Sampler.state_dict`."""
     refuse_calls(life.setup.tasks, "state_dict()")
     with life.exclusive():
         if life.streaming is not None:
@@ -151,13 +147,11 @@ def _layers(life: SamplerLife, agents: bool) -> list[Layer]:
 
 
 def _last_changes(life: SamplerLife) -> Layer:
-    """Return the updates of the last call, for the next batch, in a sampler with a lag."""
     store = life.session.store
     return _layer(life.session.engine, store.latest, _changed(store.sampled, store.latest))
 
 
 def _state(life: SamplerLife) -> dict[str, Any]:
-    """Return the state without the updates."""
     session, filters = life.session, life.filters
     fragments = session.episodes.going_on()
     if session.suspect or fragments is None or not fragments.is_complete:
@@ -199,7 +193,6 @@ def _identity(life: SamplerLife, filters: Filters) -> dict[str, Any]:
 
 
 def load_state(life: SamplerLife, state: Mapping[str, Any]) -> None:
-    """Continue from another sampler's state; see `Sampler.load_state_dict`."""
     refuse_calls(life.setup.tasks, "load_state_dict()")
     with life.exclusive():
         _check_state(life, state)
@@ -297,7 +290,6 @@ class Copied(NamedTuple):
 
 
 def copied(life: SamplerLife) -> Copied:
-    """Return the content of a sampler's copy, for `life_of`."""
     life.check_usable()
     if life.lag is None:
         return Copied(life.setup, life.updates_in_force(), [], _state(life))
@@ -306,7 +298,6 @@ def copied(life: SamplerLife) -> Copied:
 
 
 def life_of(it: Copied, make_engine: Callable[[WorkerSetup], Engine]) -> SamplerLife:
-    """Start the workers of a sampler's copy, and install its state."""
     life = SamplerLife(it.setup, make_engine, it.updates, Filters())
     _install(life, _read(life, it.state, it.layers))
     return life

@@ -128,14 +128,12 @@ def _error_of(fact: ErrorFact, exceptions: Mapping[int, object], seed_of: Callab
 
 
 def _seed_in(incident: Incident, seed_of: Callable[[int], int]) -> str:
-    """Return the seed of a loss among several tasks as the end of a clause, or ""."""
     if incident.task is None or incident.trajectory is None:
         return ""
     return f" (seed {seed_of(incident.trajectory)})"
 
 
 def _in_task(task: TaskName, trajectory: int | None, seed_of: Callable[[int], int]) -> str:
-    """Return the place of an exception among several tasks as the end of a clause."""
     if trajectory is None:
         return f" of {task}"
     return f" in trajectory {trajectory} of {task} (seed {seed_of(trajectory)})"
@@ -188,12 +186,10 @@ def dropped_error(
 
 
 def kernels_error(worker: int, what: str) -> NotReproducibleError:
-    """Return the error for workers with different arithmetic, with one of them as its worker."""
     return NotReproducibleError(what, worker_number=worker, phase=Phase.CHECK, trajectory=None)
 
 
 def unpickled(exception: bytes | None) -> BaseException | None:
-    """Return a pickled exception, or None if there is none or it cannot be unpickled in this process."""
     if exception is None:
         return None
     try:

@@ -34,7 +34,6 @@ _OF_STATE = " in the state that was loaded"
 
 
 def order_of(plan: Fragments, base_version: int, standings: Mapping[int, Standing] | None = None) -> FragmentOrder:
-    """Return a plan's order to a worker, with the checkpoints of the environments it has to restore."""
     return FragmentOrder(plan.n_timesteps, plan.n_envs, base_version, standings or {}, plan.restore_limit)
 
 
@@ -61,7 +60,6 @@ class FragmentLedger:
         return len(self._arrived) == self.n_envs
 
     def begin_call(self, plan: Fragments, options: dict[str, Any] | None, *, agent_is_replaced: bool) -> None:
-        """Start another call for fragments, with its options for resets."""
         self._plan, self._options = plan, options
         self._arrived = set()
         self._earlier, self.ended = {}, EndedEpisodes()
@@ -109,7 +107,6 @@ class FragmentLedger:
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any], plan: Fragments) -> FragmentLedger:
-        """Return the ledger of a saved `state`, with any plan for its environments."""
         ledger = cls(plan, state["base_version"])
         ledger._is_to_be_replaced = state["agent_is_replaced"]
         standings: dict[int, Standing] = {}
@@ -127,11 +124,9 @@ class FragmentLedger:
         return ledger
 
     def group_of(self, trajectory: int) -> int:
-        """Return the index in the plan of the group that runs a trajectory index."""
         return trajectory % self.n_envs // self._plan.n_rows
 
     def order(self, worker: int) -> FragmentOrder:
-        """Return the order to a worker without environments that has to continue its share."""
         standings = self._standings.known(self._plan.envs_of(worker))
         if self._agent_is_replaced:
             for number in standings.keys() - self._arrived:
@@ -165,7 +160,6 @@ class FragmentLedger:
         return self._earlier.get(fragment.number) or self._so_far[fragment.number]
 
     def _add_up(self, rollouts: Rollouts) -> None:
-        """Add the returns and lengths of parts to those of their episodes in earlier calls."""
         with np.errstate(invalid="ignore"):  # rewards may be infinite
             returns, lengths = sums(rollouts.rewards, rollouts.lengths), rollouts.lengths.copy()
         ended = rollouts.terminated | rollouts.truncated
@@ -195,7 +189,6 @@ class EpisodeParts:
         self._taken = 0, 0, 0
 
     def segments(self, first: int = 0) -> list[Segment]:
-        """Return the parts of episodes so far, from number `first` on, except forgotten ones."""
         for segment in self._arrivals.segments(self._result.spans(self._taken[0])):
             self._take(segment)
         return [segment for segment in self._segments[first:] if segment is not None]
@@ -219,11 +212,9 @@ class EpisodeParts:
         self._result.forget_spans(n_taken, n_taken + 1)
 
     def forget_segments(self, first: int, stop: int) -> None:
-        """Forget segments number `first` to `stop` - 1, already copied by the caller."""
         self._segments[first:stop] = [None] * (stop - first)
 
     def fields(self) -> dict[str, Array]:
-        """Return the batch's field `fragments`, except `cut`."""
         return {
             "continued": np.array([continued for _, continued, _ in self._parts], np.bool_),
             "env_numbers": np.array([number for number, _, _ in self._parts], np.int64),

@@ -34,7 +34,6 @@ class InfosOfFiles:
             self.kept = None
 
     def leave_out(self, rollouts: Rollouts) -> None:
-        """Remove unwanted infos from a worker's rollouts."""
         if self.kept is None or self.kept.is_all:
             return
         for each in (rollouts, *(it.rollouts for it in rollouts.policies)):

@@ -32,7 +32,6 @@ def pickled_resets(resets: Resets) -> Payload:
 
 
 def check_staleness(staleness: Any, order: Order, filters: Filters) -> int:
-    """Return the argument `staleness` of samplers; refuse other arguments incompatible with 1."""
     is_number = isinstance(staleness, numbers.Real) and not isinstance(staleness, bool)
     if not is_number or staleness not in (0, 1):
         raise UsageError(f"staleness must be 0 or 1, got {staleness!r}")
@@ -87,14 +86,12 @@ class Lag:
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """Let the next call start fresh: the last call has no batch yet, or never will."""
         self.first = self._prefetched = None
 
     def complete(self, call: Call, session: Session) -> None:
         self.first = call.gathering.result.next if call.version == session.scheduler.version else 0
 
     def prefetch(self, call: Call, session: Session) -> None:
-        """Let workers start on the next batch, after a complete call has ended."""
         store = session.store
         assert session.plan is not None and session.resets is not None  # noqa: PT018 - both for mypy
         if not session.can_prefetch or session.resets.is_fixed:

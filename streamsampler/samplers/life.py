@@ -60,7 +60,6 @@ class SamplerSetup:
 
     @property
     def policy_of_workers(self) -> Policy:
-        """The policy for losses of the engine's workers."""
         if not self.holds_agent:
             return self.policy
         # The worker is in this process: the engine applies time limits to the environments' processes instead.
@@ -141,7 +140,6 @@ class SamplerLife:
                 self._lock.release()
 
     def check_usable(self) -> None:
-        """Raise unless the sampler is open and belongs to this process."""
         if self.is_closed:
             raise ClosedError("this sampler is closed: make another, or call it inside its `with` block")
         if os.getpid() != self._owner:
@@ -152,7 +150,6 @@ class SamplerLife:
 
     @contextmanager
     def call(self, plan: GatherPlan, updates: dict[Kind, Any], resets: Resets | None) -> Iterator[Call]:
-        """Start a call, then end it and account for it, whatever happens."""
         with self.exclusive():
             self.salvaged, version = None, self.session.scheduler.version
             try:
@@ -247,14 +244,12 @@ class SamplerLife:
         self._pending = None
 
     def restart(self, version: int) -> None:
-        """Replace the engine with fresh workers, continuing after an agent version."""
         updates = self.updates_in_force() if self._pending is None else self._pending[0]
         self._pending = updates, version, None
         self._replace_engine()
 
     @property
     def filters(self) -> Filters:
-        """The filters, with statistics of all trajectories returned so far."""
         if self._returned:
             # Cleared only after the merge: a user's `merge` may raise.
             self._filters = self._filters.merged(unpickled(self._returned))
@@ -266,7 +261,6 @@ class SamplerLife:
         self._filters, self._returned = filters, []
 
     def skip_version(self) -> None:
-        """Advance the agent version, for trajectories stored earlier."""
         with self.exclusive():
             self.end_stream()
             last = self.session.scheduler.version
@@ -274,12 +268,10 @@ class SamplerLife:
             self.session.store.sampled = self.session.store.used
 
     def begin_stream(self, plan: GatherPlan, updates: dict[Kind, Any], resets: Resets | None) -> Call:
-        """Start a stream's call, which ends with the next call or with `end_stream`."""
         self.streaming = self._begin(plan, updates, self.stats, resets)
         return self.streaming
 
     def check_streaming(self, call: Call) -> None:
-        """Raise `SamplerError` if a later call has ended a call's stream."""
         self.check_usable()
         if self.streaming is not call:
             raise SamplerError("this stream was ended by a later call on the same sampler")

@@ -52,7 +52,6 @@ class OpenEpisodes:
             self.ledger = None
 
     def begin(self, plan: Fragments, resets: Resets, updates: Collection[Kind]) -> None:
-        """Continue the episodes, or start others, with the result of `resets_of`."""
         order = resets.fragments
         assert order is not None and not isinstance(resets.options, tuple)  # noqa: PT018 - both for mypy
         if self.ledger is None or self.ledger.base_version != order.base_version:
@@ -70,7 +69,6 @@ class OpenEpisodes:
         return self._agent_in_force() is not self._agent
 
     def going_on(self) -> FragmentLedger | None:
-        """Return the ledger for the workers of another engine, or None without open episodes."""
         if self.ledger is not None and self._has_other_agent:
             self.ledger.replace_agent()
         return self.ledger
@@ -92,5 +90,4 @@ class OpenEpisodes:
         return goes_on, order if order is not None and order.standings else None
 
     def forget(self, worker: int) -> None:
-        """Record that a worker lost its environments, or that their state is unknown."""
         self._base_versions[worker] = 0

@@ -66,7 +66,6 @@ def check_with_agent_here(
 
 
 def refuse_items(agents: Any, envs: Any) -> None:
-    """Refuse separate agents or environments for each worker or task."""
     if isinstance(agents, OfTasks) or isinstance(envs, OfTasks):
         raise UsageError('inference="parent" runs one task: use inference="worker", or a sampler for each task')
     for what, given in (("agent", agents), ("environment", envs)):
@@ -128,7 +127,6 @@ def say_size_of_copies(agents: Iterable[Payload | None], in_flight: int) -> None
 
 
 def processes_for(n_workers: int | None, n_envs: int) -> int:
-    """Return the number of processes for environments; refuse more processes than environments."""
     if n_workers is None:
         return min(n_envs, usable_cores())
     if isinstance(n_workers, int) and n_workers > n_envs:
@@ -200,7 +198,6 @@ ANY_SAMPLERS_OPTIONS = frozenset().union(
 
 
 def policies_of(agents: Any, policy_of: PolicyOf | None) -> Any:
-    """Return `agents` with dicts of agents by policy name replaced by `Policies`."""
     if isinstance(agents, list | PerWorker):
         return PerWorker([with_policies(each, policy_of) for each in agents])
     return with_policies(agents, policy_of)

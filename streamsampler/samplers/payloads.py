@@ -60,7 +60,6 @@ def versions_of(packages: Iterable[str], need: Callable[[str], bool] = lambda _:
 
 
 def packages_of(update: EnvUpdate) -> tuple[str, ...]:
-    """Return the top-level packages of an environment, according to its spec, class or function."""
     match update:
         case SpecEnvUpdate(spec=spec):
             return _packages(spec)
@@ -122,7 +121,6 @@ class EnvironmentFacts(NamedTuple):
 
 
 def _made_from(update: EnvUpdate) -> Any:
-    """Return the callable, spec or environment from which an update makes environments, or None if unknown."""
     match update:
         case NewEnvUpdate():
             return update.factory
@@ -154,7 +152,6 @@ def provenance_of(
     setup: WorkerSetup, policy: Policy, order: Order, updates: Updates[Any], version: int, fingerprints: Sequence[str],
     need: Callable[[str], bool],
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the facts that determine an agent version's trajectories besides the seed; see `Sampler.provenance`."""
     environments: list[EnvironmentFacts] = []
     for whole in updates.about("env"):
         for facts in whole.of_slots or (whole,):
@@ -218,7 +215,6 @@ _KINDS: tuple[UpdateKind, UpdateKind] = ("agent", "parameters")
 
 
 def put_agents(updates: Updates[Payload], agents: Any, n_workers: int, *, held: bool = False) -> None:
-    """Store a sampler's first agents; a held agent stays in this process, unpickled."""
     each = items_by_worker(agents)
     if each is None:
         put(updates, "agent", _pickled("agent", agents, "the agent", held=held))
@@ -229,7 +225,6 @@ def put_agents(updates: Updates[Payload], agents: Any, n_workers: int, *, held: 
 
 
 def put(updates: Updates[Any], kind: Kind, payloads: Any, publish: Callable[[Payload], Any] = lambda it: it) -> None:
-    """Store a published payload, or a list with a payload for each worker (None changes nothing), with its facts."""
     if not isinstance(payloads, list):
         updates.put(kind, publish(payloads), payloads.about)
         return
@@ -323,7 +318,6 @@ def _check_agents(items: list[Any]) -> None:
 
 
 def facts_in(payloads: Any) -> list[Any]:
-    """Return the facts of an update's payload or payloads."""
     return [it.about for it in (payloads if isinstance(payloads, list) else [payloads]) if it is not None]
 
 
@@ -374,13 +368,11 @@ def pickled_environments(
 
 
 def are_asynchronous(environments: Any) -> bool:
-    """Return whether any of a sampler's pickled environments is certainly asynchronous."""
     given = environments if isinstance(environments, list) else [environments]
     return any(payload is not None and payload.about.waits for payload in given)
 
 
 def check_side_by_side(environments: Any, name: str, factory: WorkerFactory) -> None:
-    """Refuse several environments for a worker unless it runs exactly as many side by side."""
     for payload in environments if isinstance(environments, list) else [environments]:
         n = 0 if payload is None else len(payload.about.of_slots)
         if not n:

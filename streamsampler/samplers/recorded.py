@@ -107,7 +107,6 @@ def recorded_one(batch: Any, index: int, version: int | None = None) -> Trajecto
 def resets_as_recorded(
     reset_options: Options | None, tasks: Sequence[Any] | None, recorded: TrajectoryBatch[Any, Any] | None, version: int
 ) -> Resets | None:
-    """Return the resets of a recorded call; the arguments are those of `replay`."""
     given = common_resets(reset_options)
     if tasks is None:
         return given
@@ -119,7 +118,6 @@ def resets_as_recorded(
 
 
 def of_version(recorded: TrajectoryBatch[Any, Any] | None, version: int, values: Sequence[int]) -> dict[int, int]:
-    """Return a batch's `values` for the trajectories of a version, by index."""
     if recorded is None:
         return {}
     rows = zip(recorded.indices.tolist(), recorded.agent_versions.tolist(), values, strict=True)

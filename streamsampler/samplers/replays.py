@@ -124,7 +124,6 @@ def _origin_of(
     recorded: TrajectoryBatch[Any, Any] | None,
     last: TrajectoryBatch[Any, Any] | None,
 ) -> Origin:
-    """Return the known facts about a trajectory's call; `last` is the trajectory's last recorded part."""
     session, bits = life.session, frozenset() if recorded is None else recorded.fingerprints
     stops = []
     if version == session.scheduler.sampled_version:
@@ -139,7 +138,6 @@ def _origin_of(
 
 
 def _last_call(life: SamplerLife, last: TrajectoryBatch[Any, Any] | None) -> tuple[GatherPlan, Resets | None]:
-    """Return the last call's plan and resets, for any of its trajectories."""
     session = life.session
     plan: GatherPlan = session.plan or Streamed()
     if isinstance(plan, Fragments):

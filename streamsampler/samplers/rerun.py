@@ -49,7 +49,6 @@ def places_of(origin: Origin, index: int, layout: Layout, n_queues: int) -> tupl
 
 
 def _place_of(plan: GatherPlan, index: int, layout: Layout, n_queues: int) -> tuple[int, range]:
-    """Return the number of an index's queue, and its block of indices."""
     for number in range(n_queues):
         queue = plan.queue(number, n_queues)
         if index in queue:
@@ -66,7 +65,6 @@ def cut(block: range, index: int, size: int) -> range:
 
 
 def seeds_of(block: range, seeds: Mapping[int, int], index: int) -> list[int]:
-    """Return the seeds of a block's trajectories; raise if some are unknown."""
     if missing := [other for other in block if other not in seeds]:
         raise UsageError(
             f"trajectory {index} ran together with trajectories {block[0]} to {block[-1]}, and the seeds of {missing} "
@@ -308,7 +306,6 @@ def _reasons(
 
 
 def _usual_reasons(found: Difference, *, actions: bool) -> Iterator[str]:
-    """Yield the usual reasons for a first difference of this kind."""
     if found.what == "action" and not actions:
         yield (
             "another agent, or other parameters: up to this action all was the same, so the environment is not to blame"

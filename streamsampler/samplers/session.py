@@ -83,17 +83,14 @@ class Session:
         return self.episodes.ledger if isinstance(self.plan, Fragments) else None
 
     def set_call(self, plan: GatherPlan, resets: Resets | None, payload: Payload | None) -> None:
-        """Set the next call's plan and resets; `payload` has the resets pickled."""
         self.plan, self.resets = plan, resets
         self._resets_handle = None if payload is None else self.store.publish(payload)
 
     @property
     def can_prefetch(self) -> bool:
-        """Whether workers can start on anything between calls."""
         return self.engine.concurrent and not (self.cancelled or self.scheduler.checks.is_exclusive)
 
     def seeds_of(self, version: int, indices: Indices) -> list[int]:
-        """Return the seeds of trajectories of the current call."""
         return (self.resets or Resets()).seeds_of(TrajectorySeeds(self.seed, version), indices)
 
     def _needs(self, package: str, ticket: Ticket) -> bool:
@@ -107,12 +104,10 @@ class Session:
             raise ClosedError("this sampler was closed while a call was under way")
 
     def launch(self, worker: int) -> None:
-        """Start a new worker in place of a dead one."""
         self.engine.restart(worker)
         del self.arrivals.absent[worker]
 
     def kill(self, worker: int, *, hangs: bool) -> None:
-        """Kill a worker, after storing its stacks if it hangs."""
         if hangs:
             known = self.arrivals.workers[worker]
             known.is_hung, known.stack = True, self.engine.stacks(worker)
@@ -136,28 +131,24 @@ class Session:
         return {**self.store.contents_for(worker, handle), "goes_on": goes_on}
 
     def record_answer(self, worker: int, answer: Answer) -> None:
-        """Record a worker's answer to a ticket."""
         self.arrivals.workers[worker].reported_timesteps += answer.ran_timesteps
         self.store.record_answer(worker, is_failure=not isinstance(answer, Report))
         if not isinstance(answer, Report) or answer.ended_fragments:
             self.episodes.forget(worker)
 
     def task_of(self, ticket: Ticket) -> TaskName | None:
-        """Return a ticket's task; None with a single task, and for tickets of earlier calls."""
         if self.plan is None or ticket.version != self.scheduler.ticket_version:
             return None
         section = self.plan.section_of(ticket.indices)
         return None if section is None else section.task
 
     def warn_of(self, remarks: Iterable[tuple[str, str]], task: TaskName | None = None) -> None:
-        """Log the first warning of each kind, or of each kind and task."""
         for kind, text in remarks:
             if (kind, task) not in self._warned_of:
                 self._warned_of.add((kind, task))
                 logger.warning("%s%s", "" if task is None else f"{task}: ", text)
 
     def restore_updates(self, snapshot: Snapshot, accepted: Snapshot | None = None) -> None:
-        """Undo updates after a worker's refusal; see `UpdateStore.restore`."""
         for worker in self.store.restore(snapshot, accepted):
             self.episodes.forget(worker)
 

@@ -141,7 +141,6 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
             yield self._call
 
     def _cut(self, segments: Sequence[Segment], portion: Portion) -> list[Segment]:
-        """Return the part of `segments` that the portion needs, and store the rest in `_ahead`."""
         taken: list[Segment] = []
         self._ahead = []
         for segment in segments:
@@ -182,7 +181,6 @@ def _check_any(segments: Sequence[Segment]) -> None:
 
 
 def is_over(call: Call) -> bool:
-    """Return whether the last trajectory of a call was popped."""
     return call.gathering.result.complete and not call.gathering.result.has_spans
 
 

@@ -28,7 +28,6 @@ def summaries_of(segments: Sequence[Segment], *, each: bool = False) -> list[Sum
 
 
 def unpickled(each: Sequence[Summaries]) -> Iterator[tuple[Any, Any]]:
-    """Yield the summaries of each trajectory, for `Filters.merged`."""
     pickled, read = b"", list[tuple[Any, Any]]()
     for one in each:
         if one.pickled is not pickled:  # a report's summaries are consecutive

@@ -74,7 +74,6 @@ class TaskStream(Stream[Any, Any]):
         return trajectories
 
     def _assembled_of(self, call: Call, segments: list[Segment]) -> Iterable[TrajectoryBatch[Any, Any]]:
-        """Return the trajectories of a section; errors have its task's number."""
         try:
             return trajectories_of(call, segments)
         except SamplerError as error:
@@ -82,7 +81,6 @@ class TaskStream(Stream[Any, Any]):
             raise
 
     def _pop_section(self) -> list[Segment]:
-        """Return the arrived segments of the current section, with its task's own indices."""
         if not self._ahead:
             return []
         self._section = section = self._sections.of(self._ahead[0].indices)

@@ -155,7 +155,6 @@ class Checking:
 
 
 def _common_factory(tasks: Sequence[TaskFacts], of_tasks: Sequence[GivenUpdates]) -> WorkerFactory:
-    """Return the factory for all tasks; refuse tasks that need different kinds of worker."""
     first = of_tasks[0].factory
     for task, given in zip(tasks, of_tasks, strict=True):
         if given.factory.worker_class is not first.worker_class:
@@ -169,7 +168,6 @@ def _common_factory(tasks: Sequence[TaskFacts], of_tasks: Sequence[GivenUpdates]
 
 @contextmanager
 def naming(task: TaskName) -> Iterator[None]:
-    """Prefix errors with a task's name."""
     try:
         yield
     except (SamplerError, TypeError) as error:
@@ -198,7 +196,6 @@ class TaskPayloads:
 
     @classmethod
     def of(cls, updates: Sequence[Updates[Payload]], open_envs: int) -> TaskPayloads:
-        """Return the payloads of samplers of each task alone."""
         agents = _each_once([_first(each.of_workers("agent")) for each in updates])
         environments = _each_once([_first(each.of_workers("env")) for each in updates])
         return cls(agents, environments, open_envs)
@@ -230,12 +227,10 @@ class PublishedTasks:
     table: Any
 
     def of_task(self, number: int) -> tuple[Any, Any]:
-        """Return the handles of a task's agent and environment."""
         return self.payloads.agents[number], self.payloads.environments[number]
 
 
 def publish(engine: Engine, payload: Any) -> Any:
-    """Publish a payload, or those of several tasks; see `Engine.publish`."""
     if not isinstance(payload, TaskPayloads):
         return engine.publish(payload)
     agents, environments = (_converted(each, engine.publish) for each in (payload.agents, payload.environments))
@@ -244,7 +239,6 @@ def publish(engine: Engine, payload: Any) -> Any:
 
 
 def published(engine: Engine, handle: Any) -> Any:
-    """Return published payloads, in memory of their own; see `Engine.published`."""
     if not isinstance(handle, PublishedTasks):
         return engine.published(handle)
     return replace(

@@ -24,7 +24,6 @@ def trace_of_environment() -> SchedulerTrace:
 
 
 def _made_file(name: str) -> str:
-    """Make a file of this name, or, if it exists, of the name with the first free number from 2 on."""
     path, numbers = name, count(2)
     while os.path.exists(path):
         path = f"{name}.{next(numbers)}"

@@ -29,7 +29,6 @@ class UpdateStore:
         self._unanswered: list[tuple[Any, ...]] = [()] * engine.n_workers  # by worker, payloads of its last `Start`
 
     def publish(self, payload: Any) -> Any:
-        """Publish a payload; `unpublish_old` frees it once it is unused."""
         handle = self._engine.publish(payload)
         self._published[id(handle)] = handle
         self._may_have_old = True
@@ -48,7 +47,6 @@ class UpdateStore:
 
     @property
     def filters(self) -> Filters | None:
-        """The filters of the current version, or None."""
         return self.latest.about("filters")[0] if "filters" in self.latest else None
 
     def put_settings(self) -> str:
@@ -69,7 +67,6 @@ class UpdateStore:
         self.used = Updates.of(snapshot, self._engine.n_workers)
 
     def agent_of_first_worker(self) -> Any:
-        """Return the current agent's payload for worker 0; None with several tasks."""
         return None if self.tasks is not None else self.latest.of_workers("agent")[0]
 
     def need(self, package: str) -> bool:
@@ -80,11 +77,9 @@ class UpdateStore:
 
     @property
     def tasks(self) -> PublishedTasks | None:
-        """The agents and environments of several tasks; None with a single task."""
         return self.latest.of_workers("tasks")[0] if "tasks" in self.latest else None
 
     def task_needs(self, task: int, package: str) -> bool:
-        """Whether a task's agent or environment needs a package, as far as visible in pickles."""
         return self.tasks is not None and needs(self._engine, self.tasks.of_task(task), package)
 
     def contents_for(self, worker: int, resets: Any) -> dict[str, Any]:
@@ -113,7 +108,6 @@ class UpdateStore:
         self._serials[worker], self._unanswered[worker] = {}, ()
 
     def withdraw(self, kind: Kind) -> None:
-        """Remove the latest update of a kind, if any."""
         self.latest.forget(kind)
         self._may_have_old = True
 

@@ -75,7 +75,6 @@ class Updates(Generic[Payload]):
             self._in_force["parameters"] = OfWorkers(kept, shared=False)
 
     def forget(self, kind: Kind) -> None:
-        """Remove the update of a kind, if any."""
         self._in_force.pop(kind, None)
 
     def repeat(self, kind: Kind) -> None:
@@ -93,16 +92,13 @@ class Updates(Generic[Payload]):
         return kind in self._in_force
 
     def of_workers(self, kind: Kind) -> tuple[Payload | None, ...]:
-        """Return the payloads of a kind, by worker."""
         return tuple(it.payload for it in self._in_force[kind].items)
 
     @property
     def differ(self) -> bool:
-        """Whether workers have their own agents or environments."""
         return False in map(_IS_SHARED, self._in_force.values())
 
     def missing(self, worker: int, sent: dict[Kind, int]) -> dict[str, Payload]:
-        """Return the payloads that a worker lacks, and record their serials in `sent`, by kind."""
         missing: dict[str, Payload] = {}
         for kind in _KINDS:
             update = self._in_force.get(kind)
@@ -145,7 +141,6 @@ class Updates(Generic[Payload]):
         self._in_force = dict(snapshot)
 
     def payloads(self, kinds: Sequence[Kind] = _KINDS) -> dict[int, Payload]:
-        """Return the current payloads, by identity."""
         return {
             id(it.payload): it.payload
             for kind in kinds
@@ -155,7 +150,6 @@ class Updates(Generic[Payload]):
         }
 
     def mapped(self, convert: Callable[[Payload], Other]) -> Updates[Other]:
-        """Return the same updates with converted payloads, for workers that received none of them."""
         converted = {key: convert(payload) for key, payload in self.payloads().items()}
         other: Updates[Other] = Updates(self._n_workers)
         for kind, update in self._in_force.items():
