@@ -28,11 +28,7 @@ def begun(
     """Start a call, for the workers to run.
 
     With a lag, the lag decides which trajectories belong to the batch; without one, the batch has the call's own agent
-    version, from trajectory 0 on.
-
-    Raises:
-        SerializationError: A setting, the options or the tasks cannot be pickled.
-        UsageError: The plan cannot be carried out with these updates.
+    version, from trajectory 0 on. An error leaves the earlier updates in force.
     """
     store, own_version = session.store, session.scheduler.version + 1
     version = own_version if resets is None or resets.version is None else resets.version  # all tasks use version 1

@@ -77,15 +77,7 @@ class Call:
         self._carry_out(instructions)
 
     def pump(self, timeout: float | None = None) -> None:
-        """Sleep until an answer, a death or a deadline, for `timeout` seconds at most; then handle it.
-
-        Raises:
-            RolloutError: User code raised in a worker.
-            WorkerDiedError: A worker died, and the losses exceed `max_restarts`.
-            WorkerHungError: A worker made no progress, and the losses exceed `max_restarts`.
-            ClosedError: Another thread closed the sampler.
-            UnwritableInfoError: Trajectories are for a file, and no file can hold their infos.
-        """
+        """Sleep until an answer, a death or a deadline, for `timeout` seconds at most; then handle it."""
         if self.gathering.result.n_popped != self._n_popped:
             # Trajectories popped by a stream's consumer make room, and may precede a failure.
             self._n_popped = self.gathering.result.n_popped

@@ -290,11 +290,7 @@ class SamplerLife:
                     call.end()
 
     def close(self) -> None:
-        """End the workers and release all resources; may be called twice.
-
-        Raises:
-            RolloutError: Closing an environment raised; all resources are released nevertheless.
-        """
+        """End the workers and release all resources, then raise an environment's error of closing; may be repeated."""
         if self.is_closed and not self._finalizer.alive:
             return
         self.is_closed = True

@@ -19,9 +19,7 @@ OPEN_ENVS = 2
 
 @suggesting()
 class OfTasks(Generic[Item]):
-    """Give each task its own item: for `envs`, and for `agents` if the tasks have different agents.
-
-    Internal, for evaluations of suites. A sampler made with it has a single call, `task_stream`.
+    """Give each task its own environment (`envs`) or agent (`agents`); for samplers with the call `task_stream` alone.
 
     Args:
         items: An item for each task, in any form accepted by samplers except `PerWorker` and lists.
@@ -92,18 +90,10 @@ class TaskRun:
 def sections_of(
     runs: Sequence[TaskRun], tasks: Sequence[TaskName], block: int, to_check: Set[int], *, whole: bool = False
 ) -> Sections:
-    """Return the sections of a call for runs, in their order.
+    """Return the sections of a call for runs, in their order; a task's first section checks its environment if due.
 
-    Args:
-        runs: The runs.
-        tasks: All tasks.
-        block: Number of consecutive trajectories of a task that are run together.
-        to_check: The numbers of the tasks with environments still to be checked.
-        whole: Whether runs must also end with a whole block: dropped trajectories of a sampler of a single task would
-            be replaced by the next ones, from this block.
-
-    Raises:
-        UsageError: No run is given, or a run is invalid.
+    Runs must start with a block, and, if `whole`, end with one: the replacements of dropped trajectories would be the
+    next ones, from this block.
     """
     if not runs:
         raise UsageError("there are no runs: there is nothing to sample")
@@ -139,9 +129,6 @@ def resets_of(sections: Sections, seeds: Any, reset_options: ResetOptions | None
     """Return the resets for all sections: seeds and options by the tasks' own indices, the same for all tasks.
 
     The agent version is 1 in every call, as in a new sampler of the task alone.
-
-    Raises:
-        UsageError: An argument is invalid, or trajectories lack a seed or options.
     """
     given: Resets | None = None
     seeds = tuple(seeds) if isinstance(seeds, Iterable) and not isinstance(seeds, str | bytes) else seeds

@@ -35,11 +35,8 @@ def episode_of(
 ) -> TrajectoryBatch[Any, Any]:
     """Return the record of a trajectory since its reset; of an episode of fragments, up to its last part.
 
-    If recorded actions are replayed, the parts may be from several agent versions.
-
-    Raises:
-        UsageError: The episode started in an earlier call, and an agent would choose the actions, or a part is missing;
-            or it is a part of an episode of several agents.
+    If recorded actions are replayed, the parts may be from several agent versions. Refuses an episode from an earlier
+    call if an agent would choose the actions or a part is missing, and parts of episodes of several agents.
     """
     if hasattr(one, "policies") and (one.continued[0] or one.cut[0]):
         raise UsageError(_OF_AGENTS.format(index=int(one.indices[0])))
@@ -79,11 +76,7 @@ def episode_of(
 
 
 def recorded_one(batch: Any, index: int, version: int | None = None) -> TrajectoryBatch[Any, Any]:
-    """Return the trajectory with an index from a batch; the arguments are those of `streamsampler.replay`.
-
-    Raises:
-        UsageError: The index is missing, or several agent versions have it.
-    """
+    """Return a batch's trajectory with an index; refuse an index that is missing or ambiguous."""
     versions, indices = batch.agent_versions, batch.indices
     mine = np.full(len(versions), fill_value=True) if version is None else versions == version
     found = np.flatnonzero(mine & (indices == index)).tolist()

@@ -37,19 +37,12 @@ from streamsampler.workers.task_loops import TaskTable
 
 @dataclass(frozen=True)
 class TaskFacts:
-    """The known facts about a task.
-
-    Attributes:
-        name: Its number and its name.
-        agent: The traits of its agent.
-        environment: The facts about its environment.
-        policy_names: Names of several policies; empty with a single agent.
-    """
+    """The known facts about a task."""
 
     name: TaskName
     agent: AgentTraits
     environment: EnvironmentFacts
-    policy_names: tuple[str, ...]
+    policy_names: tuple[str, ...]  # empty with a single agent
 
     @property
     def updates(self) -> Updates[Any]:
@@ -62,49 +55,28 @@ class TaskFacts:
 
 @dataclass(frozen=True)
 class GivenUpdates:
-    """A sampler's first agents and environments, checked and pickled.
-
-    Attributes:
-        updates: The first updates.
-        factory: The factory of workers that can run them.
-        policy_names: Names of several policies; empty with a single agent.
-        tasks: The tasks; empty with a single task.
-    """
+    """A sampler's first agents and environments, checked and pickled."""
 
     updates: Updates[Payload]
-    factory: WorkerFactory
-    policy_names: tuple[str, ...]
-    tasks: tuple[TaskFacts, ...] = ()
+    factory: WorkerFactory  # makes workers that can run them
+    policy_names: tuple[str, ...]  # empty with a single agent
+    tasks: tuple[TaskFacts, ...] = ()  # empty with a single task
 
 
 @dataclass
 class Checking:
-    """The context in which a sampler's agents and environments are checked.
-
-    Attributes:
-        factory: The factory of workers of the requested kind.
-        worker_class: This kind.
-        filters: The sampler's filters.
-        policy_of: See `Sampler`.
-        env_kwargs: See `Sampler`.
-        holds_agent: Whether the agent stays in this process, unpickled.
-    """
+    """The sampler's other arguments, which its agents and environments must fit."""
 
     factory: WorkerFactory
     worker_class: type[Worker]
     filters: Filters
     policy_of: PolicyOf | None
     env_kwargs: Mapping[str, Any] | None
-    holds_agent: bool
+    holds_agent: bool  # whether the agent stays in this process, unpickled
     _pickled: dict[int, Payload] = field(default_factory=dict)  # the tasks' agents, by identity
 
     def given(self, agents: Any, envs: Any) -> GivenUpdates:
-        """Return a sampler's agents and environments, checked and pickled, for all workers, each worker, or each task.
-
-        Raises:
-            UsageError: Workers of this kind cannot run them; names the task.
-            SerializationError: An agent or an environment cannot be pickled.
-        """
+        """Check and pickle agents and environments for all workers, each worker, or each task; errors name the task."""
         if isinstance(agents, OfTasks) or isinstance(envs, OfTasks):
             return self._of_tasks(agents, envs)
         factory, given = self.factory, agents
@@ -182,13 +154,7 @@ def _first(payloads: Sequence[Payload | None]) -> Payload:
 
 @dataclass(frozen=True)
 class TaskPayloads:
-    """The pickled agents and environments of several tasks; equal ones are the same object.
-
-    Attributes:
-        agents: By task.
-        environments: By task.
-        open_envs: See `OfTasks`.
-    """
+    """The pickled agents and environments, by task; equal ones are the same object."""
 
     agents: tuple[Payload, ...]
     environments: tuple[Payload, ...]
@@ -216,15 +182,10 @@ def _digest(payload: Payload) -> bytes:
 
 @dataclass(frozen=True, eq=False)
 class PublishedTasks:
-    """The handles of several tasks' agents and environments.
+    """The handles of several tasks' agents and environments."""
 
-    Attributes:
-        payloads: The handles, in place of payloads.
-        table: The handle sent in messages, of a table of all handles.
-    """
-
-    payloads: TaskPayloads
-    table: Any
+    payloads: TaskPayloads  # with handles in place of payloads
+    table: Any  # the handle sent in messages, of a table of all handles
 
     def of_task(self, number: int) -> tuple[Any, Any]:
         return self.payloads.agents[number], self.payloads.environments[number]
@@ -259,10 +220,6 @@ def needs(engine: Engine, handles: Sequence[Any], package: str) -> bool:
 
 
 def refuse_calls(tasks: Sequence[TaskFacts], what: str = "this call") -> None:
-    """Refuse a call of samplers with several tasks.
-
-    Raises:
-        UsageError: The sampler has several tasks.
-    """
+    """Refuse a call to a sampler with several tasks."""
     if tasks:
         raise UsageError(f"{what} is for samplers of one task, and this one has {count(len(tasks), 'task')}")

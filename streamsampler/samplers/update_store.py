@@ -50,13 +50,7 @@ class UpdateStore:
         return self.latest.about("filters")[0] if "filters" in self.latest else None
 
     def put_settings(self) -> str:
-        """Publish this process's settings and log levels for the workers.
-
-        Returns torch's default device in this process.
-
-        Raises:
-            SerializationError: A setting cannot be pickled.
-        """
+        """Publish this process's settings and log levels for the workers; return torch's default device here."""
         here = ProcessSettings.of_this_process(), levels_here()
         if "settings" not in self.latest or self.latest.about("settings")[0] != here:
             self.latest.put("settings", self.publish(dumps(here, "the settings of this process")), here)
