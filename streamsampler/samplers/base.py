@@ -72,76 +72,72 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
             agent for each worker. For environments of several agents, a dict of agents by policy name.
         envs: An id for `gymnasium.make`, a callable returning an environment, an environment, an `EnvSpec`, an
             `EnvUpdate`, or a list or `PerWorker` with an environment for each worker. With a list, trajectory index i
-            belongs to worker `i % n_workers`, so results depend on the number of workers. If the callable, or the id's
-            entry point, has a parameter `worker_number`, it receives 0 to n_workers-1, for ports, file names and
-            devices; trajectories must not depend on it. To give a `VecWorker` a different environment for each row, see
+            belongs to worker `i % n_workers`, so results depend on the number of workers. A parameter `worker_number`
+            of the callable or entry point receives 0 to n_workers-1, for ports, file names and devices; trajectories
+            must not depend on it. For a different environment in each row of a `VecWorker`, see
             `streamsampler.environments.PerEnv`.
-        env_kwargs: Keyword arguments for making the environment where `envs` is an id, an `EnvSpec` (added to its own
-            arguments) or a callable. Each item of a list receives them. They do not apply to an `env_update`.
-        n_workers: Number of workers. None for the length of `agents` or `envs` if either is a list, else for the number
-            of cores available to this process (`LocalSampler`: 1).
+        env_kwargs: Keyword arguments for each environment made from an id, an `EnvSpec` (added to its own) or a
+            callable; not for an `env_update`.
+        n_workers: Number of workers. None for the length of a list in `agents` or `envs`, else for this process's cores
+            (`LocalSampler`: 1).
         seed: A non-negative integer from which all randomness is derived; None draws fresh entropy.
         max_episode_length: Timesteps after which a trajectory is truncated; None or `math.inf` for the environment's
-            own limit. If a trajectory runs for more than ten times the timesteps requested from `obtain_samples`, a
-            warning is logged once (not by `LocalSampler`, which cannot check while it steps).
+            own limit. A trajectory with more than ten times the timesteps requested from `obtain_samples` is reported
+            once in the log (not by `LocalSampler`, which cannot check while it steps).
         worker_class: The kind of worker: a subclass of `Worker`.
         worker_args: Further keyword arguments for the workers.
-        order: "index" returns trajectories 0, 1, 2, …, as a single process would have sampled them. "arrival" returns
-            the trajectories that finish first, whatever their indices (in `obtain_exact_trajectories`, each worker's
-            first), and so over-represents short trajectories.
+        order: "index" returns trajectories 0, 1, 2, …, as a single process would. "arrival" returns those finished
+            first (in `obtain_exact_trajectories`, each worker's first), and so over-represents short trajectories.
         on_failure: "raise" ends the call when user code raises in a trajectory needed for the batch. "drop" leaves the
             trajectory out, records its error in the statistics, and completes the batch with the next indices. If
-            failures depend on the state, the remaining data are biased.
-        max_restarts: Number of dead or hung workers replaced within any 60 seconds (`limits.restart_window`). The lost
-            trajectories are run again, so the batch does not change. One more loss ends the call with an error listing
-            all of them. "auto" for 10 with up to eight workers, and in proportion with more. None for no limit, except
-            that the same exception three times in one trajectory is an error. Losses in trajectories not needed for the
-            batch do not count. Each task of a suite has its own quota, as have deaths of workers without a ticket.
-        restart_on: An exception type, or a tuple of types: if user code raises one, it counts as a loss.
+            failures depend on the state, the data are biased.
+        max_restarts: Number of dead or hung workers replaced within any 60 seconds (`limits.restart_window`). Lost
+            trajectories are run again, so the batch does not change. The next loss ends the call with an error listing
+            all of them. "auto" for 10 with up to eight workers, in proportion with more. None for no limit, but the
+            same exception three times in one trajectory is an error. Losses in surplus trajectories do not count. Each
+            task of a suite has its own quota; so have deaths of workers without a ticket.
+        restart_on: Exception type, or tuple of types, that counts as a loss when user code raises it.
         trajectory_timeout: Seconds allowed for a trajectory in waiting environments (`AsyncWorker`). A longer
             trajectory is cancelled and run again; the third time is an error, or drops it with `on_failure="drop"`. See
             `streamsampler/docs/waiting.md`.
-        limits: Limits of time, memory and restarts, with defaults for most programs; see `Limits`.
-        check: "warn" checks, and logs a warning once, whether trajectories depend on more than their seeds, so that
-            batches would differ with the number of workers, and whether data may be wrong; "error" ends the call
-            instead; None checks nothing. In the first call, and after an `env_update` to another class or id (not after
-            a `SetTaskUpdate`), worker 0 runs trajectory 0, a different trajectory, and trajectory 0 again with its own
-            agent and environment, and compares up to 200 timesteps with their infos. Infos that differ between two new
-            environments, too, such as clock times, are named in a warning but are not a failure. "warn" starts no reset
-            or timestep of the check after 0.2 seconds; "error" runs all of it, before other workers start. Wrappers
-            known to carry state between trajectories, such as `NormalizeObservation`, are recognised without a run. An
-            exception during the check proves nothing. Its timesteps are counted in `stats.checked_timesteps`.
-        fingerprint: How to react to workers with different arithmetic: NumPy and torch choose their kernels by the
-            processor, and different kernels give different last bits, hence different trajectories. Each worker
-            computes a small probe once and sends its digest with its first report. "warn" logs a warning with the
-            workers and machines that differ; "error" ends the call; None ignores it. `batch.fingerprints` has the
-            digests in any case.
+        limits: Limits of time, memory and restarts; see `Limits`.
+        check: "warn" logs a warning, once, if trajectories depend on more than their seeds, so that batches would
+            differ with the number of workers, or if data may be wrong; "error" ends the call instead; None checks
+            nothing. In the first call, and after an `env_update` to another class or id (not a `SetTaskUpdate`), worker
+            0 runs trajectory 0, a different trajectory, and trajectory 0 again in the same environment, and compares up
+            to 200 timesteps with their infos. Infos that also differ between two new environments, such as clock times,
+            only cause a warning. "warn" starts no reset or timestep of the check after 0.2 seconds; "error" runs all of
+            it, before other workers start. Wrappers known to carry state between trajectories, such as
+            `NormalizeObservation`, are recognised without a run. Exceptions during the check are ignored. Its timesteps
+            are in `stats.checked_timesteps`.
+        fingerprint: Reaction to workers with different arithmetic: NumPy and torch choose kernels by the processor, and
+            different kernels give different last bits, hence different trajectories. Each worker sends the digest of a
+            small probe with its first report. "warn" logs a warning with the workers and machines that differ; "error"
+            ends the call; None ignores them. `batch.fingerprints` has the digests.
         worker_threads: Threads for numerical libraries in each worker; the last bits of a network's outputs may depend
-            on it. Sets environment variables such as OMP_NUM_THREADS where unset, for libraries loaded later; torch's
-            number if torch is loaded; and, with threadpoolctl installed, those of a loaded OpenBLAS or MKL. Variables
-            you set yourself take precedence, except for torch. Without threadpoolctl, a NumPy that is already loaded
-            (in `LocalSampler`, and in workers forked from your program) keeps its own number. `LocalSampler` restores
-            the previous numbers after each call or step of a stream. A library loaded during a trajectory is limited
-            from the next ticket on. None changes nothing.
-        observation_filter: A filter of the observations given to the agent, such as `RunningNorm`; its statistics are
-            part of the agent version, see `streamsampler/docs/hooks-and-filters.md`. With several policies, a dict of
-            filters by policy name.
+            on it. Sets unset environment variables such as OMP_NUM_THREADS, for libraries loaded later; the number of a
+            loaded torch; and, with threadpoolctl, of a loaded OpenBLAS or MKL. Your own variables take precedence,
+            except for torch. Without threadpoolctl, an already loaded NumPy (in `LocalSampler`, and in workers forked
+            from your program) keeps its number. `LocalSampler` restores the previous numbers after each call or step of
+            a stream. A library loaded during a trajectory is limited from the next ticket on. None changes nothing.
+        observation_filter: A filter of the agent's observations, such as `RunningNorm`, with statistics that belong to
+            the agent version; see `streamsampler/docs/hooks-and-filters.md`. With several policies, a dict by policy
+            name.
         reward_filter: The same for rewards, such as `RunningReturnNorm`.
         hooks: An object with any of `on_environment_created(env, worker_number)`, `on_trajectory_start(context)`,
             `on_timestep(context)`, `on_trajectory_end(context)` and `on_trajectory_lost(context, error)`, called in the
             workers; see `streamsampler/docs/hooks-and-filters.md`. Values written to the context's `metrics` are
-            returned in `batch.episode_infos`, and as a number for each name in `batch.stats.metrics`. Without hooks
-            this costs nothing. Not for vector environments.
-        drop_if: A function of an info, called with the info of each reset and timestep. If the result is true, the
-            trajectory is abnormal: it ends, and is dropped and counted as with `on_failure="drop"`. If this depends on
-            the state, the remaining data are biased. Not for fragments.
-        record_taken: The name of an info with the action that the environment really took, such as "action_taken", to
-            record in place of the agent's; see `streamsampler.data.taken`. None records the agent's.
-        staleness: 0 samples each batch with the parameters given to its call. 1 uses those of the call before, so that
-            workers sample the next batch while you learn from the last; see `streamsampler/docs/sampling.md`.
-        policy_of: In environments of several agents, which policy of `agents={"name": agent}` acts for which agent: a
-            function `(agent_id, trajectory_index) -> name`, called once for each agent and trajectory, or a dict by
-            agent id. None for the policy named like the agent id, or like the agent id up to its last `_`, or the only
+            returned in `batch.episode_infos`, and summarised in `batch.stats.metrics`. Not for vector environments.
+        drop_if: A function called with the info of each reset and timestep. If it returns true, the trajectory is
+            abnormal: it ends, and is dropped and counted as with `on_failure="drop"`, with the same bias. Not for
+            fragments.
+        record_taken: The name of an info with the action really taken, such as "action_taken", to record in place of
+            the agent's; see `streamsampler.data.taken`.
+        staleness: 0 samples each batch with its call's parameters; 1 with those of the call before, so that workers
+            sample while you learn; see `streamsampler/docs/sampling.md`.
+        policy_of: Which policy of `agents={"name": agent}` acts for which of an environment's agents: a function
+            `(agent_id, trajectory_index) -> name`, called once for each agent and trajectory, or a dict by agent id.
+            None for the policy named like the agent id, with or without its suffix after the last `_`, or the only
             policy. See `streamsampler/docs/several-agents.md`.
 
     Attributes:
@@ -285,42 +281,41 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
     ) -> TrajectoryBatch[ObservationsT, ActionsT]:
         """Return exactly `n_timesteps` timesteps from each of `n_envs` environments, continuing their episodes.
 
-        An environment is reset only where an episode ends, or by an `env_update`. Trajectories in the batch are parts
+        Environments are reset only at the end of an episode, or by an `env_update`. The batch's trajectories are parts
         of episodes, ordered by environment, then time. `batch.continued` marks parts started in an earlier call,
         `batch.cut` parts that continue in the next call (neither terminated nor truncated; bootstrap from
         `last_observations`), and `batch.as_grid("rewards")` has shape (n_timesteps, n_envs). `batch.returns` are of
         parts; `batch.episode_returns` and `batch.episode_lengths` are of episodes that ended in this call.
 
-        The environment is stepped with each action as recorded: floats are first cast to the action space's dtype. (In
-        whole trajectories the environment receives the agent's own value.)
+        The environment receives actions as recorded, with floats cast to the action space's dtype. (In whole
+        trajectories it receives the agent's own value.)
 
         Episode k of environment e has index `e + k * n_envs` and the seed of this trajectory under the agent version in
         which the environments started; errors give both numbers. So episodes depend on the sampler's seed, on e, and on
-        the arguments of each call, not on the number of workers. If a worker is lost, its episodes are restored by
-        applying their actions again, and the lost timesteps are run again. This needs an agent without a `reset` (and
-        without ``starts``, see `Agent`), or with `get_state()` and `set_state(state)`, and an environment that is a
-        function of its seed and the actions: agent and environment must not draw from the same global generator, nor,
-        with `VecWorker`, may several environments. Otherwise, or if something raises during it, the episode counts as
-        failed and a new episode starts, with a warning.
+        each call's arguments, not on the number of workers. Episodes of a lost worker are restored by applying their
+        actions again. This needs an agent without `reset` (and without ``starts``, see `Agent`), or with `get_state()`
+        and `set_state(state)`, and an environment determined by its seed and actions: agent and environment, or several
+        environments of a `VecWorker`, must not draw from the same global generator. Otherwise, or if restoring raises,
+        the episode counts as failed and a new episode starts, with a warning.
 
-        A callable that makes environments must return a new environment each time, because several run at once.
+        A callable must return a new environment each time, because several run at once.
 
-        Calls for whole trajectories in between, evaluations included, do not disturb the episodes: they run in
-        environments of their own, made when first needed (`stats.further_envs`). The single agent of
-        `inference="parent"` has its memory restored afterwards, which needs `get_state()` and `set_state(state)`. If
-        the callable returns the same environment each time, episodes are restored in it as after a loss; so they are in
-        a pickled copy of the sampler, and after `load_state_dict`. An `env_update` in any call (with a warning),
-        another `n_envs` and an exception in a call for fragments end the episodes: the next call starts with fresh
-        environments. Fragments do not work with `on_failure="drop"`: a dropped episode would leave a hole in the grid.
+        Whole trajectories in between, evaluations included, run in further environments, made when first needed
+        (`stats.further_envs`), and do not disturb the episodes. The single agent of `inference="parent"` has its memory
+        restored afterwards, by `get_state()` and `set_state(state)`. If the callable returns the same environment each
+        time, or in a pickled copy of the sampler, or after `load_state_dict`, episodes are restored as after a loss. An
+        `env_update` in any call (with a warning), another `n_envs` and an exception in a call for fragments end the
+        episodes: the next call starts with fresh environments. Fragments do not work with `on_failure="drop"`: a
+        dropped episode would leave a hole in the grid.
 
         Args:
             n_timesteps: Timesteps for each environment, at least 1.
             n_envs: Number of environments of all workers together, at least 1; environment e belongs to worker
                 `e % n_workers`. None for the number in the last call for fragments; in the first call 8, or the
-                `n_envs` of `VecWorker` if larger, whatever the number of workers. Another number than in the last call
-                starts fresh environments, with a warning. With `VecWorker`, groups of its `n_envs` environments are
-                assigned to the workers in turn: the groups are the same for any number of workers. With
-                `inference="parent"`, `VecWorker`'s `n_envs` is the maximum and the default.
+                `n_envs` of `VecWorker` if larger, whatever the number of workers. A different number than in the last
+                call starts fresh environments, with a warning. With `VecWorker`, groups of its `n_envs` environments
+                belong to the workers in turn, whatever their number. With `inference="parent"`, `VecWorker`'s `n_envs`
+                is the maximum and the default.
             agent_update: See `obtain_samples`. An agent replaced during an episode is reset.
             env_update: See `obtain_samples`.
             progress: See `obtain_samples`.

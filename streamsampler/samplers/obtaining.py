@@ -164,8 +164,8 @@ class ObtainingSampler(LifeOwner, Generic[ObservationsT, ActionsT]):
     ) -> TrajectoryBatch[ObservationsT, ActionsT]:
         """Return the shortest prefix of trajectories 0, 1, 2, … with at least `num_samples` timesteps.
 
-        garage's `obtain_samples(itr, num_samples, agent_update, env_update)` works, too, by position and by keyword;
-        the iteration number `itr`, an integer of at least 0, has no effect.
+        garage's `obtain_samples(itr, num_samples, agent_update, env_update)` works, too; the iteration number `itr` has
+        no effect.
 
         Args:
             num_samples: Timesteps, at least 1.
@@ -175,9 +175,9 @@ class ObtainingSampler(LifeOwner, Generic[ObservationsT, ActionsT]):
                 `PerWorker`, None changes nothing). Anything else is an error, and changes nothing.
             env_update: None changes nothing; an environment (in any form accepted by `envs`) replaces the old one; an
                 `EnvUpdate` is applied to it. A list or `PerWorker` has an item for each worker.
-            progress: True shows a progress bar, on a terminal's stderr or in a notebook; elsewhere, and if the variable
-                `CI` is set, it writes a line to stderr every 30 seconds and at the end. A callable receives a
-                `progress.Snapshot` several times a second.
+            progress: True shows a progress bar on a terminal's stderr or in a notebook; elsewhere, or if the variable
+                `CI` is set, it writes a line every 30 seconds and at the end. A callable receives a `progress.Snapshot`
+                several times a second.
             reset_options: A dict for `env.reset(options=…)` in each trajectory of this call, or None.
             tasks: Tasks assigned to trajectories in turn, starting with the first task at index 0. See
                 `obtain_trajectories` for their form.
@@ -223,18 +223,17 @@ class ObtainingSampler(LifeOwner, Generic[ObservationsT, ActionsT]):
             env_update: See `obtain_samples`.
             progress: See `obtain_samples`.
             seeds: Non-negative integers, in order: the seed of each trajectory, whatever the sampler's own seed and
-                `order`. All randomness in a trajectory follows from its seed, so samplers given the same seeds run the
-                same trajectories; `batch.seeds` has them. None for the sampler's own; see `seeds`. With
-                `on_failure="drop"`, a dropped trajectory is not replaced.
+                `order`. Samplers given the same seeds run the same trajectories; `batch.seeds` has them. None for the
+                sampler's own; see `seeds`. Dropped trajectories (`on_failure="drop"`) are not replaced.
             reset_options: The value for `env.reset(options=…)`: a dict for all trajectories, or a list with a dict or
                 None for each; with a list, dropped trajectories are not replaced. A native vector environment accepts
                 a single dict only.
             tasks: Runs `n_trajectories` of each of these tasks: the k-th trajectory of task j has index
                 `j * n_trajectories + k`, on any number of workers, and `batch.episode_infos["task_index"]` is j. A task
-                is an argument for the environment's `set_task` before the reset; or all tasks are `SetParameters` of
-                the same names, without an environment. They hold for this call only. A dropped trajectory (see
-                `drop_if` and `on_failure`) is replaced by the next of the same task: its index is higher by the number
-                of all trajectories. The batch is ordered by task.
+                is an argument for the environment's `set_task` before the reset, or all are `SetParameters` of the same
+                names, without an environment; they hold for this call only. A dropped trajectory (see `drop_if` and
+                `on_failure`) is replaced by the next of the same task, with an index higher by the number of all
+                trajectories. The batch is ordered by task.
 
         Raises:
             UsageError: The numbers of trajectories, seeds and options disagree, or an argument is invalid. For the
@@ -363,8 +362,8 @@ class ObtainingSampler(LifeOwner, Generic[ObservationsT, ActionsT]):
             reset_options: See `obtain_trajectories`; a list starts with trajectory 0, too.
             tasks: See `obtain_trajectories`: the same trajectories are returned, so `n_trajectories` is the number for
                 each task. Replacements of dropped trajectories come last.
-            kept_before: Number of trajectories returned by an earlier stream, before `first_trajectory`. With
-                `on_failure="drop"` they count for the error raised when nearly all trajectories fail.
+            kept_before: Number of trajectories returned by an earlier stream, before `first_trajectory`; with
+                `on_failure="drop"` they count against the error for failures of nearly all trajectories.
 
         Raises:
             UsageError: `first_trajectory` is not an integer of at least 0, or is within a block of trajectories that
@@ -396,8 +395,8 @@ class ObtainingSampler(LifeOwner, Generic[ObservationsT, ActionsT]):
     ) -> TaskStream:
         """Return an iterator over trajectories of several tasks; for samplers made with `OfTasks`.
 
-        Evaluations of suites use it. Workers start the next run during the last trajectories of the current run. Each
-        trajectory equals that of the first call of a sampler with this seed and this task alone.
+        Workers start the next run during the last trajectories of the current run. Each trajectory equals that of the
+        first call of a sampler with this seed and this task alone.
 
         Args:
             runs: Ranges of trajectories by task, in this order.
@@ -435,8 +434,8 @@ class ObtainingSampler(LifeOwner, Generic[ObservationsT, ActionsT]):
     def writable_infos(self, infos: InfosArgument = True) -> AbstractContextManager[None]:
         """Return a context in which calls return only trajectories with infos that a file can hold.
 
-        Within it, infos to be left out are removed on arrival, and a call ends with the first trajectory whose info no
-        file can hold, instead of failing when all are written.
+        Within it, other infos are removed on arrival, and a call ends with the first trajectory whose info no file can
+        hold, instead of failing at the end.
 
         Args:
             infos: True for all infos, False for none, or the names to write.
