@@ -31,11 +31,7 @@ class LifeOwner(ABC):
 
     @abstractmethod
     def make_engine(self, setup: WorkerSetup) -> Engine:
-        """Start the workers; a sampler with its own engine implements this method alone.
-
-        Args:
-            setup: Number, kind and arguments of the workers.
-        """
+        """Start the workers described by `setup`; a sampler with its own engine implements this method alone."""
 
     @property
     def seed(self) -> int:
@@ -66,11 +62,7 @@ class LifeOwner(ABC):
         return self._life.filters
 
     def put_back_filters(self, filters: Filters) -> None:
-        """Restore earlier filters, without the statistics of trajectories returned since then.
-
-        Args:
-            filters: An earlier value of `filters`.
-        """
+        """Restore an earlier value of `filters`, without the statistics of trajectories returned since then."""
         self._life.filters = filters
 
     def count_as_called(self) -> None:
@@ -94,14 +86,7 @@ class LifeOwner(ABC):
         return derived.of([positive("an index", index, least=0) for index in indices])
 
     def refuse_lag(self, what: str) -> None:
-        """Refuse a call that samplers with `staleness=1` do not support.
-
-        Args:
-            what: The call, such as "a stream".
-
-        Raises:
-            UsageError: The sampler has `staleness=1`.
-        """
+        """Raise `UsageError` if the sampler has `staleness=1`; `what` is the call, such as "a stream"."""
         if self._life.lag is not None:
             raise UsageError(
                 f"{what} cannot be had from a sampler with staleness=1, whose workers sample the next batch while you "
@@ -134,12 +119,12 @@ class LifeOwner(ABC):
         Args:
             version: The agent version: `batch.agent_versions[i]`.
             index: The trajectory index: `batch.indices[i]`.
-            agent: The agent, or parameters for the sampler's agent, as for `agent_update`. None for the parameters of
-                the last batch, which fit its agent version only; with `inference="parent"` for a copy of the agent in
-                its current state. For an earlier version of a sampler with an `observation_filter`, pass
-                `FilteredAgent(agent, filter)` of `streamsampler.filters`.
+            agent: The agent, or parameters for the sampler's agent, as for `agent_update`. None for the last batch's
+                (only for its version), or, with `inference="parent"`, a copy of the current agent. For an earlier
+                version of a sampler with an `observation_filter`, pass `FilteredAgent(agent, filter)` of
+                `streamsampler.filters`.
             env: As for `env_update`. None for the sampler's environment.
-            reset_options: The value for `env.reset(options=…)`. None for the last call's; an episode of fragments may
+            reset_options: The value for `env.reset(options=…)`; None for the last call's. An episode of fragments may
                 have started in an earlier call with other options.
             tasks: All tasks of the trajectory's call, in order; `recorded` says which task the trajectory had. None for
                 those of the last call.
@@ -173,52 +158,37 @@ class LifeOwner(ABC):
         actions: bool,
         video: str | PathLike[str] | None,
     ) -> Replay:
-        """Run a trajectory of any call again, as `replay` does.
+        """Run a trajectory of any call again, as `replay` does, with the facts known about the call.
 
-        Args:
-            version: See `replay`, as for `index`, `actions` and `video`.
-            index: The trajectory index.
-            origin: Known facts about the call.
-            updates: The agent and the environment, pickled; None for the current ones.
-            recorded: The recorded batch of the call, for seeds, or None.
-            one: The recorded trajectory, as returned by `episode_of`, or None.
-            actions: See `replay`.
-            video: See `replay`.
-
-        Raises:
-            UsageError: The trajectory does not exist, or a seed is missing. For other errors see `replay`.
+        `updates` are the agent and the environment, by default the current ones; `recorded` is the call's batch, and
+        `one` its trajectory, as returned by `episode_of`.
         """
         return run_again(
             self._life, version, index, origin, updates, recorded=recorded, one=one, actions=actions, video=video
         )
 
     def check_renders(self) -> None:
-        """Check that the environment can be filmed: make it, reset it, and render a picture.
-
-        Raises:
-            UsageError: It cannot be filmed, with the reason and a remedy.
-        """
+        """Make an environment, reset it, and render a picture; raise `UsageError` if it cannot be filmed."""
         check_films(self._life)
 
     def state_dict(self, agents: bool = False) -> dict[str, Any]:
         """Return this sampler's state between two calls, for `load_state_dict` in another process.
 
-        A sampler made with the same arguments that loads the state returns the same bits as this sampler in the calls
-        that follow, with any number of workers and on any engine. The state has the seed, the agent version, the
-        filters with their statistics, `stats`, the environment of an `env_update`, and the open episodes of fragments,
-        as far as they can be restored (see `obtain_fragments`).
+        A sampler with the same arguments that loads the state returns the same bits as this sampler in the calls that
+        follow, with any number of workers and on any engine. The state has seed, agent version, filters with their
+        statistics, `stats`, the environment of an `env_update`, and open episodes of fragments, as far as they can be
+        restored (see `obtain_fragments`).
 
         Args:
-            agents: Whether to include the agent with the parameters of the last call. If not, the sampler that loads
-                the state uses its own agent: make it with the last call's agent, or pass parameters as `agent_update`
-                in the next call. Required with `staleness=1` after each call, because the next batch uses the last
-                call's parameters. With `inference="parent"` the other sampler then owns a copy of the agent: pass yours
-                as `agent_update` in the next call.
+            agents: Whether to include the agent with the parameters of the last call. If not, make the sampler that
+                loads the state with this agent, or pass parameters as `agent_update` in its next call. Required with
+                `staleness=1` after each call, because the next batch uses these parameters. With `inference="parent"`
+                the other sampler then owns a copy of the agent: pass yours as `agent_update`.
 
         Returns:
-            A dict of numbers, strings, bytes, None, and nested dicts and lists of these: `torch.save` and `pickle` can
-            write it next to your learner's state, and `torch.load(weights_only=True)` reads it. Objects of other
-            classes (filters, environments, agents, their memories) are pickled to bytes.
+            A dict of numbers, strings, bytes, None, and nested dicts and lists of these, also for `torch.save` and
+            `torch.load(weights_only=True)`. Other objects (filters, environments, agents, their memories) are pickled
+            to bytes.
 
         Raises:
             UsageError: A stream is open; or the sampler has `staleness=1`, and `agents` is false.
@@ -232,13 +202,13 @@ class LifeOwner(ABC):
         """Continue from another sampler's `state_dict`: the next call is the call after that sampler's last.
 
         The sampler must have the same arguments, except for the engine, the number of workers and arguments without
-        effect on trajectories. Open episodes of fragments are restored in the next call for fragments, by a reset and
-        their recorded actions. If this fails (the episode is longer than `restore_limit`, the agent has memory but no
-        `get_state`, the environment behaves differently), a new episode starts, with a warning, as after a loss, and
-        only this episode counts as failed. `stats` continues from the state's.
+        effect on trajectories. Open episodes are restored in the next call for fragments, by a reset and their recorded
+        actions. If this fails (the episode is longer than `restore_limit`, the agent has memory but no `get_state`, the
+        environment behaves differently), the episode counts as failed, and a new episode starts, with a warning.
+        `stats` continues from the state's.
 
-        May be called at any time between calls. Earlier calls of this sampler leave no trace: workers are restarted,
-        and an open stream ends. The current agent stays, unless the state has one.
+        Earlier calls of this sampler leave no trace: workers are restarted, and an open stream ends. The current agent
+        stays, unless the state has one.
 
         Args:
             state: The result of `state_dict`. Load trusted states only: their pickles can run code.

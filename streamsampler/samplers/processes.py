@@ -47,10 +47,10 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
     Args:
         agents: See `Sampler`, as for all arguments not listed here.
         envs: See `Sampler`.
-        step_timeout: Seconds allowed for a reset, an action or a timestep. A worker without progress for this time,
-            while this process waits for it, is killed, at the latest half as much later, and counts as a loss (see
-            `max_restarts`); its Python stacks are in the log or the error. In waiting environments (`AsyncWorker`) the
-            trajectory is treated as with `trajectory_timeout`, and the worker continues. None for no limit.
+        step_timeout: Seconds allowed for a reset, an action or a timestep. While this process waits, a worker without
+            progress for this time is killed, at the latest half as much later, and counts as a loss (see
+            `max_restarts`), with its Python stacks in the log or the error. In waiting environments (`AsyncWorker`)
+            only the trajectory is cancelled, as with `trajectory_timeout`. None for no limit.
         engine: The connection to the workers. "processes" (the default on Linux): pipes and shared memory. "queues"
             (the default elsewhere): only queues of Python's `multiprocessing`, without `limits.max_worker_memory`.
             Batches are the same.

@@ -46,16 +46,15 @@ def sample_to_folder(
     """Sample trajectories into a folder of files, writing each file when complete.
 
     The folder holds the trajectories of `obtain_samples(n_timesteps)` or `obtain_trajectories(n_trajectories)`. Memory
-    holds about three files: a file's trajectories as received, the same as a batch, and the trajectories that workers
-    run ahead.
+    holds about three files: a file as received, as a batch, and trajectories run ahead by workers.
 
     After any interruption (Ctrl-C, SIGKILL, a full disk, an error), the same call with `resume=True` continues with the
     first missing file, also with another number of workers. The finished folder is the same, byte for byte, as after an
     uninterrupted call. The sampler must have the same seed, arguments, agent and environment, and as many calls before
-    it, interrupted ones included: make a new sampler with an explicit `seed`. Another seed, other arguments and an
-    environment of another name are refused. Agents and changed code are not compared; identify them in `provenance`.
-    Afterwards the sampler continues as after an uninterrupted call; for its filters' statistics the raw data of a
-    resumed folder are read once more. On a machine with other kernels (see `fingerprint` of `Sampler`) files may
+    it, interrupted ones included: make a new sampler with an explicit `seed`. Another seed, other arguments and another
+    environment name are refused. Agents and changed code are not compared; identify them in `provenance`. Afterwards
+    the sampler continues as after an uninterrupted call, which requires reading a resumed folder once more if it has
+    filters. On a machine with other kernels (see `fingerprint` of `Sampler`) files may
     differ: a warning is logged, or an error raised, before anything is written.
 
     Example:
