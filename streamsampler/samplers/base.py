@@ -244,7 +244,7 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
     ) -> Self:
         """Make a sampler with workers from `worker_factory`.
 
-        The same as garage's `MultiprocessingSampler(worker_factory, agents, envs)`, in a form known to type checkers.
+        garage's `MultiprocessingSampler(worker_factory, agents, envs)` in a form known to type checkers.
 
         Args:
             worker_factory: Number and kind of the workers, with their seed and arguments.
@@ -325,9 +325,9 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
                 `state_dict`, a new episode starts instead, with a warning.
 
         Raises:
-            UsageError: A number is not a positive integer, or `reset_options` is not a dict; the sampler has
-                `order="arrival"`, `on_failure="drop"`, a kind of worker without fragments, or an agent or environment
-                for each worker. For the other errors see `obtain_samples`.
+            UsageError: An argument is invalid; or the sampler has `order="arrival"`, `on_failure="drop"`, a kind of
+                worker without fragments, or an agent or environment for each worker. For the other errors see
+                `obtain_samples`.
         """
         if isinstance(agent_update, numbers.Integral) or type(agent_update) is float:
             raise UsageError(

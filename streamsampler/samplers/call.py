@@ -241,7 +241,6 @@ class Call:
         self._session.store.unpublish_old()
 
     def prefetch(self, plan: GatherPlan) -> None:
-        """Let workers start on the expected plan of the next call, after this call has ended."""
         clock = self._session.clock
         self._carry_out(self._scheduler.prefetch(plan, clock(), self._session.store.used.structures()))
         deadline = clock() + _PATIENCE

@@ -178,7 +178,6 @@ def _envs_are_updated(life: SamplerLife) -> bool:
 
 
 def _identity(life: SamplerLife, filters: Filters) -> dict[str, Any]:
-    """Return the facts on which a state and the loading sampler must agree; see `_SAME`."""
     factory = life.setup.workers.factory
     return {
         "seed": life.seed,
@@ -258,7 +257,6 @@ def _read(life: SamplerLife, state: Mapping[str, Any], layers: list[Layer]) -> _
 
 
 def _any_plan(life: SamplerLife, fragments: Mapping[str, Any]) -> Fragments:
-    """Return a plan for the environments of a state, valid until the next call for fragments."""
     n_rows = life.setup.workers.factory.fragment_rows
     return Fragments(1, len(fragments["environments"]), life.n_workers, n_rows)
 

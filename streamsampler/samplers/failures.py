@@ -146,7 +146,7 @@ def failure_error(
     """Return the error for a worker's failure, caused by the exception if it was raised in this process.
 
     A `WorkerError` or `ResourceLimitError` is returned itself, because its message is complete. `of_task` is the place
-    in a sampler of several tasks.
+    if there are several tasks.
     """
     if isinstance(exception, WorkerError | ResourceLimitError):
         return exception
@@ -173,7 +173,6 @@ def failure_error(
 def dropped_error(
     last: LeftOut, version: int, n_dropped: int, n_kept: int, task: TaskName | None = None
 ) -> RolloutError:
-    """Return the error for a call in which nearly every trajectory fails, so that it would never be complete."""
     worker, index, (_, phase, summary), _ = last
     where = f"agent version {version}" if task is None else str(task)
     return RolloutError(
@@ -202,7 +201,7 @@ def unpickled(exception: bytes | None) -> BaseException | None:
 def loss_error(
     incident: Incident, quota: SpentQuota | None, history: tuple[Incident, ...], what: str = "", *, of_seed: str = ""
 ) -> WorkerError:
-    """Return the error for a loss that ends a call; without a spent quota a new worker would fail the same way."""
+    """Return the error for a loss that ends a call."""
     what = what or f"{incident}{of_seed}" + ("" if quota is not None else "; a new worker would do the same")
     fields: dict[str, Any] = {
         "worker_number": incident.worker,

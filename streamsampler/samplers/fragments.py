@@ -67,7 +67,6 @@ class FragmentLedger:
         self._is_to_be_replaced = False
 
     def replace_agent(self) -> None:
-        """Record that a call for whole trajectories replaced the agent: the new one remembers no episode."""
         self._is_to_be_replaced = True
 
     def state(self) -> dict[str, Any]:

@@ -44,7 +44,6 @@ class InfosOfFiles:
                     setattr(each, name, self.kept.of_columns(columns))
 
     def check(self, segments: Sequence[Segment]) -> None:
-        """Raise `UnwritableInfoError` with all infos of these segments that no file can hold."""
         if self.kept is not None and segments:
             each = [segments, *segments_of_policies(segments)]
             check_pieces([(name, piece) for name in INFOS for part in each for piece in info_pieces(part, name)])

@@ -67,7 +67,6 @@ class SamplerSetup:
 
     @property
     def most_envs(self) -> int | None:
-        """The largest number of environments for fragments, or None."""
         return self.workers.factory.layout.rows if self.holds_agent else None
 
 
@@ -313,7 +312,6 @@ class SamplerLife:
             raise failures[0]
 
     def _warn_of_unclosed(self, worker: int) -> None:
-        """Warn of a task whose environment was not closed, because its worker died or was killed while closing it."""
         seen = self.session.engine.progress(worker)
         if seen.task is not None and seen.is_closing:
             name = self.setup.tasks[seen.task].name
@@ -325,7 +323,6 @@ class SamplerLife:
         self.stats.abandoned_timesteps += max(0, self.ran_before - self.stats.ran_timesteps)
 
     def _count_last_answers(self, last_answers: Sequence[Event]) -> list[SamplerError]:
-        """Count the ended workers' last answers; return their failures to close environments."""
         failures = []
         for event in last_answers:
             match event:

@@ -171,14 +171,13 @@ class ObtainingSampler(LifeOwner, Generic[ObservationsT, ActionsT]):
             num_samples: Timesteps, at least 1.
             agent_update: None changes nothing; a tuple, dict or array is passed to the agent's `set_param_values` (an
                 adapter's agent also accepts its library's objects: a module, a state dict, a model); an agent or a
-                function replaces the agent. `PerWorker([...])`, or a list of agents, has an item for each worker (in
-                `PerWorker`, None changes nothing). Anything else is an error, and changes nothing.
+                function replaces the agent. `PerWorker([...])`, or a list of agents, has an item for each worker.
             env_update: None changes nothing; an environment (in any form accepted by `envs`) replaces the old one; an
                 `EnvUpdate` is applied to it. A list or `PerWorker` has an item for each worker.
             progress: True shows a progress bar on a terminal's stderr or in a notebook; elsewhere, or if the variable
                 `CI` is set, it writes a line every 30 seconds and at the end. A callable receives a `progress.Snapshot`
                 several times a second.
-            reset_options: A dict for `env.reset(options=…)` in each trajectory of this call, or None.
+            reset_options: A dict for `env.reset(options=…)` in each trajectory of this call.
             tasks: Tasks assigned to trajectories in turn, starting with the first task at index 0. See
                 `obtain_trajectories` for their form.
             count: The unit of `num_samples` in environments of several agents: "env_steps", or "agent_steps" for the
@@ -366,9 +365,8 @@ class ObtainingSampler(LifeOwner, Generic[ObservationsT, ActionsT]):
                 `on_failure="drop"` they count against the error for failures of nearly all trajectories.
 
         Raises:
-            UsageError: `first_trajectory` is not an integer of at least 0, or is within a block of trajectories that
-                are run together; the trajectories do not exist; or numbers disagree. For the others see
-                `obtain_samples`.
+            UsageError: `first_trajectory` is negative, or within a block of trajectories that are run together; the
+                trajectories do not exist; or numbers disagree. For the others see `obtain_samples`.
         """
         self.refuse_lag("a stream")
         life = self._life
@@ -404,9 +402,8 @@ class ObtainingSampler(LifeOwner, Generic[ObservationsT, ActionsT]):
             reset_options: See `stream`; likewise.
 
         Raises:
-            UsageError: The sampler has a single task; a run does not exist, or starts within a block of trajectories
-                that are run together (or ends there, if dropped trajectories are replaced); or trajectories lack a seed
-                or options.
+            UsageError: The sampler has a single task; a run does not exist, or starts or ends within a block of
+                trajectories that are run together; or trajectories lack a seed or options.
         """
         life, tasks = self._life, self._setup.tasks
         if not tasks:
@@ -453,15 +450,13 @@ class ObtainingSampler(LifeOwner, Generic[ObservationsT, ActionsT]):
     def provenance(self, task: int | None = None) -> dict[str, Any]:
         """Return the facts that determine the next call's trajectories besides the seed, in JSON's types.
 
-        These are the environment's name and arguments, limits, threads, the workers' class and arguments (if not the
-        default), the agent version (if not the first), `record_taken` (if given), the number of workers (if workers
-        have their own agents or environments), and versions of packages; filters with a digest of their statistics;
-        and, after a call, the workers' fingerprints (see `TrajectoryBatch`). Agents and code are not described. For
-        `batch.save(…, provenance=…)`.
+        For `batch.save(…, provenance=…)`: the environment's name and arguments, limits, threads, the workers' class and
+        arguments, the agent version, `record_taken`, the number of workers (if it matters), and versions of packages;
+        filters with a digest of their statistics; and, after a call, the workers' fingerprints (see `TrajectoryBatch`).
+        Defaults are left out. Agents and code are not described.
 
         Args:
-            task: The number of a task, in a sampler of several: returns the facts for this task, as a sampler of it
-                alone would.
+            task: The number of a task, in a sampler of several: returns this task's facts.
 
         Raises:
             UsageError: The sampler has several tasks, and `task` is None; or the task does not exist.

@@ -68,7 +68,6 @@ class OfTasks(Generic[Item]):
 
     @property
     def tasks(self) -> list[TaskName]:
-        """The tasks' numbers and names."""
         return [TaskName(number, name) for number, name in enumerate(self.names)]
 
 

@@ -184,7 +184,6 @@ def provenance_of(
 
 
 def name_of_worker(worker_class: type[Worker]) -> str:
-    """Return the name of a kind of worker, with its module unless it is from this package."""
     module, name = worker_class.__module__, worker_class.__qualname__
     return name if module.partition(".")[0] == __package__.partition(".")[0] else f"{module}:{name}"
 
@@ -261,7 +260,6 @@ def _agent_updates(
     agent_update: Any, traits: Sequence[AgentTraits], before: Sequence[Any],
     pickled: Callable[[UpdateKind, Any, str], Payload],
 ) -> dict[Kind, Any]:  # fmt: skip
-    """Pickle a new agent or parameters, or either or None for each worker."""
     if isinstance(agent_update, list):
         _check_agents(agent_update)
     each = items_by_worker(agent_update)
@@ -396,7 +394,6 @@ def _pickled_environment(update: EnvUpdate, what: str) -> Payload:
 
 
 def _pickled(kind: UpdateKind, given: Any, what: str, *, held: bool = False) -> Payload:
-    """Pickle an agent with its traits, or parameters; a held agent stays unpickled."""
     if kind == "agent":
         agent = as_agent(given)
         return HeldPayload.of(agent, traits_of(agent)) if held else replace(dumps(agent, what), about=traits_of(agent))

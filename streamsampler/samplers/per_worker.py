@@ -25,8 +25,8 @@ class PerWorker(Generic[Item]):
         sampler.obtain_samples(1000, agent_update=PerWorker([(weights_0, bias_0), (weights_1, bias_1)]))
         sampler.obtain_samples(1000, agent_update=PerWorker([None, bold]))  # changes nothing for worker 0
 
-    A plain list means the same in `agents`, `envs` and `env_update`, and in `agent_update` if every item is an agent.
-    Any other list is an error, because a list of arrays could also be the parameters of a single agent.
+    A plain list means the same in `agents`, `envs` and `env_update`, and in `agent_update` if every item is an agent;
+    other lists are refused, because a list of arrays could be a single agent's parameters.
 
     Trajectory i of a batch belongs to worker `i % n_workers`, so with different items results depend on the number of
     workers.
@@ -72,6 +72,5 @@ def items_by_worker(given: Any) -> list[Any] | None:
 
 
 def check_length(name: str, items: list[Any], n_workers: int, hint: str = "") -> None:
-    """Raise unless each worker has an item; `hint` ends the message, with another possible intention."""
     if len(items) != n_workers:
         raise UsageError(f"{name} has {count(len(items), 'item')}, but there are {count(n_workers, 'worker')}{hint}")

@@ -55,9 +55,9 @@ class MultiprocessingSampler(Sampler[ObservationsT, ActionsT]):
             (the default elsewhere): only queues of Python's `multiprocessing`, without `limits.max_worker_memory`.
             Batches are the same.
         inference: "worker" gives each worker a copy of the agent. "parent" keeps a single agent in this process, and
-            only environments in the workers: for large agents, accelerators, or services. The environments number
-            `n_envs` in all, as in `VecWorker` (`worker_args={"n_envs": 32}`, default 8), and batches equal those of a
-            single `VecWorker`, for any number of workers; see `streamsampler/docs/vectorised.md`.
+            only environments in the workers: for large agents, accelerators, or services. Batches equal those of a
+            single `VecWorker` with `n_envs` environments (`worker_args={"n_envs": 32}`, default 8), for any number of
+            workers; see `streamsampler/docs/vectorised.md`.
         start_method: "forkserver" (the default; on macOS and Windows "spawn"), "spawn" or "fork"; the latter two select
             the engine "queues". None of them runs the main script again, so a main guard is unnecessary. "fork" is
             unsafe with threads.
@@ -132,11 +132,11 @@ class LocalSampler(Sampler[ObservationsT, ActionsT]):
     For debugging (exceptions keep their frames), tests and small jobs. The generators of `random`, `numpy.random` and
     torch are restored after each call. `n_workers` defaults to 1.
 
-    Several of these samplers in different threads take turns, ticket by ticket, because these generators exist once for
-    the process; so do samplers with `inference="parent"`, because their agents draw from them.
+    Such samplers in different threads take turns, ticket by ticket, because they share these generators; so do samplers
+    with `inference="parent"`, whose agents draw from them.
 
     See `Sampler` for the arguments. Limits of time and memory do not apply, because no process can be killed and
-    replaced; a seemingly endless trajectory is not reported, because nothing else runs meanwhile.
+    replaced; nor is an endless trajectory reported.
     """
 
     _default_workers = 1

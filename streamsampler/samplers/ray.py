@@ -36,9 +36,9 @@ class RaySampler(Sampler[ObservationsT, ActionsT]):
         envs: See `Sampler`.
         step_timeout: See `MultiprocessingSampler`.
         ray_address: The address "host:port" printed by `ray start`, of a cluster that includes this machine; "auto" for
-            a cluster running on this machine; "local" to start a cluster here. None uses the cluster to which this
-            process is already connected, or the variable RAY_ADDRESS, or starts a cluster here. When the last sampler
-            is closed, it disconnects from, or ends, only a cluster that samplers connected to or started.
+            a cluster running on this machine; "local" to start a cluster here. None uses the cluster of this process's
+            connection, or of the variable RAY_ADDRESS, or starts a cluster here. Closing the last sampler disconnects
+            from, or ends, a cluster that samplers connected to or started.
         worker_resources: Ray's resources for each worker: `num_cpus`, `num_gpus`, `memory`, `resources`,
             `accelerator_type`, `label_selector` and `scheduling_strategy`, in the form of Ray's `.options()`.
         runtime_env: Ray's runtime environment for the workers, such as `{"pip": [...], "env_vars": {...}}`.

@@ -59,7 +59,6 @@ def _place_of(plan: GatherPlan, index: int, layout: Layout, n_queues: int) -> tu
 
 
 def cut(block: range, index: int, size: int) -> range:
-    """Cut a block into blocks of `size`, and return the block with `index`."""
     first = block.index(index) // size * size
     return block[first : first + size]
 
@@ -277,7 +276,6 @@ def replayed(
 def _reasons(
     found: Difference, runs: Sequence[TrajectoryBatch[Any, Any]], origin: Origin, *, actions: bool
 ) -> Iterator[str]:
-    """Yield reasons for a difference, certain ones first."""
     agent = "" if actions else "the agent or "
     if (hidden := first_difference(*runs)) is not None:
         yield (

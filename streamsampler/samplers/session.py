@@ -99,7 +99,6 @@ class Session:
         return self.store.need(package) if section is None else self.store.task_needs(section.task.number, package)
 
     def check_open(self) -> None:
-        """Raise `ClosedError` if another thread closed the sampler, hence descriptors in use here."""
         if self.cancelled:
             raise ClosedError("this sampler was closed while a call was under way")
 

@@ -153,7 +153,6 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
         return taken
 
     def _put_away(self, call: Call, segments: list[Segment]) -> None:
-        """Account for dropped trajectories, and release the memory of copied ones."""
         self._n_returned += sum(segment.stop - segment.start for segment in segments)
         before = None if is_over(call) and not self._ahead else self._n_returned
         call.accounts.add_dropped(segments, call.gathering.result.pop_left_out(before))
@@ -185,7 +184,6 @@ def is_over(call: Call) -> bool:
 
 
 def trajectories_of(call: Call, segments: list[Segment]) -> Iterable[TrajectoryBatch[Any, Any]]:
-    """Return the trajectories of `segments`, in memory of their own."""
     if _are_uniform(segments):
         try:
             return call.batches.make(segments)

@@ -220,6 +220,5 @@ def needs(engine: Engine, handles: Sequence[Any], package: str) -> bool:
 
 
 def refuse_calls(tasks: Sequence[TaskFacts], what: str = "this call") -> None:
-    """Refuse a call to a sampler with several tasks."""
     if tasks:
         raise UsageError(f"{what} is for samplers of one task, and this one has {count(len(tasks), 'task')}")

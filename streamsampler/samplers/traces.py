@@ -44,7 +44,6 @@ class WrittenTrace(SchedulerTrace):
         self._has_begun = False
 
     def begin_part(self, state: object) -> None:
-        """Start a part; the file has only one."""
         super().begin_part(state)
         self.calls = self.returned = entries = _WrittenEntries(self._path, self.calls)
         if not self._has_begun:

@@ -123,7 +123,6 @@ class Updates(Generic[Payload]):
         return [(agents[worker].serial, environments[worker].serial) for worker in range(n_queues)]
 
     def are_in_force(self, worker: int, sent: dict[Kind, int]) -> bool:
-        """Whether every update sent to a worker is still current."""
         updates = [(self._in_force.get(kind), serial) for kind, serial in sent.items()]
         return all(update is not None and update.items[worker].serial == serial for update, serial in updates)
 
@@ -137,7 +136,6 @@ class Updates(Generic[Payload]):
         return dict(self._in_force)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Return to a snapshot, after a worker refused the updates since."""
         self._in_force = dict(snapshot)
 
     def payloads(self, kinds: Sequence[Kind] = _KINDS) -> dict[int, Payload]:
