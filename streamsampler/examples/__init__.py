@@ -1,4 +1,4 @@
-"""Short programs to copy from. Run one with `python -m streamsampler.examples.NAME`."""
+"""Short programs as starting points for your own. Run with `python -m streamsampler.examples.NAME`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ __all__ = ["line_of", "made"]
 
 
 def made(environment: str) -> Any:
-    """Make an environment that the command line names.
+    """Make an environment from its id on the command line.
 
     Raises:
-        click.UsageError: There is none of that name, or it cannot be made; says why.
+        click.UsageError: The id is unknown, or the environment cannot be made; with the reason.
     """
     import click
     import gymnasium
@@ -20,7 +20,7 @@ def made(environment: str) -> Any:
     from streamsampler.errors import UnknownEnvironmentError
 
     try:
-        find_spec(environment)  # suggests what was meant
+        find_spec(environment)  # its error suggests similar ids
         return gymnasium.make(environment)
     except UnknownEnvironmentError as error:
         raise click.UsageError(str(error)) from error
@@ -30,7 +30,7 @@ def made(environment: str) -> Any:
 
 
 def line_of(iteration: int, ended: list[float]) -> str:
-    """Return what is printed of an iteration, with the returns of the episodes that ended in it."""
+    """Return the output line of an iteration, with the mean return of the episodes that ended in it."""
     if not ended:
         return f"iteration {iteration}: no episode ended"
     episodes = "episode" if len(ended) == 1 else "episodes"

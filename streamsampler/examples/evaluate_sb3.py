@@ -1,10 +1,10 @@
-"""Evaluate a model of Stable-Baselines3, with intervals that hold, and compare it with an earlier one.
+"""Evaluate a Stable-Baselines3 model with confidence intervals, and compare it with an earlier model.
 
     python -m streamsampler.examples.evaluate_sb3 CartPole-v1 --workers 4 --seed 1
     python -m streamsampler.examples.evaluate_sb3 CartPole-v1 --model ppo_cartpole.zip
 
-Without a file, a PPO model is trained first, and what it was after half of the training is evaluated as well: both on
-the same seeds, so that the difference is that of the models. The number of workers does not change the output.
+Without a file, a PPO model is trained first, and compared with its state after half of the training. Both run on the
+same seeds, so the difference is due to the models. The number of workers does not change the output.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from streamsampler.adapters.sb3 import SB3Agent
 from streamsampler.core.extras import needed
 from streamsampler.examples import made
 
-TIMESTEPS = 20_000  # of the training, where there is no model
-TRAJECTORIES = 100  # how many to evaluate on
+TIMESTEPS = 20_000  # of training, without a model
+TRAJECTORIES = 100  # for each evaluation
 
 
 def trained(environment: str, timesteps: int, seed: int) -> tuple[SB3Agent, SB3Agent]:
-    """Train a PPO model; return what it was after half of the timesteps, and after all of them.
+    """Train a PPO model; return agents after half of the timesteps, and after all.
 
     Raises:
         click.UsageError: Stable-Baselines3 is not installed.
@@ -53,7 +53,7 @@ def trained(environment: str, timesteps: int, seed: int) -> tuple[SB3Agent, SB3A
 @click.option("--trajectories", default=TRAJECTORIES, type=click.IntRange(1), help="How many to evaluate on.")
 def main(environment: str, model: Path | None, workers: int, seed: int, timesteps: int, trajectories: int) -> None:
     """Evaluate a model in ENVIRONMENT, without drawing from its distributions."""
-    made(environment).close()  # of all that can be wrong, this is known first
+    made(environment).close()  # an unknown environment is reported before anything runs
     options: dict[str, Any] = {"n_trajectories": trajectories, "n_workers": workers, "seed": seed}
     if model is not None:
         click.echo(str(streamsampler.evaluate(SB3Agent.load(model, deterministic=True), environment, **options)))

@@ -2,11 +2,10 @@
 
     python -m streamsampler.examples.evolution_strategy CartPole-v1 --workers 4 --seed 1
 
-Each trajectory runs a policy of its own: the agent's `reset(seed)` adds noise, drawn from the trajectory's seed, to
-the parameters. So one call evaluates a whole population, whatever the number of workers, and what goes to the workers
-is one set of parameters. The learner draws the same noise again from `batch.seeds`. Noise is added in one call, and
-subtracted in the next one, which starts from the same seeds (Salimans et al., 2017). The output is the same whatever
-the number of workers; the line with the time goes to stderr.
+Each trajectory runs its own policy: the agent's `reset(seed)` adds noise, drawn from the trajectory's seed, to the
+parameters. So a single call evaluates a whole population, and workers receive a single set of parameters. The learner
+draws the same noise again from `batch.seeds`. A second call from the same seeds subtracts the noise (Salimans et al.,
+2017). The output does not depend on the number of workers; the timing is printed to stderr.
 """
 
 from __future__ import annotations
@@ -23,22 +22,22 @@ from streamsampler import MultiprocessingSampler
 from streamsampler.core.seeding import SeedUse, derived_seeds
 from streamsampler.examples import made
 
-ITERATIONS, PAIRS = 50, 32  # iterations, and pairs of trajectories in each of them
+ITERATIONS, PAIRS = 50, 32  # iterations, and pairs of trajectories in each
 SIGMA, LEARNING_RATE = 0.1, 0.1  # standard deviation of the noise, and step size
 Floats = NDArray[np.float64]
 
 
 def noise_of(seed: int, shape: tuple[int, ...]) -> Floats:
-    """Return the noise that an agent which was reset with this seed adds to its parameters."""
+    """Return the noise added to the parameters after a reset with this seed."""
     return np.random.default_rng(seed).standard_normal(shape)
 
 
 class PerturbedPolicy:
-    """Acts by a linear function of the observation, whose parameters are others in each trajectory.
+    """A linear policy with different parameters in each trajectory.
 
     Attributes:
-        weights: One row for each entry of the observation, and one for the bias.
-        sigma: How much noise is added to the weights: negative to subtract it, 0 for none.
+        weights: A row for each entry of the observation, and a row for the bias.
+        sigma: Scale of the noise added to the weights; negative to subtract it, 0 for no noise.
     """
 
     def __init__(self, observation_space: Space[Any], action_space: Space[Any]) -> None:
@@ -52,11 +51,11 @@ class PerturbedPolicy:
         self.perturbed = self.weights
 
     def reset(self, seed: int) -> None:
-        """Begin a trajectory: the seed decides about its noise."""
+        """Start a trajectory: its seed determines its noise."""
         self.perturbed = self.weights + self.sigma * noise_of(seed, self.weights.shape)
 
     def get_action(self, observation: NDArray[Any]) -> tuple[Any, dict[str, Any]]:
-        """Choose an action. Nothing is drawn here: the noise explores."""
+        """Return the action of the perturbed policy; exploration needs no further draws."""
         output = observation.ravel() @ self.perturbed[:-1] + self.perturbed[-1]
         if isinstance(self.space, Discrete):
             return int(output.argmax() + self.space.start), {}
@@ -64,19 +63,19 @@ class PerturbedPolicy:
         return action.astype(self.space.dtype), {}
 
     def set_param_values(self, values: tuple[Floats, float]) -> None:
-        """Set weights and sigma. In the workers, `agent_update` arrives here."""
+        """Set weights and sigma. Workers call this with an `agent_update`."""
         self.weights, self.sigma = values
 
 
 def improve(sampler: Any, weights: Floats, sigma: float, pairs: int, learning_rate: float) -> tuple[Floats, Floats]:
-    """Run one iteration: return better weights, and the returns of the population, (2, pairs)."""
+    """Run an iteration; return better weights, and the returns of the population, of shape (2, pairs)."""
     more = sampler.obtain_trajectories(pairs, agent_update=(weights, sigma))
     less = sampler.obtain_trajectories(seeds=more.seeds, agent_update=(weights, -sigma))
     returns = np.stack([more.returns, less.returns])
-    # Ranks in place of returns: then neither their scale nor single large ones matter.
+    # Ranks instead of returns, so that neither their scale nor a single large return matters.
     ranks = returns.ravel().argsort().argsort().reshape(returns.shape) / max(1, returns.size - 1) - 0.5
     ranks[:, returns[0] == returns[1]] = 0.0
-    seeds = derived_seeds(more.seeds, SeedUse.AGENT)  # what `reset` got
+    seeds = derived_seeds(more.seeds, SeedUse.AGENT)  # the seeds received by `reset`
     steps = [(up - down) * noise_of(seed, weights.shape) for seed, up, down in zip(seeds, *ranks, strict=True)]
     better: Floats = weights + learning_rate / sigma * np.mean(steps, axis=0)
     return better, returns

@@ -4,8 +4,8 @@ r"""Learn with proximal policy optimisation (Schulman et al., 2017), in PyTorch.
     python -m streamsampler.examples.ppo HalfCheetah-v5 --normalize-observations --normalize-rewards \
         --iterations 150 --minibatch 64 --learning-rate 3e-4
 
-Each iteration samples fragments, whose episodes go on in the next one. The output is the same on 1 worker or 2. What
-`--out` saved acts again with `load`:
+Each iteration samples fragments; their episodes continue in the next iteration. The output is the same on 1 worker or
+2. `load` returns an agent from the file of `--out`:
 
     from streamsampler import evaluate
     from streamsampler.examples.ppo import load
@@ -33,13 +33,13 @@ from streamsampler.filters import FilteredAgent, Filters, RunningNorm, RunningRe
 
 
 def tuned(default: Any, help_: str, type_: Any = None) -> Any:
-    """Make a setting that is an option of the command line, too: with a range, or without one a flag."""
+    """Return a field that is also an option of the command line: with a type, or without a type a flag."""
     return field(default=default, metadata={"help": help_, **({"is_flag": True} if type_ is None else {"type": type_})})
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What one tunes."""
+    """The hyperparameters."""
 
     iterations: int = tuned(40, "Iterations.", click.IntRange(0))
     n_envs: int = tuned(8, "Environments that are stepped side by side.", click.IntRange(1))
@@ -58,7 +58,7 @@ class Settings:
 
 
 def mlp(n_inputs: int, n_outputs: int, gain: float) -> nn.Sequential:
-    """Make two hidden layers of 64, with orthogonal weights; a small gain of the last one begins near zero."""
+    """Make an MLP with two hidden layers of 64 and orthogonal weights; a small `gain` starts near zero."""
     linear = nn.Linear(n_inputs, 64), nn.Linear(64, 64), nn.Linear(64, n_outputs)
     for layer, scale in zip(linear, (2**0.5, 2**0.5, gain), strict=True):
         nn.init.orthogonal_(layer.weight, scale)
@@ -67,7 +67,7 @@ def mlp(n_inputs: int, n_outputs: int, gain: float) -> nn.Sequential:
 
 
 class ActorCritic(nn.Module):  # type: ignore[misc]
-    """Logits, or a mean and a log standard deviation; and the observation's value, which comes back in the batch."""
+    """A policy's logits, or mean and log standard deviation, with the observation's value, recorded in the batch."""
 
     def __init__(self, observation_space: Any, action_space: Any) -> None:
         super().__init__()
@@ -80,11 +80,11 @@ class ActorCritic(nn.Module):  # type: ignore[misc]
         self.log_std = nn.Parameter(torch.zeros(0 if self.discrete else n_outputs))
 
     def forward(self, observations: torch.Tensor) -> dict[str, torch.Tensor]:
-        """(n, *O) to what `TorchAgent` takes: rows of the head's parameters, and of values."""
+        """Return the outputs for `TorchAgent` from observations (n, *O): parameters of the distribution, and values."""
         return {"logits" if self.discrete else "mean": self.actor(observations), "value": self.critic(observations)}
 
     def distribution(self, observations: torch.Tensor) -> Any:
-        """Return the distributions (n,) of the actions after observations (n, *O)."""
+        """Return the distribution of n actions after observations (n, *O)."""
         if self.discrete:
             return torch.distributions.Categorical(logits=self.actor(observations))
         return torch.distributions.Independent(
@@ -92,17 +92,16 @@ class ActorCritic(nn.Module):  # type: ignore[misc]
         )
 
     def as_drawn(self, actions: torch.Tensor) -> torch.Tensor:
-        """Return actions (n, *A) as `distribution` has them: numbered from 0, or flat."""
+        """Return actions (n, *A) in the form of `distribution`: counted from 0, or flat."""
         return actions - self.start if self.discrete else actions.flatten(1)
 
     def log_prob(self, observations: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
-        """Return the log-probabilities (n,) of actions that were drawn."""
         log_probs: torch.Tensor = self.distribution(observations).log_prob(self.as_drawn(actions))
         return log_probs
 
 
 def improve(policy: ActorCritic, adam: Any, batch: TrajectoryBatch, seed: int, settings: Settings) -> float:
-    """Run one iteration of PPO, and return how far the first minibatch's ratios are from one: rounding errors."""
+    """Run a PPO iteration; return the first minibatch's largest |ratio - 1|, due to rounding alone."""
     observations = torch.as_tensor(batch.observations, dtype=torch.float32)
     actions = policy.as_drawn(torch.as_tensor(batch.agent_infos.get("raw_action", batch.actions)))  # before clipping
     log_probs = torch.as_tensor(batch.agent_infos["log_prob"], dtype=torch.float32)
@@ -126,7 +125,7 @@ def improve(policy: ActorCritic, adam: Any, batch: TrajectoryBatch, seed: int, s
 
 
 def train(sampler: Any, policy: ActorCritic, settings: Settings) -> Iterator[list[float]]:
-    """Yield, after each iteration's learning, the returns of the episodes that ended in it."""
+    """After each iteration, yield the returns of the episodes that ended in it."""
     adam = torch.optim.Adam(policy.parameters(), eps=1e-5, fused=True)
     for iteration in range(settings.iterations):
         adam.param_groups[0]["lr"] = settings.learning_rate * (1 - iteration / settings.iterations)
@@ -136,17 +135,17 @@ def train(sampler: Any, policy: ActorCritic, settings: Settings) -> Iterator[lis
 
 
 def save(path: Path, policy: ActorCritic, filters: Filters) -> None:
-    """Save a policy and the filters with the statistics that it acts with; whole, or not at all."""
+    """Save a policy with its filters' statistics, atomically."""
     unfinished = path.with_name(f"{path.name}.unfinished")
     torch.save({"policy": policy.state_dict(), "filters": filters}, unfinished)
     unfinished.replace(path)
 
 
 def load(path: str | PathLike[str], environment: str) -> Any:
-    """Return an agent that acts as what was saved, without drawing. Open only files that you trust: they can run code.
+    """Return an agent that takes the saved policy's likeliest actions. Load trusted files only: they can run code.
 
     Args:
-        path: What `--out` named.
+        path: The file of `--out`.
         environment: The environment's id, for its spaces.
     """
     saved = torch.load(path, weights_only=False)
@@ -158,7 +157,7 @@ def load(path: str | PathLike[str], environment: str) -> Any:
 
 
 def with_settings(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command an option for each of the settings."""
+    """Add an option for each hyperparameter to a command."""
     for setting in reversed(fields(Settings)):
         name = f"--{setting.name.strip('_').replace('_', '-')}"
         command = click.option(name, setting.name, default=setting.default, **setting.metadata)(command)
@@ -177,7 +176,7 @@ def main(environment: str, workers: int, seed: int, out: Path | None, **tuned_se
     if out is not None and not out.parent.is_dir():
         raise click.UsageError(f"--out {out}: there is no folder {out.parent}")
     torch.manual_seed(seed)
-    torch.set_num_threads(1)  # more do not pay for so small a network, and the workers need the cores
+    torch.set_num_threads(1)  # so small a network gains nothing from more, and the workers need the cores
     with made(environment) as env:
         policy, space = ActorCritic(env.observation_space, env.action_space), env.action_space
     with MultiprocessingSampler(

@@ -4,8 +4,8 @@ r"""Learn with independent proximal policy optimisation (de Witt et al., 2020): 
     python -m streamsampler.examples.ppo_multiagent mpe2.simple_spread_v3 --workers 2 --seed 1 --out spread.pt
     python -m streamsampler.examples.ppo_multiagent pettingzoo.sisl.pursuit_v5 --iterations 200
 
-All agents share the parameters, and each learns from what itself has seen, done and gained. The environment is one of
-PettingZoo's, by the name of its module, whose agents have the same spaces. The output is the same on 1 worker or 2.
+All agents share parameters, and each learns from its own observations, actions and rewards. The environment is from
+PettingZoo, by its module's name, with equal spaces for all agents. The output is the same on 1 worker or 2.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from streamsampler.filters import RunningNorm, RunningReturnNorm
 
 
 def spaces_of(environment: str) -> tuple[Any, Any]:
-    """Return the observation and the action space that all agents of an environment have.
+    """Return the observation and action space common to all agents of an environment.
 
     Raises:
-        click.UsageError: There is no such environment, or its agents' spaces differ.
+        click.UsageError: The environment is unknown, or its agents' spaces differ.
     """
     try:
         env: Any = as_env_update(environment)(None)
@@ -49,7 +49,7 @@ def spaces_of(environment: str) -> tuple[Any, Any]:
 
 
 def train(sampler: Any, policy: ActorCritic, settings: Settings) -> Iterator[list[float]]:
-    """Yield, after each iteration's learning, the mean over agents of their returns, for each episode."""
+    """After each iteration, yield each episode's return, averaged over agents."""
     adam = torch.optim.Adam(policy.parameters(), eps=1e-5, fused=True)
     for iteration in range(settings.iterations):
         adam.param_groups[0]["lr"] = settings.learning_rate * (1 - iteration / settings.iterations)
@@ -59,7 +59,6 @@ def train(sampler: Any, policy: ActorCritic, settings: Settings) -> Iterator[lis
 
 
 def mean_returns(batch: MultiAgentBatch) -> list[float]:
-    """Return the mean over agents of their returns, for each episode."""
     returns: list[float] = np.nanmean(list(batch.episodes.returns.values()), axis=0).tolist()
     return returns
 
@@ -79,7 +78,7 @@ def main(environment: str, workers: int, seed: int, out: Path | None, **tuned_se
     if out is not None and not out.parent.is_dir():
         raise click.UsageError(f"--out {out}: there is no folder {out.parent}")
     torch.manual_seed(seed)
-    torch.set_num_threads(1)  # more do not pay for so small a network, and the workers need the cores
+    torch.set_num_threads(1)  # so small a network gains nothing from more, and the workers need the cores
     observation_space, action_space = spaces_of(environment)
     policy = ActorCritic(observation_space, action_space)
     with MultiprocessingSampler(

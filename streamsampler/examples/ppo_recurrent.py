@@ -1,8 +1,8 @@
-"""Learn with PPO and a policy that remembers, a GRU, from masked observations, in PyTorch.
+"""Learn with PPO and a recurrent policy, a GRU, from masked observations, in PyTorch.
 
     python -m streamsampler.examples.ppo_recurrent CartPole-v1 --hide 1,3 --workers 4 --seed 1
 
-No policy without a memory balances CartPole without its velocities. The number of workers does not change the output.
+Without velocities, CartPole cannot be balanced without a memory. The number of workers does not change the output.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from streamsampler.examples import line_of, made
 from streamsampler.examples.pytorch import nn, torch
 from streamsampler.filters import RunningNorm, RunningReturnNorm
 
-N_ENVS, TIMESTEPS = 16, 64  # of each iteration: environments side by side, and timesteps of each of them
-LENGTH = 32  # of the longest sequence that is learned from, in timesteps: gradients go no further back
-EPOCHS, SEQUENCES = 10, 10  # how often an iteration is learned from, and sequences in a gradient step
-LEARNING_RATE = 2e-3  # at first; it falls to 0
-GAMMA, LAMBDA = 0.98, 0.8  # discount, and of generalised advantage estimation
+N_ENVS, TIMESTEPS = 16, 64  # environments side by side, and timesteps of each in an iteration
+LENGTH = 32  # timesteps of the longest training sequence: gradients go no further back
+EPOCHS, SEQUENCES = 10, 10  # passes over an iteration's timesteps, and sequences in a gradient step
+LEARNING_RATE = 2e-3  # at first; decays to 0
+GAMMA, LAMBDA = 0.98, 0.8  # discount, and lambda of generalised advantage estimation
 
 
 def make(environment: str, hide: str) -> Any:
-    """Make the environment; the entries of its observations to hide, as in "1,3", are 0."""
+    """Make the environment, with the entries of its observations listed in `hide`, as in "1,3", set to 0."""
     space: Any = (env := made(environment)).observation_space
     names = np.arange(np.prod(space.shape or ())).astype(int).astype(str)
     if space.shape != names.shape or not isinstance(env.action_space, Discrete) or not {*hide.split(",")} <= {*names}:
@@ -39,7 +39,7 @@ def make(environment: str, hide: str) -> Any:
 
 
 class RecurrentActorCritic(nn.Module):  # type: ignore[misc]
-    """Remembers with a GRU, whose output gives logits and a value."""
+    """A GRU with linear heads for logits and value."""
 
     def __init__(self, env: Any) -> None:
         super().__init__()
@@ -47,23 +47,23 @@ class RecurrentActorCritic(nn.Module):  # type: ignore[misc]
         self.actor, self.critic = nn.Linear(64, int(env.action_space.n)), nn.Linear(64, 1)
 
     def initial_state(self, n: int) -> torch.Tensor:
-        """Return what is remembered where n episodes begin, (n, 64)."""
+        """Return the hidden state at the start of n episodes, (n, 64)."""
         return torch.zeros(n, 64)
 
     def forward(self, observations: Any, state: Any) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        """(n, O) and what is remembered, (n, 64), to logits and values of n rows, and what is remembered then."""
+        """Return logits and values of n rows, and the next hidden state, from observations (n, O) and state (n, 64)."""
         logits, values, after = self.along(observations[:, None], state)
         return {"logits": logits[:, 0], "value": values[:, 0]}, after
 
     def along(self, observations: Any, state: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(n, t, O) and (n, 64) to logits (n, t, A), values (n, t), and what is remembered in the end (n, 64)."""
+        """Return logits (n, t, A), values (n, t) and the last state (n, 64) from (n, t, O) and a state (n, 64)."""
         outputs, after = self.gru(torch.as_tensor(observations, dtype=torch.float32), torch.as_tensor(state)[None])
         return self.actor(outputs), self.critic(outputs)[..., 0], after[0]
 
 
 def improve(policy: RecurrentActorCritic, adam: Any, batch: TrajectoryBatch, seed: int) -> float:
-    """Run one iteration of PPO, and return how far the first minibatch's ratios are from one: rounding errors."""
-    estimates = batch.advantages(gamma=GAMMA, lambda_=LAMBDA)  # (T,), as all of these
+    """Run a PPO iteration; return the first minibatch's largest |ratio - 1|, due to rounding alone."""
+    estimates = batch.advantages(gamma=GAMMA, lambda_=LAMBDA)  # (T,), like all columns
     columns, first = (batch.actions, batch.agent_infos["log_prob"], estimates, estimates + batch.values), None
     minibatches = batch.minibatches(SEQUENCES, seed=seed, by="sequence", length=LENGTH, epochs=EPOCHS)
     for rows, mask, states in minibatches:
@@ -89,7 +89,7 @@ def improve(policy: RecurrentActorCritic, adam: Any, batch: TrajectoryBatch, see
 def main(environment: str, hide: str, workers: int, seed: int, iterations: int) -> None:
     """Train in ENVIRONMENT, and evaluate the policy without drawing on 100 trajectories."""
     torch.manual_seed(seed)
-    torch.set_num_threads(1)  # more do not pay for so small a network, and the workers need the cores
+    torch.set_num_threads(1)  # so small a network gains nothing from more, and the workers need the cores
     policy, space = RecurrentActorCritic(env := make(environment, hide)), env.action_space
     agent, adam = TorchAgent(policy, space, state_every=LENGTH), torch.optim.Adam(policy.parameters())
     with MultiprocessingSampler(

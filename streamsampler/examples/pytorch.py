@@ -1,4 +1,4 @@
-"""PyTorch for the examples, or an error that says how to install it."""
+"""PyTorch for the examples, or an error with the command to install it."""
 
 from __future__ import annotations
 

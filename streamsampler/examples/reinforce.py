@@ -2,8 +2,8 @@
 
     python -m streamsampler.examples.reinforce --workers 4 --seed 1
 
-An on-policy algorithm in the smallest form that works, to copy from: sample, ascend the gradient, hand new parameters
-to the next call. The output is the same whatever the number of workers; the line with the time goes to stderr.
+A minimal on-policy algorithm to start from: sample, ascend the gradient, pass new parameters to the next call. The
+output does not depend on the number of workers; the timing is printed to stderr.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from numpy.typing import NDArray
 
 from streamsampler import MultiprocessingSampler, TrajectoryBatch
 
-ITERATIONS, TIMESTEPS = 100, 4000  # at most so many iterations; timesteps in each batch, at least
+ITERATIONS, TIMESTEPS = 100, 4000  # most iterations; least timesteps in each batch
 GAMMA, LEARNING_RATE = 0.99, 0.15  # discount, and step size
-SCALE = np.array([2.4, 3.0, 0.21, 3.0])  # brings CartPole's observations to the size of 1
+SCALE = np.array([2.4, 3.0, 0.21, 3.0])  # scales CartPole's observations to about 1
 
 
 class LogisticPolicy:
-    """Push to the right with a probability that is a logistic function of the observation.
+    """Push right with a probability that is a logistic function of the observation.
 
     Attributes:
-        weights: One for each entry of the observation, and a bias.
-        greedy: Whether to take the likelier action instead of drawing one.
+        weights: A weight for each entry of the observation, and a bias.
+        greedy: Whether to take the likelier action instead of drawing.
     """
 
     def __init__(self, weights: NDArray[Any], greedy: bool = False) -> None:
@@ -39,22 +39,21 @@ class LogisticPolicy:
         self.random = random.Random()  # noqa: S311 - nothing secret is drawn
 
     def reset(self, seed: int) -> None:
-        """Begin a trajectory: actions are drawn from its seed alone."""
+        """Start a trajectory: its seed determines all draws."""
         self.random.seed(seed)
 
     def get_action(self, observation: NDArray[Any]) -> tuple[int, dict[str, Any]]:
-        """Choose an action."""
         logit = float((observation / SCALE).dot(self.weights[:4]) + self.weights[4])
         threshold = 0.5 if self.greedy else self.random.random()
         return int(threshold < 1.0 / (1.0 + math.exp(-logit))), {}
 
     def set_param_values(self, weights: NDArray[Any]) -> None:
-        """Set the parameters. In the workers, `agent_update` arrives here."""
+        """Set the parameters. Workers call this with an `agent_update`."""
         self.weights = np.array(weights)
 
 
 def baseline_features(batch: TrajectoryBatch) -> NDArray[Any]:
-    """Return (T, 12): functions of the observation and the time, to predict discounted returns from."""
+    """Return functions (T, 12) of observation and time, to predict discounted returns."""
     times = (np.arange(batch.n_timesteps) - np.repeat(batch.starts, batch.lengths)) / 100.0
     scaled = batch.observations / SCALE
     return np.column_stack([scaled, scaled**2, *(times**power for power in range(4))])
@@ -77,7 +76,7 @@ class Adam:
 
 
 def improve(policy: LogisticPolicy, baseline: NDArray[Any], adam: Adam, batch: TrajectoryBatch, gamma: float) -> None:
-    """Run one iteration of REINFORCE; the baseline is fitted last, for it must not depend on what it judges."""
+    """Run a REINFORCE iteration; the baseline is fitted last, because it must not depend on the returns it judges."""
     returns, features = batch.discounted_returns(gamma), baseline_features(batch)
     advantages = returns - features @ baseline
     advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)

@@ -3,7 +3,7 @@
     with serving(calculator) as address:
         ...  # answers HTTP requests to http://{address}/add
 
-Each answers many requests at the same time, after a delay, on an event loop in a thread of its own.
+Each serves many requests at the same time, after a delay, on an event loop in its own thread.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 Answer = Callable[[str, str], str]
-"""Returns the text that answers a request: takes its path and its text. What it raises is an answer, too."""
+"""Returns the answer to a request from its path and its text. Exceptions are sent as answers, too."""
 
-DELAY = 0.01  # seconds until an answer begins
+DELAY = 0.01  # seconds before an answer
 TOOLS = {"/add": operator.add, "/subtract": operator.sub, "/multiply": operator.mul}
-ERRORS = 0.1  # the share of the model's answers that are wrong
+ERRORS = 0.1  # share of wrong answers by the model
 
 
 def calculator(path: str, text: str) -> str:
@@ -34,9 +34,9 @@ def calculator(path: str, text: str) -> str:
 
 
 def model(path: str, text: str) -> str:
-    """Write the next line of a prompt, as a language model would that has learnt to use a calculator.
+    """Continue a prompt by a line, like a language model trained to use a calculator.
 
-    The request is JSON. Its "seed" decides about the errors: the same request has the same answer.
+    The request is JSON. Its "seed" determines the errors, so equal requests have equal answers.
     """
     del path
     request = json.loads(text)
@@ -51,8 +51,8 @@ def model(path: str, text: str) -> str:
 
 
 async def _respond(answer: Answer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Answer the one request of a connection, and close it."""
-    with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):  # from callers that were cancelled
+    """Answer a connection's single request, and close it."""
+    with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):  # from cancelled callers
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
             length = re.search(r"(?i)content-length: *(\d+)", head)
@@ -60,7 +60,7 @@ async def _respond(answer: Answer, reader: asyncio.StreamReader, writer: asyncio
             await asyncio.sleep(DELAY)
             try:
                 status, said = "200 OK", answer(head.split()[1], text)
-            except Exception as error:  # the caller is to read it
+            except Exception as error:  # reported to the caller
                 status, said = "400 Bad Request", f"{type(error).__name__}: {error}"
             content = said.encode()
             writer.write(f"HTTP/1.1 {status}\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content)
@@ -74,7 +74,7 @@ def serving(answer: Answer) -> Iterator[str]:
     """Serve inside the block, and yield the address, "HOST:PORT"; at the end all connections are closed.
 
     Args:
-        answer: Answers the requests, many of them at the same time.
+        answer: Returns the answer to a request; called for many requests at the same time.
     """
     loop = asyncio.new_event_loop()
     starting = asyncio.start_server(functools.partial(_respond, answer), "127.0.0.1", backlog=1_000)
@@ -92,6 +92,5 @@ def serving(answer: Answer) -> Iterator[str]:
 
 
 async def _end(server: asyncio.Server) -> None:
-    """Stop to serve, when all requests are answered."""
     server.close()
     await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}))

@@ -1,12 +1,12 @@
-"""Run a language model that uses tools, both behind services: text in, text out.
+"""Run a language model that uses tools, both in services: text in, text out.
 
     python -m streamsampler.examples.tool_use --in-flight 50 --seed 1
     python -m streamsampler.examples.tool_use --model 127.0.0.1:8001 --tools 127.0.0.1:8002
 
-The environment asks a question, and runs what the model writes: calls of tools, and at last an answer. Both wait for
-HTTP answers with asyncio, so that one worker has many trajectories in flight. Trajectories are evaluated, recorded in a
-file, and one of them is run again, with the same bits. Without addresses, two small services are started on this
-machine. The output is the same whatever the numbers of workers and of trajectories in flight.
+The environment asks a question, and runs the model's lines: tool calls, and finally an answer. Agent and environment
+await HTTP answers with asyncio, so a single worker has many trajectories in flight. Trajectories are evaluated,
+recorded in a file, and one is replayed with the same bits. Without addresses, two small services are started on this
+machine. The output depends neither on the number of workers nor on the number of trajectories in flight.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from streamsampler import MultiprocessingSampler
 from streamsampler.examples.services import calculator, model, serving
 
 TRAJECTORIES, IN_FLIGHT = 100, 50
-LONGEST = 6  # timesteps of a trajectory
+LONGEST = 6  # timesteps of a trajectory at most
 TOOLS = "add", "subtract", "multiply"
 
 
 class RequestError(Exception):
-    """A service refuses a request, and says why."""
+    """A service refuses a request, with the reason."""
 
 
 async def ask(address: str, path: str, text: str) -> str:
     """Send a text to a service, and return its answer.
 
     Raises:
-        RequestError: The request is wrong.
-        ConnectionError: The service has no answer.
+        RequestError: The request is invalid.
+        ConnectionError: The service did not answer.
     """
     host, port = address.split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
@@ -51,7 +51,7 @@ async def ask(address: str, path: str, text: str) -> str:
         head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nContent-Length: {len(content)}\r\n\r\n"
         writer.write(head.encode() + content)
         answer = (await reader.read()).decode()
-    finally:  # also where this is cancelled: no later request reads this one's answer
+    finally:  # also after cancellation: no later request must read this answer
         writer.close()
         with contextlib.suppress(ConnectionError):
             await writer.wait_closed()
@@ -65,12 +65,12 @@ async def ask(address: str, path: str, text: str) -> str:
 
 
 class Calculations(gymnasium.Env[str, str]):
-    """Asks to calculate, and rewards the right answer. An action is a line: "add 17 5", or at last "answer 22".
+    """Ask for a calculation, and reward the right answer. An action is a line: "add 17 5", or finally "answer 22".
 
-    The observation is all that was written so far: a language model remembers nothing else.
+    The observation is the whole text so far, because a language model has no other memory.
 
     Args:
-        tools: The address of the service that calculates.
+        tools: The address of the calculator service.
     """
 
     observation_space = Text(3_000, charset=string.printable)
@@ -83,14 +83,12 @@ class Calculations(gymnasium.Env[str, str]):
     async def reset(  # type: ignore[override]
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[str, dict[str, Any]]:
-        """Ask a question."""
         super().reset(seed=seed, options=options)
         first, further, last = (int(number) for number in self.np_random.integers(2, 100, 3))
         self.transcript, self.right = f"What is ({first} + {further}) * {last}?", (first + further) * last
         return self.transcript, {}
 
     async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:  # type: ignore[override]
-        """Call a tool, or judge the answer."""
         name, _, arguments = action.partition(" ")
         ends = name == "answer"
         is_right = ends and arguments == str(self.right)
@@ -100,7 +98,7 @@ class Calculations(gymnasium.Env[str, str]):
         return self.transcript, float(is_right), ends, False, {"is_success": is_right} if ends else {}
 
     async def call(self, name: str, arguments: str) -> str:
-        """Call a tool. A model may write anything: it reads what is wrong with it."""
+        """Call a tool. Errors become part of the text, because a model may write anything."""
         if name not in TOOLS:
             return f" is no call of {', '.join(TOOLS)}"
         try:
@@ -110,10 +108,10 @@ class Calculations(gymnasium.Env[str, str]):
 
 
 class ModelAgent:
-    """Lets a model write the next line.
+    """An agent that requests the next line from a model.
 
     Args:
-        address: The address of the service that has the model.
+        address: The address of the model's service.
     """
 
     def __init__(self, address: str) -> None:
@@ -121,11 +119,10 @@ class ModelAgent:
         self.generator = np.random.default_rng()
 
     def reset(self, seed: int) -> None:
-        """Begin a trajectory. Its seed decides about what the model draws, wherever that runs."""
+        """Start a trajectory. Its seed determines the model's draws, wherever the model runs."""
         self.generator = np.random.default_rng(seed)
 
     async def get_action(self, observation: str) -> tuple[str, dict[str, Any]]:
-        """Ask the model for the next line."""
         request = {"prompt": observation, "seed": int(self.generator.integers(2**31))}
         return await ask(self.address, "/complete", json.dumps(request)), {}
 

@@ -2,9 +2,9 @@
 
     python -m streamsampler.examples.trpo CartPole-v1 --workers 4 --seed 1
 
-Each iteration samples whole trajectories, and the agent records the values of all observations, the last ones too. The
-policy takes a step along the natural gradient, as long as the divergence from the policy that sampled allows; the
-critic is fitted to the lambda-returns. The number of workers does not change the output.
+Each iteration samples whole trajectories, with the agent's values of all observations, including the last. The policy
+steps along the natural gradient, within a bound on the divergence from the sampling policy; the critic is fitted to the
+lambda-returns. The number of workers does not change the output.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from streamsampler.examples import made
 from streamsampler.examples.ppo import ActorCritic
 from streamsampler.examples.pytorch import nn, torch
 
-ITERATIONS, TIMESTEPS = 30, 2000  # iterations, and timesteps in each batch, at least
-GAMMA, LAMBDA = 0.99, 0.97  # discount, and of generalised advantage estimation
-RADIUS, DAMPING = 0.01, 0.1  # mean divergence of a step, and what is added to the Fisher matrix's diagonal
-CRITIC_RATE, EPOCHS, MINIBATCH = 1e-3, 10, 256  # how the critic is fitted
+ITERATIONS, TIMESTEPS = 30, 2000  # iterations, and least timesteps in each batch
+GAMMA, LAMBDA = 0.99, 0.97  # discount, and lambda of generalised advantage estimation
+RADIUS, DAMPING = 0.01, 0.1  # mean divergence of a step, and damping added to the Fisher matrix's diagonal
+CRITIC_RATE, EPOCHS, MINIBATCH = 1e-3, 10, 256  # for fitting the critic
 
 
 def conjugate_gradient(product: Callable[[torch.Tensor], torch.Tensor], target: torch.Tensor) -> torch.Tensor:
-    """Solve F x = target in ten steps, where `product` multiplies a vector by F, which is positive definite."""
+    """Solve F x = target in ten steps; `product` multiplies a vector by the positive definite F."""
     solution, residual, direction = torch.zeros_like(target), target.clone(), target.clone()
     square = residual.dot(residual)
     for _ in range(10):
@@ -41,12 +41,12 @@ def conjugate_gradient(product: Callable[[torch.Tensor], torch.Tensor], target: 
 
 
 def flat_gradient(value: torch.Tensor, parameters: list[nn.Parameter], **options: bool) -> torch.Tensor:
-    """Return the gradient of a number by all parameters, as one vector."""
+    """Return the gradient with respect to all parameters as a single vector."""
     return torch.cat([gradient.reshape(-1) for gradient in torch.autograd.grad(value, parameters, **options)])
 
 
 def improve(policy: ActorCritic, adam: Any, batch: TrajectoryBatch[Any, Any], gamma: float, radius: float) -> float:
-    """Run one iteration of TRPO; return the mean divergence of the step that was taken, 0 if none was."""
+    """Run a TRPO iteration; return the mean divergence of its step, 0 without a step."""
     observations = torch.as_tensor(batch.observations, dtype=torch.float32)
     actions = torch.as_tensor(batch.agent_infos.get("raw_action", batch.actions))  # as drawn, not clipped
     log_probs = torch.as_tensor(batch.agent_infos["log_prob"], dtype=torch.float32)
@@ -96,7 +96,7 @@ def main(
 ) -> None:
     """Train in ENVIRONMENT, and evaluate the policy without drawing on 100 trajectories."""
     torch.manual_seed(seed)
-    torch.set_num_threads(1)  # more do not pay for so small a network, and the workers need the cores
+    torch.set_num_threads(1)  # so small a network gains nothing from more, and the workers need the cores
     with made(environment) as env:
         policy, space = ActorCritic(env.observation_space, env.action_space), env.action_space
     adam = torch.optim.Adam(policy.critic.parameters(), CRITIC_RATE)

@@ -300,11 +300,11 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
 
         A callable must return a new environment each time, because several run at once.
 
-        Whole trajectories in between, evaluations included, run in further environments, made when first needed
-        (`stats.further_envs`), and do not disturb the episodes. The single agent of `inference="parent"` has its memory
-        restored afterwards, by `get_state()` and `set_state(state)`. If the callable returns the same environment each
-        time, or in a pickled copy of the sampler, or after `load_state_dict`, episodes are restored as after a loss. An
-        `env_update` in any call (with a warning), another `n_envs` and an exception in a call for fragments end the
+        Whole trajectories in between, evaluations included, run in further environments (`stats.further_envs`), and do
+        not disturb the episodes. The single agent of `inference="parent"` has its memory restored afterwards, by
+        `get_state()` and `set_state(state)`. If the callable returns the same environment each time, or in a pickled
+        copy of the sampler, or after `load_state_dict`, episodes are restored as after a loss. An `env_update` in any
+        call (with a warning), another `n_envs` and an exception in a call for fragments end the
         episodes: the next call starts with fresh environments. Fragments do not work with `on_failure="drop"`: a
         dropped episode would leave a hole in the grid.
 

@@ -49,9 +49,8 @@ class Call:
 
     The scheduler decides; the call waits for events, passes them to the scheduler, and carries out its instructions.
 
-    Updates are undone after a refusal: `snapshot` has the updates before the call's own, restored if an environment is
-    refused; `accepted` (`snapshot` by default) those restored if an agent refuses its update. Trajectories have the
-    version that starts with the call unless `sampled_version` is given.
+    If a worker refuses an environment, the updates of `snapshot` are restored; if an agent refuses its update, those of
+    `accepted` (by default the same). Trajectories have the call's own version unless `sampled_version` is given.
     """
 
     def __init__(
@@ -195,8 +194,8 @@ class Call:
     def so_far(self) -> tuple[int, int]:
         """Return the number of timesteps, unfinished rollouts included, and of finished trajectories.
 
-        Timesteps are capped at the plan's, because some may turn out to be surplus; of a complete call they are the
-        batch's. In fragments, ended episodes count as finished.
+        Timesteps are capped at the plan's, because some may turn out to be surplus. In fragments, ended episodes count
+        as finished.
         """
         gathering, under_way, ended = self.gathering, 0, self.batches.n_ended
         if gathering.result.complete:

@@ -121,7 +121,6 @@ class SamplerLife:
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Reserve the workers for this thread, for a single call."""
         with self._guarded():
             self.check_usable()
             # Reentrant: an interrupt between a plain lock's acquisition and the `try` would block it for good.

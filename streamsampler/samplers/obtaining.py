@@ -453,7 +453,7 @@ class ObtainingSampler(LifeOwner, Generic[ObservationsT, ActionsT]):
         For `batch.save(…, provenance=…)`: the environment's name and arguments, limits, threads, the workers' class and
         arguments, the agent version, `record_taken`, the number of workers (if it matters), and versions of packages;
         filters with a digest of their statistics; and, after a call, the workers' fingerprints (see `TrajectoryBatch`).
-        Defaults are left out. Agents and code are not described.
+        Worker class, agent version and `record_taken` are left out if default. Agents and code are not described.
 
         Args:
             task: The number of a task, in a sampler of several: returns this task's facts.

@@ -27,11 +27,6 @@ class OfTasks(Generic[Item]):
         open_envs: Largest number of tasks for which a worker has environments at a time, at least 1. They are made at
             the first ticket of a task, after those of the task used least recently were closed.
 
-    Attributes:
-        items: The items, a tuple.
-        names: The names, a tuple.
-        open_envs: The same.
-
     Raises:
         UsageError: No item is given, the number of names differs, two names are equal, or `open_envs` is less than 1.
     """
@@ -73,17 +68,11 @@ class OfTasks(Generic[Item]):
 
 @dataclass(frozen=True)
 class TaskRun:
-    """Consecutive trajectories of a task.
+    """Consecutive trajectories of a task."""
 
-    Attributes:
-        task: The task's number.
-        first: The first trajectory's index within the task.
-        n: Number of trajectories, at least 1.
-    """
-
-    task: int
-    first: int
-    n: int
+    task: int  # its number
+    first: int  # index within the task
+    n: int  # at least 1
 
 
 def sections_of(

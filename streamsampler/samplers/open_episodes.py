@@ -42,7 +42,6 @@ class OpenEpisodes:
         return Resets(options=options, fragments=order_of(plan, base_version))
 
     def end(self) -> bool:
-        """End the episodes because of an `env_update`; return whether there were any."""
         went_on, self.ledger = self.ledger is not None, None
         return went_on
 

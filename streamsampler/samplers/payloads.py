@@ -236,8 +236,7 @@ def pickled_updates(
 ) -> dict[Kind, Any]:
     """Pickle a call's updates, all of them before any is stored.
 
-    By kind, the result is a payload, or a list with a payload for each worker (None changes nothing). Agents' payloads
-    carry the agents' traits; a held agent stays in this process, unpickled.
+    The result has, by kind, a payload, or a list with a payload or None for each worker; a held agent stays unpickled.
     """
     updates: dict[Kind, Any] = {}
     traits = in_force.about("agent")

@@ -155,7 +155,7 @@ _STRANGER = "(not recorded)"
 
 
 def recorded_agents(recorded: TrajectoryBatch[Any, Any]) -> Any:
-    """Return an agent that repeats a trajectory's actions; for several agents, `Policies` of such agents."""
+    """Return an agent, or `Policies`, repeating a trajectory's actions."""
     if not isinstance(recorded, MultiAgentBatch):
         return _RecordedActions(singles_of(recorded.action_space, recorded.actions))
     agents = {str(it.agent_ids[0]): recorded_agents(it) for each in recorded.policies.values() for it in each}
@@ -183,7 +183,7 @@ class _RecordedActions:
 
 @dataclass(frozen=True)
 class Replay:
-    """The result of a replay. It can be printed.
+    """The result of a replay, printable.
 
     Attributes:
         trajectory: The trajectory of this run, a batch of size 1.

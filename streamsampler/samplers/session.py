@@ -73,7 +73,6 @@ class Session:
         return self.scheduler.version == 0 and self.plan is None and not self.suspect
 
     def continue_from(self, version: int, sampled_version: int, fragments: FragmentLedger | None) -> None:
-        """Let the next call follow a version, as if an earlier engine had run that version."""
         self.scheduler.continue_from(version, sampled_version)
         self.episodes.continue_from(fragments)
 
@@ -152,7 +151,6 @@ class Session:
             self.episodes.forget(worker)
 
     def forget_worker(self, worker: int) -> int:
-        """Forget a dead worker; return the number of timesteps it ran without reporting them."""
         ran, reported = self.engine.ran_timesteps(worker), self.arrivals.workers[worker].reported_timesteps
         self.arrivals.workers[worker] = LaunchedWorker()
         self.store.forget(worker)

@@ -54,8 +54,8 @@ def sample_to_folder(
     it, interrupted ones included: make a new sampler with an explicit `seed`. Another seed, other arguments and another
     environment name are refused. Agents and changed code are not compared; identify them in `provenance`. Afterwards
     the sampler continues as after an uninterrupted call, which requires reading a resumed folder once more if it has
-    filters. On a machine with other kernels (see `fingerprint` of `Sampler`) files may
-    differ: a warning is logged, or an error raised, before anything is written.
+    filters. On a machine with other kernels, `fingerprint` of `Sampler` decides about a warning or an error, before
+    anything is written.
 
     Example:
         ```python

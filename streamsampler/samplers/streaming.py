@@ -32,7 +32,7 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
 
     Workers run ahead of the consumer by a bounded number of trajectories. The stream starts with the first request for
     a trajectory. It ends, and the workers stop, after its last trajectory, when it is closed, deleted, or raises, and
-    with the next call on its sampler; then it raises `SamplerError`. As a context manager it closes itself.
+    with the next call on its sampler, after which it raises `SamplerError`. Also a context manager.
     """
 
     def __init__(self, begin: Callable[[], Call], life: SamplerLife) -> None:
@@ -107,7 +107,7 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
             portion: The amount missing; not 0.
 
         Raises:
-            UsageError: The stream was iterated over: then trajectories are assembled in chunks, outside any portion.
+            UsageError: The stream was iterated over, which assembles trajectories in chunks.
             SamplerError: The stream is closed, a later call has ended it, or no trajectory is left. For other errors
                 see `Sampler.stream`.
         """

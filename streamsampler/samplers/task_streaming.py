@@ -20,9 +20,9 @@ from streamsampler.samplers.streaming import Stream, is_over, trajectories_of
 class TaskStream(Stream[Any, Any]):
     """The trajectories of runs of several tasks, in order: an iterator over batches of size 1.
 
-    Each equals the trajectory in a stream of the task's own sampler. See `Stream` for start and end. An error has the
-    number of its task in the attribute `task`. It is raised after all trajectories before it were returned, so the
-    attributes do not depend on timing. Statistics of filters do not change.
+    Each equals the trajectory in a stream of the task's own sampler. An error has its task's number in the attribute
+    `task`, and is raised after all trajectories before it, so the stream's attributes do not depend on timing. Filters
+    do not change.
 
     Attributes:
         task: The number of the last trajectory's task; -1 before the first trajectory.

@@ -114,7 +114,7 @@ class Updates(Generic[Payload]):
     def structures(self) -> list[Structure]:
         """Return the structure of each queue of indices: a single one for all workers, or one for each.
 
-        It changes whenever the agent or the environment is replaced; with tasks, never.
+        It changes with the agent or the environment; with tasks, never.
         """
         if "tasks" in self._in_force:
             return [()]
