@@ -67,7 +67,6 @@ class Adam:
         self.mean, self.square, self.steps = np.zeros(size), np.zeros(size), 0
 
     def step(self, gradient: NDArray[Any]) -> NDArray[Any]:
-        """Return the change of the parameters."""
         self.steps += 1
         self.mean += 0.1 * (gradient - self.mean)
         self.square += 0.001 * (gradient**2 - self.square)

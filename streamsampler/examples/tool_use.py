@@ -5,8 +5,8 @@
 
 The environment asks a question, and runs the model's lines: tool calls, and finally an answer. Agent and environment
 await HTTP answers with asyncio, so a single worker has many trajectories in flight. Trajectories are evaluated,
-recorded in a file, and one is replayed with the same bits. Without addresses, two small services are started on this
-machine. The output depends neither on the number of workers nor on the number of trajectories in flight.
+recorded in a file, and one is replayed with the same bits. Without addresses, two small services start on this machine.
+The output depends neither on workers nor on trajectories in flight.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def order_of(plan: Fragments, base_version: int, standings: Mapping[int, Standin
 
 
 class FragmentLedger:
-    """The position of each environment of fragments, from which the replacement of a lost worker continues."""
+    """The position of each environment of fragments; a worker that replaces a lost one continues from there."""
 
     def __init__(self, plan: Fragments, base_version: int) -> None:
         self.n_envs = plan.n_envs
@@ -183,8 +183,7 @@ class EpisodeParts:
         self._n_envs, self._ledger = ledger.n_envs, ledger
         self._segments: list[Segment | None] = []  # None for forgotten ones
         self._parts: list[tuple[int, bool, Earlier]] = []  # environment, whether it is continued, its earlier part
-        # Counts of environments' segments, own segments and parts: a single tuple, so that an interrupt cannot split
-        # it.
+        # Counts of environments' segments, own segments and parts; a single tuple, which no interrupt can split.
         self._taken = 0, 0, 0
 
     def segments(self, first: int = 0) -> list[Segment]:
