@@ -48,9 +48,9 @@ def trained(environment: str, timesteps: int, seed: int) -> tuple[SB3Agent, SB3A
 @click.argument("environment", default="CartPole-v1")
 @click.option("--model", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A saved model.")
 @click.option("--workers", default=2, type=click.IntRange(1), help="Worker processes.")
-@click.option("--seed", default=0, type=click.IntRange(0), help="The seed of everything random.")
-@click.option("--timesteps", default=TIMESTEPS, type=click.IntRange(0), help="Of the training, without a model.")
-@click.option("--trajectories", default=TRAJECTORIES, type=click.IntRange(1), help="How many to evaluate on.")
+@click.option("--seed", default=0, type=click.IntRange(0), help="Seed of all randomness.")
+@click.option("--timesteps", default=TIMESTEPS, type=click.IntRange(0), help="Timesteps of training, without --model.")
+@click.option("--trajectories", default=TRAJECTORIES, type=click.IntRange(1), help="Trajectories to evaluate on.")
 def main(environment: str, model: Path | None, workers: int, seed: int, timesteps: int, trajectories: int) -> None:
     """Evaluate a model in ENVIRONMENT, without drawing from its distributions."""
     made(environment).close()  # an unknown environment is reported before anything runs

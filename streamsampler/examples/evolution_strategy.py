@@ -84,12 +84,14 @@ def improve(sampler: Any, weights: Floats, sigma: float, pairs: int, learning_ra
 @click.command(context_settings={"show_default": True})
 @click.argument("environment", default="CartPole-v1")
 @click.option("--workers", default=2, type=click.IntRange(1), help="Worker processes.")
-@click.option("--seed", default=0, type=click.IntRange(0), help="The seed of everything random.")
+@click.option("--seed", default=0, type=click.IntRange(0), help="Seed of all randomness.")
 @click.option("--iterations", default=ITERATIONS, type=click.IntRange(0), help="Iterations.")
 @click.option("--pairs", default=PAIRS, type=click.IntRange(1), help="Pairs of trajectories in each iteration.")
-@click.option("--sigma", default=SIGMA, type=click.FloatRange(0, min_open=True), help="Deviation of the noise.")
+@click.option(
+    "--sigma", default=SIGMA, type=click.FloatRange(0, min_open=True), help="Standard deviation of the noise."
+)
 @click.option("--learning-rate", default=LEARNING_RATE, type=click.FloatRange(0, min_open=True), help="Step size.")
-@click.option("--target", type=float, help="Stop at this mean return of the population.")
+@click.option("--target", type=float, help="Stop when the population's mean return reaches this.")
 def main(
     environment: str, workers: int, seed: int, iterations: int, pairs: int, sigma: float, learning_rate: float,
     target: float | None,

@@ -42,19 +42,21 @@ class Settings:
     """The hyperparameters."""
 
     iterations: int = tuned(40, "Iterations.", click.IntRange(0))
-    n_envs: int = tuned(8, "Environments that are stepped side by side.", click.IntRange(1))
+    n_envs: int = tuned(8, "Environments stepped side by side.", click.IntRange(1))
     timesteps: int = tuned(250, "Timesteps of each environment in an iteration.", click.IntRange(1))
-    epochs: int = tuned(10, "How often an iteration's timesteps are learned from.", click.IntRange(1))
+    epochs: int = tuned(10, "Passes over an iteration's timesteps.", click.IntRange(1))
     minibatch: int = tuned(250, "Timesteps in a gradient step.", click.IntRange(1))
-    learning_rate: float = tuned(1e-3, "At first; it falls to 0.", click.FloatRange(0, min_open=True))
+    learning_rate: float = tuned(1e-3, "Initial learning rate; decays to 0.", click.FloatRange(0, min_open=True))
     gamma: float = tuned(0.99, "Discount.", click.FloatRange(0, 1))
-    lambda_: float = tuned(0.95, "Of generalised advantage estimation.", click.FloatRange(0, 1))
-    clip: float = tuned(0.2, "How far a ratio of probabilities may be from 1.", click.FloatRange(0, min_open=True))
+    lambda_: float = tuned(0.95, "Lambda of generalised advantage estimation.", click.FloatRange(0, 1))
+    clip: float = tuned(0.2, "Clipping range of probability ratios around 1.", click.FloatRange(0, min_open=True))
     entropy: float = tuned(0.0, "Weight of the entropy bonus.", click.FloatRange(0))
-    value: float = tuned(0.5, "Weight of the values' error.", click.FloatRange(0))
-    max_gradient: float = tuned(0.5, "Longer gradients are shortened.", click.FloatRange(0, min_open=True))
-    normalize_observations: bool = tuned(False, "Normalise observations by what was seen so far.")
-    normalize_rewards: bool = tuned(False, "Divide rewards by the deviation of the returns so far.")
+    value: float = tuned(0.5, "Weight of the value loss.", click.FloatRange(0))
+    max_gradient: float = tuned(
+        0.5, "Largest norm of a gradient; longer ones are clipped.", click.FloatRange(0, min_open=True)
+    )
+    normalize_observations: bool = tuned(False, "Normalise observations with running statistics.")
+    normalize_rewards: bool = tuned(False, "Divide rewards by the running deviation of returns.")
 
 
 def mlp(n_inputs: int, n_outputs: int, gain: float) -> nn.Sequential:
@@ -167,14 +169,14 @@ def with_settings(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command(context_settings={"show_default": True})
 @click.argument("environment", default="CartPole-v1")
 @click.option("--workers", default=2, type=click.IntRange(1), help="Worker processes; more than 2 are idle.")
-@click.option("--seed", default=0, type=click.IntRange(0), help="The seed of everything random.")
+@click.option("--seed", default=0, type=click.IntRange(0), help="Seed of all randomness.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Save the policy after each iteration.")
 @with_settings
 def main(environment: str, workers: int, seed: int, out: Path | None, **tuned_settings: Any) -> None:
     """Train in ENVIRONMENT, and evaluate the policy without drawing on 100 trajectories."""
     settings = Settings(**tuned_settings)
     if out is not None and not out.parent.is_dir():
-        raise click.UsageError(f"--out {out}: there is no folder {out.parent}")
+        raise click.UsageError(f"--out {out}: the folder {out.parent} does not exist")
     torch.manual_seed(seed)
     torch.set_num_threads(1)  # so small a network gains nothing from more, and the workers need the cores
     with made(environment) as env:

@@ -40,7 +40,7 @@ def spaces_of(environment: str) -> tuple[Any, Any]:
     try:
         of_agents = [list(space.values()) for space in (env.observation_space, env.action_space)]
     except AttributeError as error:
-        raise click.UsageError(f"{environment} is an environment of one agent: streamsampler.examples.ppo") from error
+        raise click.UsageError(f"{environment} has a single agent: use streamsampler.examples.ppo") from error
     finally:
         env.close()
     if any(space != spaces[0] for spaces in of_agents for space in spaces):
@@ -66,17 +66,17 @@ def mean_returns(batch: MultiAgentBatch) -> list[float]:
 @click.command(context_settings={"show_default": True})
 @click.argument("environment", default="mpe2.simple_spread_v3")
 @click.option("--workers", default=2, type=click.IntRange(1), help="Worker processes.")
-@click.option("--seed", default=0, type=click.IntRange(0), help="The seed of everything random.")
+@click.option("--seed", default=0, type=click.IntRange(0), help="Seed of all randomness.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Save the policy after each iteration.")
 @with_settings
 def main(environment: str, workers: int, seed: int, out: Path | None, **tuned_settings: Any) -> None:
     """Train all agents of ENVIRONMENT, and evaluate the policy without drawing on 100 trajectories.
 
-    In an iteration all agents together have --n-envs times --timesteps timesteps.
+    Each iteration samples --n-envs times --timesteps timesteps of all agents together.
     """
     settings = Settings(**tuned_settings)
     if out is not None and not out.parent.is_dir():
-        raise click.UsageError(f"--out {out}: there is no folder {out.parent}")
+        raise click.UsageError(f"--out {out}: the folder {out.parent} does not exist")
     torch.manual_seed(seed)
     torch.set_num_threads(1)  # so small a network gains nothing from more, and the workers need the cores
     observation_space, action_space = spaces_of(environment)

@@ -33,7 +33,9 @@ def make(environment: str, hide: str) -> Any:
     space: Any = (env := made(environment)).observation_space
     names = np.arange(np.prod(space.shape or ())).astype(int).astype(str)
     if space.shape != names.shape or not isinstance(env.action_space, Discrete) or not {*hide.split(",")} <= {*names}:
-        raise click.UsageError("this needs vectors with the entries that --hide names, and actions in a Discrete")
+        raise click.UsageError(
+            "the environment needs vector observations with the entries of --hide, and actions in a Discrete"
+        )
     mask = ~np.isin(names, hide.split(","))
     return TransformObservation(env, lambda observation: observation * mask, space)
 
@@ -82,9 +84,9 @@ def improve(policy: RecurrentActorCritic, adam: Any, batch: TrajectoryBatch, see
 
 @click.command(context_settings={"show_default": True})
 @click.argument("environment", default="CartPole-v1")
-@click.option("--hide", default="1,3", help="Which entries of observations are hidden.")
+@click.option("--hide", default="1,3", help="Entries of observations to hide.")
 @click.option("--workers", default=2, type=click.IntRange(1), help="Worker processes; more than 2 are idle.")
-@click.option("--seed", default=0, type=click.IntRange(0), help="The seed of everything random.")
+@click.option("--seed", default=0, type=click.IntRange(0), help="Seed of all randomness.")
 @click.option("--iterations", default=200, type=click.IntRange(0), help="Iterations.")
 def main(environment: str, hide: str, workers: int, seed: int, iterations: int) -> None:
     """Train in ENVIRONMENT, and evaluate the policy without drawing on 100 trajectories."""

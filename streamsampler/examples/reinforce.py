@@ -89,9 +89,11 @@ def improve(policy: LogisticPolicy, baseline: NDArray[Any], adam: Adam, batch: T
 @click.command(context_settings={"show_default": True})
 @click.argument("environment", default="CartPole-v1", type=click.Choice(["CartPole-v1"]))
 @click.option("--workers", default=2, type=click.IntRange(1), help="Worker processes.")
-@click.option("--seed", default=0, type=click.IntRange(0), help="The seed of everything random.")
-@click.option("--iterations", default=ITERATIONS, type=click.IntRange(0), help="At most: it stops at a return of 475.")
-@click.option("--timesteps", default=TIMESTEPS, type=click.IntRange(1), help="Timesteps in each batch, at least.")
+@click.option("--seed", default=0, type=click.IntRange(0), help="Seed of all randomness.")
+@click.option(
+    "--iterations", default=ITERATIONS, type=click.IntRange(0), help="Most iterations; stops at a mean return of 475."
+)
+@click.option("--timesteps", default=TIMESTEPS, type=click.IntRange(1), help="Least timesteps in each batch.")
 @click.option("--gamma", default=GAMMA, type=click.FloatRange(0, 1), help="Discount.")
 @click.option("--learning-rate", default=LEARNING_RATE, type=click.FloatRange(0, min_open=True), help="Step size.")
 def main(environment: str, workers: int, seed: int, iterations: int, timesteps: int, **options: float) -> None:

@@ -128,13 +128,17 @@ class ModelAgent:
 
 
 @click.command(context_settings={"show_default": True})
-@click.option("--model", "model_address", metavar="HOST:PORT", help="The service that has the model.")
-@click.option("--tools", "tools_address", metavar="HOST:PORT", help="The service that has the tools.")
+@click.option("--model", "model_address", metavar="HOST:PORT", help="Address of the model's service.")
+@click.option("--tools", "tools_address", metavar="HOST:PORT", help="Address of the tools' service.")
 @click.option("--workers", default=1, type=click.IntRange(1), help="Worker processes.")
 @click.option("--in-flight", default=IN_FLIGHT, type=click.IntRange(1), help="Trajectories in flight in each worker.")
-@click.option("--seed", default=0, type=click.IntRange(0), help="The seed of everything random.")
-@click.option("--trajectories", default=TRAJECTORIES, type=click.IntRange(1), help="How many to evaluate and record.")
-@click.option("--out", default="tool_use.npz", type=click.Path(dir_okay=False, path_type=Path), help="The file.")
+@click.option("--seed", default=0, type=click.IntRange(0), help="Seed of all randomness.")
+@click.option(
+    "--trajectories", default=TRAJECTORIES, type=click.IntRange(1), help="Trajectories to evaluate and record."
+)
+@click.option(
+    "--out", default="tool_use.npz", type=click.Path(dir_okay=False, path_type=Path), help="File for the trajectories."
+)
 def main(
     model_address: str | None, tools_address: str | None, workers: int, in_flight: int, seed: int, trajectories: int,
     out: Path,

@@ -86,9 +86,9 @@ def improve(policy: ActorCritic, adam: Any, batch: TrajectoryBatch[Any, Any], ga
 @click.command(context_settings={"show_default": True})
 @click.argument("environment", default="CartPole-v1")
 @click.option("--workers", default=2, type=click.IntRange(1), help="Worker processes.")
-@click.option("--seed", default=0, type=click.IntRange(0), help="The seed of everything random.")
+@click.option("--seed", default=0, type=click.IntRange(0), help="Seed of all randomness.")
 @click.option("--iterations", default=ITERATIONS, type=click.IntRange(0), help="Iterations.")
-@click.option("--timesteps", default=TIMESTEPS, type=click.IntRange(1), help="Timesteps in each batch, at least.")
+@click.option("--timesteps", default=TIMESTEPS, type=click.IntRange(1), help="Least timesteps in each batch.")
 @click.option("--gamma", default=GAMMA, type=click.FloatRange(0, 1), help="Discount.")
 @click.option("--radius", default=RADIUS, type=click.FloatRange(0, min_open=True), help="Mean divergence of a step.")
 def main(

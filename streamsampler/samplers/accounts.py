@@ -27,12 +27,12 @@ from streamsampler.samplers.session import Session
 from streamsampler.workers.logs import handle_records
 
 _ANOMALY = (
-    '{}; such data are counted in stats.anomalies, and reported this once; check="error" ends the call, check=None '
-    "looks for nothing"
+    '{}. This is logged once; stats.anomalies counts all such data. Pass check="error" to end the call instead, or '
+    "check=None to skip the search"
 )
 _LATE = (
-    "trajectories are left out because they exceed a time limit ({}). So the batch depends on time, and short "
-    "trajectories are in it more often than long ones: raise the limit, or leave none out, and they are run again"
+    "trajectories are dropped because they exceed a time limit ({}). So the batch depends on timing, and "
+    'over-represents short trajectories: raise the limit, or pass on_failure="raise" to run them again'
 )
 
 

@@ -265,7 +265,7 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
         if not isinstance(worker_factory, WorkerFactory):
             raise UsageError(f"worker_factory of {name} must be a WorkerFactory, got {worker_factory!r:.60}")
         if twice := sorted(inspect.signature(WorkerFactory).parameters & options.keys()):
-            raise TypeError(f"{name} takes {', '.join(twice)} from the worker factory: give it there")
+            raise TypeError(f"{name} takes {', '.join(twice)} from its worker_factory: pass it to WorkerFactory")
         self._given_factory = worker_factory
 
     def obtain_fragments(
@@ -332,8 +332,8 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
         if isinstance(agent_update, numbers.Integral) or type(agent_update) is float:
             raise UsageError(
                 f"obtain_fragments({n_timesteps!r}, {n_envs!r}, {agent_update!r}): the arguments are (n_timesteps, "
-                "n_envs=None, agent_update=None, env_update=None, progress=False). The third one updates the agent, "
-                "which a number cannot. (A parameter that is a number goes into a tuple.)"
+                "n_envs=None, agent_update=None, env_update=None, progress=False). The third must update the agent, "
+                "and a number cannot. (Put a single number into a tuple if it is the agent's parameter.)"
             )
         n_timesteps = positive("n_timesteps", n_timesteps)
         self._life.check_usable()
@@ -358,34 +358,36 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
         self.refuse_lag("fragments")
         if (most := self._setup.most_envs) is not None and n_envs > most:
             raise UsageError(
-                f'obtain_fragments of {n_envs} environments: with inference="parent" there are {most}; pass '
-                f'worker_args={{"n_envs": {n_envs}}} to the sampler for more'
+                f'obtain_fragments was called for {n_envs} environments, but this sampler with inference="parent" has '
+                f'{most}: pass worker_args={{"n_envs": {n_envs}}} to the sampler'
             )
         if self._setup.order != "index":
-            raise UsageError('fragments need order="index": each environment has its place in the batch')
+            raise UsageError('fragments need order="index", because each environment has its place in the batch')
         worker_class, hooks = self._setup.workers.factory.worker_class, self._setup.workers.hooks
         if issubclass(worker_class, WorkerWithSeams) and worker_class.overrides_seams():
             raise UsageError(
-                f"fragments do not call what {worker_class.__name__} overrides (begin_trajectory, before_step, "
-                "after_step, end_trajectory): pass hooks=, wrap the environment or the agent, or use "
+                f"fragments do not call the methods that {worker_class.__name__} overrides (begin_trajectory, "
+                "before_step, after_step, end_trajectory): pass hooks=, wrap the environment or the agent, or use "
                 "obtain_trajectories"
             )
         if hooks is not None and hooks.drop_if is not None:
             raise UsageError(
-                "fragments take no drop_if: what an earlier call returned of an episode cannot be left out any more. "
-                "Let a wrapper of the environment end such an episode, or use obtain_trajectories"
+                "fragments do not support drop_if, because earlier calls have already returned parts of the episode. "
+                "End such episodes in a wrapper of the environment, or use obtain_trajectories"
             )
         if self._setup.policy.drops:
             raise UsageError(
-                'fragments need on_failure="raise": where an episode raises, no other one takes its place in the batch'
+                'fragments need on_failure="raise", because no other episode can replace a failed one in the batch'
             )
         if not worker_class.can_continue:
-            raise UsageError(f"{worker_class.__name__} runs no fragments: use DefaultWorker, or obtain_trajectories")
+            raise UsageError(
+                f"{worker_class.__name__} does not support fragments: use DefaultWorker, or obtain_trajectories"
+            )
         if self._life.session.store.latest.differ or any(items_by_worker(update) is not None for update in updates):
             raise UsageError(
-                "fragments need one agent and one environment for all workers: an environment's episodes are the same "
-                "whatever the number of workers. Pass an id or a function that makes one environment, and their number "
-                "to the call: obtain_fragments(128, n_envs=16)"
+                "fragments need the same agent and environment in all workers, because episodes must not depend on the "
+                "number of workers. Pass an id or a function that makes an environment to the sampler, and the number "
+                "of environments to the call: obtain_fragments(128, n_envs=16)"
             )
 
     @property

@@ -154,7 +154,7 @@ class BatchMaker:
                 continue
             if not same_spaces(spaces, first):
                 raise DataError(
-                    "the environments of one batch must have the same spaces: "
+                    "the environments of a batch must have the same spaces, but "
                     f"worker {first_worker} has {first[0]} and {first[1]}, worker {worker} has {spaces[0]} and "
                     f"{spaces[1]}"
                 )
@@ -172,8 +172,9 @@ def _check_order(first_worker: int, first: Any, worker: int, other: Any) -> None
     """Raise if two workers list their agents in different orders; the order of a Dict space is free."""
     if isinstance(first, SpacesOfAgents) and [*first.spaces] != [*other.spaces]:
         raise DataError(
-            f"possible_agents must have the same order everywhere: worker {first_worker} has {[*first.spaces]}, worker "
-            f"{worker} has {[*other.spaces]}. A set of strings has another order in each process: sort it"
+            f"possible_agents must have the same order in all workers, but worker {first_worker} has "
+            f"{[*first.spaces]}, and worker {worker} has {[*other.spaces]}. Sort it if it comes from a set "
+            "of strings, whose order differs between processes"
         )
 
 

@@ -16,8 +16,8 @@ from streamsampler.samplers.updates import Kind
 from streamsampler.workers.resets import Resets
 
 _OTHER_DEVICE = (
-    "torch's default device is {} in this process, and the CPU in workers, where the agent acts: pass device= where "
-    'the agent makes tensors. inference="parent" keeps the agent in this process'
+    "torch's default device is {} in this process, but the CPU in the workers that run the agent: pass device= where "
+    'the agent makes tensors, or keep the agent in this process with inference="parent"'
 )
 
 

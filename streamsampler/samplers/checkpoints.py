@@ -99,12 +99,12 @@ class _ReadState(NamedTuple):
 
 
 _SAME: Mapping[str, tuple[str, str]] = {
-    "seed": ("the seed", "pass seed={0!r} to the sampler"),
-    "policies": ("the policies", "pass agents of these names"),
-    "worker_class": ("workers of the kind", "pass this worker_class"),
-    "rows": ("the number of environments that a worker runs side by side,", 'pass worker_args={{"n_envs": {0}}}'),
+    "seed": ("seed", "pass seed={0!r} to the sampler"),
+    "policies": ("list of policies", "pass agents of these names"),
+    "worker_class": ("worker_class", "pass this worker_class"),
+    "rows": ("number of environments side by side in a worker", 'pass worker_args={{"n_envs": {0}}}'),
     "staleness": ("staleness", "pass staleness={0}"),
-    "filters": ("the filters", "pass filters of these classes"),
+    "filters": ("set of filters", "pass filters of these classes"),
 }
 """Facts on which a state and the loading sampler must agree, and how to make such a sampler."""
 
@@ -119,12 +119,12 @@ def state_of(life: SamplerLife, *, agents: bool) -> dict[str, Any]:
     with life.exclusive():
         if life.streaming is not None:
             raise UsageError(
-                "state_dict() is for between calls, and a stream is open: leave its loop, or close it, before"
+                "state_dict() was called while a stream is open: leave the stream's loop, or close it, before the call"
             )
         if life.lag is not None and life.lag.first is not None and not agents:
             raise UsageError(
-                "state_dict() of a sampler with staleness=1 lacks the parameters of the last call, which its next "
-                "batch is sampled with: pass agents=True"
+                "state_dict() of a sampler with staleness=1 needs agents=True, because the next batch is sampled with "
+                "the last call's parameters"
             )
         layers = _layers(life, agents)
         return _state(life) | {"updates": dumps_by_value(layers) if any(layers) else None}
@@ -199,11 +199,11 @@ def load_state(life: SamplerLife, state: Mapping[str, Any]) -> None:
             layers = [] if state["updates"] is None else pickle.loads(state["updates"])
             loaded = _read(life, state, layers)
         except Exception as error:  # unpickling can run any code
-            raise UsageError(f"the state cannot be read: {type(error).__name__}: {error}") from error
+            raise UsageError(f"cannot read the state: {type(error).__name__}: {error}") from error
         if not any("env" in layer for layer in layers) and _envs_are_updated(life):
             raise UsageError(
-                "the state is of the environment that its sampler was made with, and a call has updated this "
-                "sampler's: load it into a new sampler"
+                "the state has no updated environment, but a call has updated this sampler's: load the state into a "
+                "new sampler"
             )
         life.end_stream()
         if not life.session.is_new:
@@ -213,10 +213,10 @@ def load_state(life: SamplerLife, state: Mapping[str, Any]) -> None:
 
 def _check_state(life: SamplerLife, state: Any) -> None:
     if not isinstance(state, Mapping) or "format" not in state:
-        raise UsageError(f"load_state_dict takes what state_dict returned, got {state!r:.60}")
+        raise UsageError(f"load_state_dict takes the dict returned by state_dict, got {state!r:.60}")
     if state["format"] != FORMAT:
         raise UsageError(
-            f"the state has format {state['format']!r}, and this version of streamsampler reads format {FORMAT}: "
+            f"the state has format {state['format']!r}, but this version of streamsampler reads format {FORMAT}: "
             "load it with the version that saved it"
         )
     if missing := _KEYS - state.keys():
@@ -225,20 +225,20 @@ def _check_state(life: SamplerLife, state: Any) -> None:
         if state[name] != own:
             what, advice = _SAME[name]
             raise UsageError(
-                f"the state is of {what} {_shown(state[name])}, and this sampler's is {_shown(own)}: "
-                f"{advice.format(state[name])}, or load the state of a sampler like this one"
+                f"the state does not fit this sampler: {what} in the state is {_shown(state[name])}, in this sampler "
+                f"{_shown(own)}: {advice.format(state[name])}, or load the state of a sampler like this one"
             )
     own_items = life.session.store.latest.differ
     if (own_items or state["per_worker"]) and state["n_workers"] != life.n_workers:
         raise UsageError(
-            f"the state is of {count(state['n_workers'], 'worker')}, and this sampler has {life.n_workers}: where "
-            "workers have agents or environments of their own, results depend on their number"
+            f"the state is from a sampler with {count(state['n_workers'], 'worker')}, but this sampler has "
+            f"{life.n_workers}: results depend on the number if workers have their own agents or environments"
         )
     fragments, most = state["fragments"], life.setup.most_envs
     if fragments is not None and most is not None and len(fragments["environments"]) > most:
         raise UsageError(
-            f"the state has fragments of {len(fragments['environments'])} environments, and with "
-            f'inference="parent" this sampler has {most}: pass worker_args={{"n_envs": …}} for more'
+            f"the state has fragments of {len(fragments['environments'])} environments, but this sampler with "
+            f'inference="parent" has {most}: pass worker_args={{"n_envs": {len(fragments["environments"])}}}'
         )
 
 

@@ -46,8 +46,8 @@ from streamsampler.protocol.sections import TaskName
 logger = logging.getLogger("streamsampler")
 
 _NO_MIDDLE = (
-    "first_trajectory must be 0, and there are no parts and no resume, with a vector environment whose blocks get "
-    'longer: pass worker_args={{"n_envs": {0}, "block_size": {0}}}, in every part, for blocks of one size'
+    "first_trajectory must be 0, and parts and resume are not supported, for a vector environment with growing blocks: "
+    'pass worker_args={{"n_envs": {0}, "block_size": {0}}}, in every part, for blocks of a fixed size'
 )
 
 
@@ -58,28 +58,27 @@ def warning_of(fact: WarningFact) -> str:
             details = fault.incident.stack if fault.failure is None else fault.failure.traceback
             return f"{fault.incident}; a new one takes its place" + (f"\n{details}" if details else "")
         case NotNeeded(fault=fault):
-            return f"{fault}; the call did not need it"
+            return f"{fault}; the call continues without it"
         case NotClosed(fault=WorkerFault(worker=worker, failure=failure)):
             assert failure is not None
-            return f"worker {worker}, which is being replaced, failed to close: {failure.summary}"
+            return f"worker {worker} failed to close while it was replaced: {failure.summary}"
         case AlwaysTooLarge(worker=worker, memory=memory, limit=limit):
             return (
-                f"worker {worker} has {memory} bytes after its first answer: with max_worker_memory={limit} every "
-                "worker is replaced all the time"
+                f"worker {worker} already uses {memory} bytes after its first report, more than max_worker_memory="
+                f"{limit}, so workers are replaced all the time: raise the limit"
             )
         case LongTrajectory(worker=worker, trajectory=trajectory, needed=needed):
             return (
-                f"trajectory {trajectory}, which worker {worker} runs, has more than ten times the {needed} timesteps "
-                "that this batch needs, and goes on: it may never end. Pass max_episode_length (or a smaller one) to "
-                "truncate trajectories; this is reported once"
+                f"trajectory {trajectory} in worker {worker} has run for more than ten times the {needed} timesteps "
+                "that this batch needs, and may never end. Pass a (smaller) max_episode_length to truncate "
+                "trajectories; this is logged once"
             )
         case FilesOverwritten(workers=workers, place=place):
             both = len(workers) == 2
             whose = "workers {} and {}" if both else "environments of worker {}"
             return (
-                f"{whose.format(*workers)} write to the same files, {place}, and overwrite each other's. Give each "
-                "worker a place of its own: a function that makes the environment is given the worker's number if it "
-                "has a parameter `worker_number`"
+                f"{whose.format(*workers)} write to the same files, {place}, and overwrite each other's. Make the "
+                "environment in a function with a parameter `worker_number`, and use this number in the files' names"
             )
         case OtherKernels(text=text):
             return text
@@ -119,8 +118,10 @@ def _error_of(fact: ErrorFact, exceptions: Mapping[int, object], seed_of: Callab
         case OtherKernels(text=text, worker=worker):
             return kernels_error(worker, text)
         case RunsBlocks(worker=worker):
-            what = "since the agent's parameters were updated: pass the agent itself as agent_update"
-            return UsageError(f"worker {worker} runs trajectories in blocks {what}")
+            return UsageError(
+                f"worker {worker} runs trajectories in blocks since the agent's parameters were updated, but this call "
+                "needs them one by one: pass the agent itself as agent_update"
+            )
         case NoMiddle(block=block, task=task):
             return UsageError(_NO_MIDDLE.format(block) if task is None else f"{task}: {_NO_MIDDLE.format(block)}")
         case TooManyDropped(last=last, version=version, n_dropped=n_dropped, n_kept=n_kept, task=task):
@@ -176,8 +177,8 @@ def dropped_error(
     worker, index, (_, phase, summary), _ = last
     where = f"agent version {version}" if task is None else str(task)
     return RolloutError(
-        f"{n_dropped} trajectories failed and {n_kept} did not: that is too many to leave out; the latest, "
-        f"trajectory {index} of {where}, failed in worker {worker} while {phase}: {summary}",
+        f"{n_dropped} trajectories failed and {n_kept} did not, which is too many to drop; the latest failure, in "
+        f"trajectory {index} of {where}, was in worker {worker} while {phase}: {summary}",
         worker_number=worker,
         phase=phase,
         trajectory=index,

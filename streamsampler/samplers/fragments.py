@@ -30,7 +30,7 @@ class Earlier(NamedTuple):
 
 
 _NOTHING = Earlier()
-_OF_STATE = " in the state that was loaded"
+_OF_STATE = " of the loaded state"
 
 
 def order_of(plan: Fragments, base_version: int, standings: Mapping[int, Standing] | None = None) -> FragmentOrder:
@@ -144,7 +144,7 @@ class FragmentLedger:
         lost = [fragment for fragment in rollouts.fragments if fragment.lost]
         for fragment in lost:
             logger.warning(
-                "the episode that went on in environment %d%s cannot be restored: %s; a new episode was begun",
+                "the open episode in environment %d%s cannot be restored: %s; a new episode was started",
                 fragment.number,
                 _OF_STATE if fragment.number in self._loaded else "",
                 fragment.lost,

@@ -29,7 +29,7 @@ class InfosOfFiles:
         try:
             yield
             if self._missing:
-                logger.warning("there was no info %s", " or ".join(map(repr, sorted(self._missing))))
+                logger.warning("no trajectory had an info %s", " or ".join(map(repr, sorted(self._missing))))
         finally:
             self.kept = None
 

@@ -37,14 +37,13 @@ def check_staleness(staleness: Any, order: Order, filters: Filters) -> int:
         raise UsageError(f"staleness must be 0 or 1, got {staleness!r}")
     if staleness and order == "arrival":
         raise UsageError(
-            'staleness=1 needs order="index": which trajectories arrive first in the next batch would depend on how '
-            "long you learn from this one"
+            'staleness=1 needs order="index", because the trajectories that arrive first in the next batch would '
+            "depend on the time spent learning from this batch"
         )
     if staleness and filters:
         raise UsageError(
-            "staleness=1 takes no observation_filter and no reward_filter: their statistics are those of all batches "
-            "before, and the next batch is sampled before this one is returned. Normalise in the agent, whose "
-            "parameters you update"
+            "staleness=1 does not support observation_filter and reward_filter, because the next batch is sampled "
+            "before their statistics include this batch. Normalise in the agent, and update it with its parameters"
         )
     return int(staleness)
 
@@ -108,7 +107,7 @@ class Lag:
                 return  # another thread closed the sampler
             session.mark_suspect()
             logger.warning(
-                "workers could not begin with the next batch, which its own call samples: %s: %s",
+                "workers could not start on the next batch, so the next call samples all of it: %s: %s",
                 type(error).__name__, error,
             )  # fmt: skip
 

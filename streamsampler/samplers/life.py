@@ -43,7 +43,7 @@ from streamsampler.workers.resets import Resets
 Lock = Any  # typeshed has no name for the result of threading.RLock()
 
 _CANCEL_SECONDS = 1.0
-_ONE_AT_A_TIME = "another call on this sampler is under way; a sampler serves one call at a time"
+_ONE_AT_A_TIME = "another call on this sampler is under way: wait for its end, or make a sampler for each thread"
 
 
 @dataclass(frozen=True)
@@ -139,11 +139,11 @@ class SamplerLife:
 
     def check_usable(self) -> None:
         if self.is_closed:
-            raise ClosedError("this sampler is closed: make another, or call it inside its `with` block")
+            raise ClosedError("this sampler is closed: make a new one, or call it inside its `with` block")
         if os.getpid() != self._owner:
             raise SamplerError(
-                f"this sampler belongs to process {self._owner}; a forked process must make its own "
-                "(pickle it, or make it after the fork)"
+                f"this sampler belongs to process {self._owner}, and was called in process {os.getpid()}: pickle it, "
+                "or make a new one after the fork"
             )
 
     @contextmanager

@@ -56,7 +56,7 @@ def by_task(batch: TrajectoryBatch[Any, Any]) -> TrajectoryBatch[Any, Any]:
     return in_order
 
 
-_OWN_BLOCKS = "where workers have agents or environments of their own and run blocks of trajectories together"
+_OWN_BLOCKS = "if workers have their own agents or environments and run blocks of trajectories together"
 
 
 def check_first(first: int, block: int, *, differ: bool) -> None:
@@ -64,11 +64,11 @@ def check_first(first: int, block: int, *, differ: bool) -> None:
     if block == 1:
         return
     if differ and first:
-        raise UsageError(f"first_trajectory must be 0 {_OWN_BLOCKS}")
+        raise UsageError(f"first_trajectory must be 0, got {first}, {_OWN_BLOCKS}")
     if first % block:
         raise UsageError(
-            f"first_trajectory must be a multiple of {block}, got {first}: workers run blocks of so many trajectories "
-            "together"
+            f"first_trajectory must be a multiple of {block}, got {first}, because workers run blocks of {block} "
+            "trajectories together"
         )
 
 
@@ -78,7 +78,7 @@ StepCount: TypeAlias = Literal["env_steps", "agent_steps"]
 _TODAYS = {
     "obtain_exact_episodes": "`obtain_exact_trajectories(n_traj_per_worker, agent_update)`",
     "obtain_episodes": "`obtain_trajectories(n_trajectories, agent_update)`",
-    "start_worker": "left out: workers start when the sampler is made",
+    "start_worker": "unnecessary: workers start when the sampler is made",
 }
 """Methods of garage's samplers, and their replacements here."""
 
@@ -276,7 +276,10 @@ class ObtainingSampler(LifeOwner, Generic[ObservationsT, ActionsT]):
                 `obtain_samples`.
         """
         if not self.filters:
-            raise UsageError("warm_up is for the statistics of filters: give observation_filter or reward_filter")
+            raise UsageError(
+                "warm_up updates statistics of filters, but this sampler has no filter: pass observation_filter or "
+                "reward_filter"
+            )
         self._obtain(AtLeast(positive("n_timesteps", n_timesteps)), None, None, progress, None)
 
     def _obtain(
@@ -316,7 +319,7 @@ class ObtainingSampler(LifeOwner, Generic[ObservationsT, ActionsT]):
         worker_class = setup.workers.factory.worker_class
         if resets is not None and resets.changes_resets and not worker_class.can_take_options:
             what = "reset_options" if resets.tasks is None else "tasks"
-            raise UsageError(f"{worker_class.__name__} takes no {what}")
+            raise UsageError(f"{worker_class.__name__} does not support {what}: use another worker_class")
         if agent_update is None and env_update is None:
             return {}
         refuse_calls(setup.tasks, "an update")
@@ -377,9 +380,9 @@ class ObtainingSampler(LifeOwner, Generic[ObservationsT, ActionsT]):
         plan = Streamed(first, n, **self._places(resets), kept_before=kept_before)
         if plan.n_of_task is not None and first:
             raise UsageError(
-                f"with tasks, and trajectories that are left out, first_trajectory must be 0, got {first}: how many of "
-                "each task were left out before is not known. Give each trajectory a seed (seeds=[…]): then none is "
-                "replaced"
+                f"first_trajectory must be 0, got {first}, for tasks with dropped trajectories, because the number "
+                "dropped before is unknown for each task. Pass a seed for each trajectory (seeds=[…]): then dropped "
+                "trajectories are not replaced"
             )
         updates = self._updates_of(agent_update, env_update, resets)
 
@@ -407,7 +410,7 @@ class ObtainingSampler(LifeOwner, Generic[ObservationsT, ActionsT]):
         """
         life, tasks = self._life, self._setup.tasks
         if not tasks:
-            raise UsageError("task_stream is for samplers that are made with envs=OfTasks([…])")
+            raise UsageError("task_stream needs a sampler made with envs=OfTasks([…])")
         names = [task.name for task in tasks]
         checks = life.checks
         to_check = {name.number for name in names if isinstance(checks, TaskChecks) and checks.is_due(name.number)}
@@ -479,7 +482,7 @@ class ObtainingSampler(LifeOwner, Generic[ObservationsT, ActionsT]):
     def _provenance_of_task(self, number: int) -> dict[str, Any]:
         life, setup = self._life, self._setup
         if number >= len(setup.tasks):
-            raise UsageError(f"there is no task {number}: there are {len(setup.tasks)} tasks, from 0 on")
+            raise UsageError(f"task {number} does not exist: this sampler has tasks 0 to {len(setup.tasks) - 1}")
         facts = provenance_of(
             setup.workers, setup.policy, setup.order, setup.tasks[number].updates, version=1,
             fingerprints=sorted(life.fingerprints_of_tasks.get(number, ())),

@@ -42,12 +42,12 @@ class OfTasks(Generic[Item]):
         if isinstance(names, str | bytes):
             raise UsageError(f"names must be a list with one name for each task, got {names!r}")
         if not self.items:
-            raise UsageError("OfTasks has no item: there is nothing to run")
+            raise UsageError("OfTasks got an empty list: pass at least one item")
         if len(self.names) != len(self.items):
-            raise UsageError(f"there are {count(len(self.items), 'task')}, and {count(len(self.names), 'name')}")
+            raise UsageError(f"OfTasks has {count(len(self.items), 'item')}, but {count(len(self.names), 'name')}")
         if len(set(self.names)) < len(self.names):
             twice = next(name for name in self.names if self.names.count(name) > 1)
-            raise UsageError(f"there are two tasks of the name {twice!r}")
+            raise UsageError(f"two tasks have the name {twice!r}: names must differ")
 
     def __len__(self) -> int:
         return len(self.items)
@@ -84,7 +84,7 @@ def sections_of(
     next ones, from this block.
     """
     if not runs:
-        raise UsageError("there are no runs: there is nothing to sample")
+        raise UsageError("task_stream got no runs: pass at least one")
     sections: list[Section] = []
     unchecked, start = set(to_check), 0
     for run in runs:
@@ -92,13 +92,13 @@ def sections_of(
         first, n = positive(f"first of {task}", run.first, least=0), positive(f"n of {task}", run.n)
         if first % block:
             raise UsageError(
-                f"a run of {task} must begin with a multiple of {block}, got {first}: workers run blocks of so many "
-                "trajectories together"
+                f"a run of {task} must start at a multiple of {block}, got {first}, because workers run blocks of "
+                f"{block} trajectories together"
             )
         if whole and n % block:
             raise UsageError(
-                f"a run of {task} must have a multiple of {block} trajectories, got {n}: where some are left out, "
-                "others follow, and workers run blocks of so many trajectories together"
+                f"a run of {task} must have a multiple of {block} trajectories, got {n}, because dropped trajectories "
+                f"are replaced, and workers run blocks of {block} together"
             )
         sections.append(Section(task, start, start + n, first, task.number in unchecked))
         unchecked.discard(task.number)
@@ -109,7 +109,7 @@ def sections_of(
 def _task_of(run: TaskRun, tasks: Sequence[TaskName]) -> TaskName:
     number = positive("the task of a run", run.task, least=0)
     if number >= len(tasks):
-        raise UsageError(f"there is no task {number}: there are {count(len(tasks), 'task')}, from 0 on")
+        raise UsageError(f"task {number} does not exist: this sampler has tasks 0 to {len(tasks) - 1}")
     return tasks[number]
 
 

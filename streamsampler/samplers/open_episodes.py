@@ -13,8 +13,8 @@ from streamsampler.samplers.updates import Kind
 from streamsampler.workers.resets import FragmentOrder, Resets
 
 ENDED_FRAGMENTS = (
-    "env_update ends the episodes of fragments that went on: others begin in the new environment. Where that happens "
-    "again and again, only the first timesteps of episodes are ever seen"
+    "env_update ends the open episodes of fragments, and new episodes start in the new environment. If this happens "
+    "regularly, batches contain only the first timesteps of episodes"
 )
 
 
@@ -56,8 +56,8 @@ class OpenEpisodes:
         if self.ledger is None or self.ledger.base_version != order.base_version:
             if self.ledger is not None and self.ledger.n_envs != plan.n_envs:
                 logger.warning(
-                    "obtain_fragments of %d environments, after %d in the last call: the episodes that went on end "
-                    "there, and fresh environments begin", plan.n_envs, self.ledger.n_envs,
+                    "obtain_fragments was called for %d environments, after %d in the last call: all open episodes "
+                    "end, and fresh environments start", plan.n_envs, self.ledger.n_envs,
                 )  # fmt: skip
             self.ledger = FragmentLedger(plan, order.base_version)
         self.ledger.begin_call(plan, resets.options, agent_is_replaced="agent" in updates or self._has_other_agent)

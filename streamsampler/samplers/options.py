@@ -56,7 +56,7 @@ def check_with_agent_here(
         raise UsageError('inference="parent" makes its own worker: pass its arguments to MultiprocessingSampler')
     if worker_class not in (DefaultWorker, VecWorker):
         raise UsageError(
-            f'inference="parent" runs trajectories as VecWorker does, and takes no worker_class={worker_class.__name__}'
+            f'inference="parent" needs worker_class=VecWorker, or the default, got {worker_class.__name__}'
         )
     order = options.get("order", "index")
     given = {**limits, "staleness": options.get("staleness") or None, "order": None if order == "index" else order}
@@ -71,18 +71,18 @@ def refuse_items(agents: Any, envs: Any) -> None:
     for what, given in (("agent", agents), ("environment", envs)):
         if (items := items_by_worker(given)) is None:
             continue
-        way_out = 'use inference="worker", or a sampler for each'
+        way_out = f'use inference="worker", or a sampler for each {what}'
         if what == "agent" and isinstance(given, list) and not any(map(is_agent, items)):
-            way_out = "pass tuple(…) of the list if it is one set of parameters"
-        raise UsageError(f'inference="parent" takes one {what}, and not one for each worker: {way_out}')
+            way_out = "pass a tuple if these are the parameters of one agent"
+        raise UsageError(f'inference="parent" needs one {what} for all workers, got one for each: {way_out}')
 
 
 def _refuse_env_hooks(hooks: Any) -> None:
     """Refuse the hook called after making an environment: the environments' processes have no hooks."""
     if hasattr(hooks, CREATED):
         raise UsageError(
-            f'{CREATED} is not called with inference="parent", where environments are made in other processes: do it '
-            'in a callable that makes them, or use inference="worker"'
+            f'{CREATED} is not supported with inference="parent", because environments are made in other processes: '
+            'do its work in a callable that makes them, or use inference="worker"'
         )
 
 
@@ -119,9 +119,9 @@ def say_size_of_copies(agents: Iterable[Payload | None], in_flight: int) -> None
     total = in_flight * max(sizes, default=0)
     if in_flight > 1 and total >= _MUCH:
         _LOG.warning(
-            "each of %d trajectories in flight has a copy of the agent (%.0f MB), since it has a reset: %.1f GB in a "
-            "worker. Fewer in flight take less; an agent without reset is shared, and the parameters of one that has "
-            "sharing_parameters are",
+            "each of %d trajectories in flight has a copy of the agent (%.0f MB), because it has a reset: %.1f GB in "
+            "each worker. Reduce in_flight, remove reset to share the agent, or share its parameters with "
+            "sharing_parameters",
             in_flight, max(sizes) / 1e6, total / 1e9,
         )  # fmt: skip
 
@@ -209,16 +209,17 @@ def check_policies(agents: Any, worker_class: type[Worker], filters: Filters) ->
     names = {name for each in all_of for name in each.agents}
     for name, given in (("observation_filter", filters.observation), ("reward_filter", filters.reward)):
         if given is not None and all_of and not isinstance(given, Mapping):
-            raise UsageError(f"with several policies, {name} is a dict by policy name: {', '.join(map(repr, names))}")
-        if isinstance(given, Mapping) and (unknown := sorted(map(repr, given.keys() - names))):
             raise UsageError(
-                f"{name} names the policies {', '.join(unknown)}, and agents has {sorted(names) or 'none'}"
+                f"with several policies, {name} must be a dict by policy name ({', '.join(map(repr, names))}), got "
+                f"{type(given).__name__}"
             )
+        if isinstance(given, Mapping) and (unknown := sorted(map(repr, given.keys() - names))):
+            raise UsageError(f"{name} has unknown policies {', '.join(unknown)}: agents has {sorted(names) or 'none'}")
     if not all_of:
         return ()
     if not worker_class.can_play_several:
         raise UsageError(
-            f"agents={{…}} is for environments of several agents, which {worker_class.__name__} does not run: leave "
-            "worker_class out"
+            f"agents={{…}} needs a worker for environments of several agents, and {worker_class.__name__} is none: "
+            "leave worker_class out"
         )
     return tuple(sorted(names))

@@ -89,8 +89,8 @@ class LifeOwner(ABC):
         """Raise `UsageError` if the sampler has `staleness=1`; `what` is the call, such as "a stream"."""
         if self._life.lag is not None:
             raise UsageError(
-                f"{what} cannot be had from a sampler with staleness=1, whose workers sample the next batch while you "
-                "learn from the last one: use another sampler"
+                f"a sampler with staleness=1 does not support {what}, because its workers sample the next batch "
+                "between calls: use another sampler"
             )
 
     def replay(

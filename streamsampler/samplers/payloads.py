@@ -307,10 +307,10 @@ def _check_agents(items: list[Any]) -> None:
     wrong = next((number for number, item in enumerate(items) if not is_agent(item)), None)
     if items and wrong is None:
         return
-    why = "it is empty" if wrong is None else f"its item {wrong}, a {type(items[wrong]).__qualname__}, is no agent"
+    why = "it is empty" if wrong is None else f"its item {wrong}, a {type(items[wrong]).__qualname__}, is not an agent"
     raise UsageError(
-        f"agent_update is a list that may be one set of parameters ({why}): pass tuple(…) of it if it is that, or "
-        "PerWorker([…]) if it has one item for each worker"
+        f"agent_update is an ambiguous list ({why}): pass a tuple if these are the parameters of one agent, or "
+        "PerWorker([…]) with an item for each worker"
     )
 
 
@@ -357,7 +357,9 @@ def pickled_environments(
     each = items_by_worker(given)
     if each is None:
         return _pickled_environment(check(given), what)
-    check_length(name, each, n_workers, "; several for one VecWorker go into PerEnv([…]) of streamsampler.environments")
+    check_length(
+        name, each, n_workers, "; for several environments in a VecWorker pass streamsampler.environments.PerEnv([…])"
+    )
     return [
         None if item is None and none_is_none else _pickled_environment(of_worker(item), f"{what} of worker {worker}")
         for worker, item in enumerate(each)
@@ -377,14 +379,14 @@ def check_side_by_side(environments: Any, name: str, factory: WorkerFactory) -> 
         rows, kind = factory.layout.rows, factory.worker_class
         if not kind.can_differ_side_by_side:
             raise UsageError(
-                f"{name} has {n} environments for one worker, and {kind.__name__} runs one kind: use "
+                f"{name} has {n} environments for one worker, but {kind.__name__} runs one kind of environment: use "
                 f'worker_class=VecWorker, worker_args={{"n_envs": {n}}}, or PerWorker([…]) with one environment for '
                 "each worker"
             )
         if rows != n:
             raise UsageError(
-                f"{name} has {n} environments for one worker, which runs {rows} side by side: pass "
-                f'worker_args={{"n_envs": {n}}}, or as many environments as that'
+                f"{name} has {n} environments for one worker, but the worker runs {rows} side by side: pass "
+                f'worker_args={{"n_envs": {n}}}, or {rows} environments'
             )
 
 

@@ -16,17 +16,16 @@ from streamsampler.workers.resets import Options, Resets, common_resets, tasks_a
 
 _OF_THE_START = ("continued", "earlier_lengths", "earlier_returns")
 _CONTINUED = (
-    "trajectory {index} of agent version {version} began in an earlier call, with other parameters: pass actions=True, "
-    "and a batch with all parts of the episode, TrajectoryBatch.concatenate(batches)"
+    "trajectory {index} of agent version {version} started in an earlier call, with other parameters: pass "
+    "actions=True, and a batch with all parts of the episode, TrajectoryBatch.concatenate(batches)"
 )
 _INCOMPLETE = (
-    "of trajectory {index} of agent version {version}, which began in an earlier call, not all parts are in the batch: "
-    "it has those of agent versions {there}. Join the batches of all calls since it began with "
-    "TrajectoryBatch.concatenate(batches)"
+    "trajectory {index} of agent version {version} started in an earlier call, and the batch has only its parts of "
+    "agent versions {there}: join the batches of all calls since its start with TrajectoryBatch.concatenate(batches)"
 )
 _OF_AGENTS = (
-    "what was recorded of trajectory {index} is a part of an episode of several agents: whole ones are replayed, those "
-    "that began and ended in one call"
+    "the record of trajectory {index} is a part of an episode of several agents: only episodes within one call can be "
+    "replayed"
 )
 
 
@@ -85,15 +84,15 @@ def recorded_one(batch: Any, index: int, version: int | None = None) -> Trajecto
     name = f"trajectory {index}" if version is None else f"trajectory {index} of agent version {version}"
     there = ", ".join(map(str, np.unique(versions[found] if found else versions).tolist())) or "none"
     if found:
-        raise UsageError(f"{name} is there more than once, of agent versions {there}: give version")
+        raise UsageError(f"{name} occurs more than once, in agent versions {there}: pass version=")
     if not mine.any():
-        raise UsageError(f"there is no {name}: there are trajectories of agent versions {there}")
+        raise UsageError(f"{name} does not exist: the batch has agent versions {there}")
     first, last = int(indices[mine].min()), int(indices[mine].max())
     if index > last:
-        raise UsageError(f"there is no {name}: there are trajectories {first} to {last}")
+        raise UsageError(f"{name} does not exist: the batch has trajectories {first} to {last}")
     raise UsageError(
-        f"there is no {name}: it was left out, because it raised when it was sampled, or was not selected; there are "
-        f"{mine.sum()} from {first} to {last}"
+        f"{name} does not exist: it raised and was dropped, or was not selected; the batch has {mine.sum()} "
+        f"trajectories from {first} to {last}"
     )
 
 
@@ -105,8 +104,8 @@ def resets_as_recorded(
         return given
     numbers = None if recorded is None else recorded.episode_infos.get("task_index")
     if recorded is None or numbers is None:
-        what = "pass recorded=, a batch with it" if recorded is None else "its call had no tasks"
-        raise UsageError(f"which of the tasks the trajectory had is not known: {what}")
+        what = "pass recorded=, a batch with the trajectory" if recorded is None else "its call had no tasks"
+        raise UsageError(f"the trajectory's task is unknown: {what}")
     return tasks_as_recorded(tasks, of_version(recorded, version, numbers.tolist()), given)
 
 

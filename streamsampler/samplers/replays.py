@@ -28,10 +28,10 @@ from streamsampler.workers.factory import WorkerFactory
 from streamsampler.workers.resets import Options, Resets
 
 _OF_FRAGMENTS = (
-    "an episode of fragments is replayed from what was recorded of it: pass recorded=batch; and actions=True where it "
-    "began in an earlier call"
+    "replaying an episode of fragments needs its record: pass recorded=batch, and actions=True if the episode started "
+    "in an earlier call"
 )
-_SIDE_BY_SIDE = "an episode of fragments that stepped side by side with others is replayed without the agent only: "
+_SIDE_BY_SIDE = "an episode of fragments that ran side by side with others can only be replayed without the agent: "
 
 
 def replay(
@@ -59,8 +59,8 @@ def replay(
         is_current = version == session.scheduler.sampled_version
         if not (is_current or actions) and agent is None:
             there = session.scheduler.sampled_version
-            what = f"the sampler's agent is that of version {there}" if there else "nothing was sampled yet"
-            raise UsageError(f"{what}: pass agent=, the agent of version {version} or its parameters")
+            what = f"has the agent of version {there}" if there else "has not sampled anything yet"
+            raise UsageError(f"the sampler {what}: pass agent=, the agent of version {version} or its parameters")
         env = on_environments(env, store.latest, life.session.engine)
         pickled = pickled_updates(agent, env, store.sampled)
         origin = _origin_of(life, version, index, recorded, last)
@@ -183,7 +183,7 @@ def _copy_of(payload: HeldPayload) -> Payload:
     try:
         return payload.pickled()
     except SerializationError as error:
-        what = "a replay asks a copy of the agent: pass agent=, one that can be pickled, or actions=True"
+        what = "A replay needs a copy of the agent: pass agent= with an agent that can be pickled, or actions=True"
         raise SerializationError(f"{error}. {what}") from error
 
 

@@ -54,8 +54,8 @@ def _place_of(plan: GatherPlan, index: int, layout: Layout, n_queues: int) -> tu
         if index in queue:
             block = IndexQueue(queue, layout.block, lengthens=layout.lengthens).block_at(queue.index(index))
             return number, queue[block.start : block.stop]
-    most = "" if plan.limit is None else f": trajectories {plan.first} to {plan.first + plan.limit - 1}"
-    raise UsageError(f"there is no trajectory {index}{most}")
+    most = "" if plan.limit is None else f": the call had trajectories {plan.first} to {plan.first + plan.limit - 1}"
+    raise UsageError(f"trajectory {index} does not exist{most}")
 
 
 def cut(block: range, index: int, size: int) -> range:
@@ -66,7 +66,7 @@ def cut(block: range, index: int, size: int) -> range:
 def seeds_of(block: range, seeds: Mapping[int, int], index: int) -> list[int]:
     if missing := [other for other in block if other not in seeds]:
         raise UsageError(
-            f"trajectory {index} ran together with trajectories {block[0]} to {block[-1]}, and the seeds of {missing} "
+            f"trajectory {index} ran together with trajectories {block[0]} to {block[-1]}, but the seeds of {missing} "
             "were not recorded"
         )
     return [seeds[index] for index in block]
@@ -214,7 +214,7 @@ class Replay:
             f"{trajectory.seeds[0]}: {count(trajectory.n_timesteps, 'timestep')}, {so_far} {trajectory.returns[0]:.6g}"
         ]
         if self.difference is not None:
-            lines += [f"differs from what was recorded, first in {self.difference}", "likely reasons:"]
+            lines += [f"differs from the record, first in {self.difference}", "likely reasons:"]
             lines += [f"- {reason}" for reason in self.reasons]
         elif self.recorded is not None:
             lines.append("the same as recorded, bit for bit: observations, actions, rewards and its end")
@@ -265,7 +265,7 @@ def replayed(
             runs = rerun.run(lambda first: difference_of(first) is not None, take)
         except RolloutError as error:
             if actions and isinstance(error.original, UsageError):
-                what = "recorded actions are replayed in one environment that is not vectorised: pass env="
+                what = "recorded actions can only be replayed in an environment that is not vectorised: pass env="
                 raise UsageError(f"{what}. {error.original}") from error
             raise
     found = difference_of(runs[0])
@@ -279,20 +279,20 @@ def _reasons(
     agent = "" if actions else "the agent or "
     if (hidden := first_difference(*runs)) is not None:
         yield (
-            f"{agent}the environment is no function of its seed: run twice in a row it differs from itself, first in "
-            f"the {hidden.what} of timestep {hidden.timestep}. It keeps something from one trajectory to the next, or "
-            "draws from a generator that is not seeded"
+            f"{agent}the environment depends on more than its seed: two runs in a row differ, first in the "
+            f"{hidden.what} of timestep {hidden.timestep}. It carries state from one trajectory to the next, or draws "
+            "from an unseeded generator"
         )
     elsewhere = [bits for bits in sorted(origin.fingerprints) if not agree(bits, *runs[0].fingerprints)]
     if elsewhere:
         here = " and ".join(sorted(runs[0].fingerprints))
         yield (
-            f"other kernels: it was recorded where NumPy or torch compute otherwise ({' and '.join(elsewhere)}; here "
-            f'{here}). See streamsampler/docs/guarantees.md, "Other processors"'
+            f"other kernels: NumPy or torch used {' and '.join(elsewhere)} for the record, and use {here} here. See "
+            'streamsampler/docs/guarantees.md, "Other processors"'
         )
     here_now = versions_of(origin.versions or ())
     changed = [
-        f"{name} {it} there, {here_now[name]} here"
+        f"{name} {it} for the record, {here_now[name]} here"
         for name, it in (origin.versions or {}).items()
         if here_now.get(name, it) != it
     ]
@@ -300,17 +300,18 @@ def _reasons(
         yield f"other versions: {', '.join(changed)}"
     yield from _usual_reasons(found, actions=actions)
     if found.is_rounding and not elsewhere:
-        yield "the two are so close that they may be rounded in two ways: other kernels, another number of threads"
+        yield "the difference is within rounding errors: other kernels, or another number of threads"
 
 
 def _usual_reasons(found: Difference, *, actions: bool) -> Iterator[str]:
     if found.what == "action" and not actions:
         yield (
-            "another agent, or other parameters: up to this action all was the same, so the environment is not to blame"
+            "another agent, or other parameters: everything before this action is the same, so the cause is not the "
+            "environment"
         )
-        yield "an agent that remembers something from before the trajectory, or a batch of another shape (VecWorker)"
+        yield "an agent with memory from before the trajectory, or a batch of another shape (VecWorker)"
     elif found.timestep == 0 and found.what == "observation":
-        yield "another environment, other arguments of it (env_kwargs), or other reset options"
+        yield "another environment, other env_kwargs, or other reset options"
     else:
-        yield "another environment, or another version of it: up to here all was the same, the actions too"
-        yield "an environment with a hidden state, which carries something from one trajectory to the next"
+        yield "another environment, or another version of it: everything before is the same, including the actions"
+        yield "an environment with hidden state, carried from one trajectory to the next"

@@ -124,7 +124,7 @@ class Session:
             assert self.plan is not None
             goes_on, order = self.episodes.order_for(worker, self.plan)
             if order is not None:
-                resets = dumps(replace(self.resets or Resets(), fragments=order), "what goes on in environments")
+                resets = dumps(replace(self.resets or Resets(), fragments=order), "the state of open episodes")
                 handle = self.store.publish(resets)
         return {**self.store.contents_for(worker, handle), "goes_on": goes_on}
 

@@ -23,8 +23,8 @@ from streamsampler.samplers.base import Sampler
 _log = logging.getLogger("streamsampler")
 
 _ELSEWHERE = (
-    "{} was begun where NumPy or torch compute with other kernels ({} there, {} here), so what is sampled now may not "
-    "be what would have been sampled there. Continue on a machine of that kind: see "
+    "{} was started on a machine where NumPy or torch use other kernels ({} there, {} here), so the data sampled here "
+    "may differ. Continue on a machine of the same kind: see "
     'streamsampler/docs/guarantees.md, "Other processors"'
 )
 
@@ -128,7 +128,7 @@ def sample_to_folder(
 
 def _amount(n_timesteps: int | None, n_trajectories: int | None) -> Target:
     if (n_timesteps is None) == (n_trajectories is None):
-        raise UsageError("sample_to_folder takes either n_timesteps or n_trajectories")
+        raise UsageError("sample_to_folder needs exactly one of n_timesteps and n_trajectories")
     if n_timesteps is not None:
         return Target("timesteps", positive("n_timesteps", n_timesteps))
     return Target("trajectories", positive("n_trajectories", n_trajectories))
@@ -139,11 +139,16 @@ def _provenance(sampler: Sampler[Any, Any], given: Mapping[str, Any] | None, kep
     own = sampler.provenance()
     own.pop("fingerprints", None)  # those are from earlier calls
     if own["order"] != "index":
-        raise UsageError('sample_to_folder needs a sampler with order="index": what arrives first cannot be repeated')
+        raise UsageError(
+            'sample_to_folder needs a sampler with order="index", because the order of arrival cannot be repeated'
+        )
     if "staleness" in own:
         raise UsageError("sample_to_folder needs a sampler with staleness=0")
     if sampler.layout.block > 1:
-        raise UsageError("sample_to_folder needs workers that run each trajectory by itself, not blocks of them")
+        raise UsageError(
+            "sample_to_folder needs workers that run each trajectory by itself, but these run blocks of "
+            f"{sampler.layout.block}"
+        )
     try:
         about_env: dict[str, Any] = {name: own.pop(name) for name in ("environment", "env_kwargs") if name in own}
         provenance: dict[str, Any] = {**about_env, **(given or {}), **kept.facts(), **own}

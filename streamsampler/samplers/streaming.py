@@ -112,9 +112,9 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
                 see `Sampler.stream`.
         """
         if self._closed:
-            raise SamplerError("this stream is closed")
+            raise SamplerError("this stream is closed: make a new one")
         if self._iterated:
-            raise UsageError("portions are taken from a stream before it is iterated over")
+            raise UsageError("take() must be called before the stream is iterated over")
         try:
             with self._working() as call:
                 segments = self._cut(self._ahead, portion)
@@ -176,7 +176,7 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
 
 def _check_any(segments: Sequence[Segment]) -> None:
     if not segments:
-        raise SamplerError("this stream has come to its end")
+        raise SamplerError("this stream has no trajectories left")
 
 
 def is_over(call: Call) -> bool:

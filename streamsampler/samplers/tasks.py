@@ -101,7 +101,7 @@ class Checking:
 
     def _of_tasks(self, agents: Any, envs: Any) -> GivenUpdates:
         if not isinstance(envs, OfTasks):
-            raise UsageError("agents is OfTasks, and envs is not: each task has an environment of its own")
+            raise UsageError("agents is OfTasks, but envs is not: each task needs its own environment")
         if isinstance(agents, OfTasks) and agents.names != envs.names:
             raise UsageError(f"agents and envs have different tasks: {agents.names} and {envs.names}")
         of_tasks: list[GivenUpdates] = []
@@ -122,7 +122,7 @@ class Checking:
     def _of_task(self, agent: Any, env: Any) -> GivenUpdates:
         for what, given in (("agent", agent), ("environment", env)):
             if items_by_worker(given) is not None:
-                raise UsageError(f"a task has one {what} for all workers, and not one for each: evaluate it by itself")
+                raise UsageError(f"a task needs one {what} for all workers, got one for each: evaluate it by itself")
         return self.given(agent, env)
 
 
@@ -132,8 +132,8 @@ def _common_factory(tasks: Sequence[TaskFacts], of_tasks: Sequence[GivenUpdates]
         if given.factory.worker_class is not first.worker_class:
             kinds = [each.worker_class.__name__ for each in (first, given.factory)]
             raise UsageError(
-                f"{tasks[0].name} is run by {kinds[0]} and {task.name} by {kinds[1]}, since only one of them waits "
-                "(async def): pass worker_args={…} with which one kind runs both, or evaluate them by themselves"
+                f"{tasks[0].name} needs {kinds[0]} and {task.name} needs {kinds[1]}, because only one of them waits "
+                "(async def): pass worker_args={…} for a kind that runs both, or evaluate them separately"
             )
     return first
 
@@ -221,4 +221,4 @@ def needs(engine: Engine, handles: Sequence[Any], package: str) -> bool:
 
 def refuse_calls(tasks: Sequence[TaskFacts], what: str = "this call") -> None:
     if tasks:
-        raise UsageError(f"{what} is for samplers of one task, and this one has {count(len(tasks), 'task')}")
+        raise UsageError(f"{what} needs a sampler of one task, but this one has {count(len(tasks), 'task')}")

@@ -90,7 +90,7 @@ def test_agents_in_workers_stay_on_the_cpu_with_a_warning(options, caplog):
     with MultiprocessingSampler(Says(), "CartPole-v1", seed=1, n_workers=1, **options) as sampler:
         for _ in range(2):
             assert set(sampler.obtain_trajectories(1).agent_infos["device"].tolist()) == {"cpu"}
-    assert caplog.text.count("torch's default device is meta in this process, and the CPU in workers") == 1
+    assert caplog.text.count("torch's default device is meta in this process, but the CPU in the workers") == 1
 
 
 def test_no_warning_where_the_agent_does_not_use_torch(caplog):

@@ -240,7 +240,7 @@ def test_replays_that_are_the_same_and_others(at_home: Path) -> None:
     assert (facts["same"], facts["seed"], facts["return"]) == (True, batch.seeds[8], batch.returns[8])
     result = invoke("replay", "a", "--index", 8, *env, "--agent", "random")
     assert result.exit_code == 1
-    assert "differs from what was recorded, first in the action of timestep" in " ".join(result.stdout.split())
+    assert "differs from the record, first in the action of timestep" in " ".join(result.stdout.split())
     assert "- another agent, or other parameters" in result.stdout
     assert invoke("replay", "a", "--index", 8, *env, "--actions").exit_code == 0
 

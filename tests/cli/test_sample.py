@@ -191,7 +191,7 @@ def test_infos_that_no_file_can_hold_are_left_out_by_name(tmp_path: Path, shardi
     done(*few, "--without-infos")
     assert streamsampler.load(tmp_path / "y").env_infos == streamsampler.load(tmp_path / "y").episode_infos == {}
     (tmp_path / "o.toml").write_text('without-infos = ["handle", "poses", "hands"]\n')
-    assert "there was no info 'hands'" in done(*few, "--config", tmp_path / "o.toml").stderr
+    assert "no trajectory had an info 'hands'" in done(*few, "--config", tmp_path / "o.toml").stderr
     assert "handle" not in streamsampler.load(tmp_path / "y").env_infos
 
 

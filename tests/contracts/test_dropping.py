@@ -204,6 +204,6 @@ def test_other_ways_to_leave_trajectories_of_tasks_out() -> None:
         check(sampler.obtain_trajectories(N, tasks=TASKS), 1)
         check(sampler.obtain_trajectories(N, tasks=TASKS), 1, max(map(max, expected_indices(1))) + 1)
     with LocalSampler(always_zero, AlwaysBad, seed=1, drop_if=bad, check=None) as sampler:
-        with pytest.raises(RolloutError, match="too many to leave out"):
+        with pytest.raises(RolloutError, match="too many to drop"):
             sampler.obtain_trajectories(1, tasks=TASKS)
         assert len(sampler.obtain_trajectories(2, tasks=TASKS[:2])) == 4

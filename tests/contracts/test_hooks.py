@@ -196,7 +196,7 @@ class Listing:
     [
         (Stuck(5), {"drop_if": lambda _info: False}, "the arm is stuck"),  # which drop_if does not mean
         (Env(3), {"drop_if": lambda info: info["no"]}, r"calling drop_if in trajectory 0.*KeyError"),
-        (Env(3), {"drop_if": lambda _info: True}, r"too many to leave out.*drop_if is true for the reset's info"),
+        (Env(3), {"drop_if": lambda _info: True}, r"too many to drop.*drop_if is true for the reset's info"),
         (Env(3), {"hooks": Hiding()}, "the metrics begins have names"),
         (Env(3), {"hooks": Listing()}, "context.metrics must be a dict, values by name; a hook made it array"),
         (Env(3), {"hooks": Listing(), "worker_class": VecWorker}, "context.metrics must be a dict"),
@@ -416,7 +416,7 @@ def test_an_error_of_that_hook_ends_the_call_and_the_environments_are_closed(opt
 
 
 def test_environments_in_other_processes_than_their_hooks_are_not_told_of():
-    with pytest.raises(UsageError, match='on_environment_created is not called with inference="parent"'):
+    with pytest.raises(UsageError, match='on_environment_created is not supported with inference="parent"'):
         MultiprocessingSampler(ScriptedAgent(), Prepared(3), inference="parent", hooks=Preparing())
 
 

@@ -131,7 +131,7 @@ def test_a_worker_that_knows_no_options_is_not_given_any():
 
     with LocalSampler(always_zero, Told, worker_class=Mine, check=None) as sampler:  # type: ignore[type-abstract]
         for call in (sampler.obtain_trajectories, sampler.obtain_samples, lambda n, **o: sampler.stream(**o)):
-            with pytest.raises(UsageError, match="Mine takes no reset_options"):
+            with pytest.raises(UsageError, match="Mine does not support reset_options"):
                 call(1, reset_options={"level": 1})
 
 

@@ -90,7 +90,7 @@ def test_each_batch_is_of_the_version_before(make_sampler: Maker) -> None:
     assert [it.get("first_trajectory", 0) for it in provenances[:3]] == firsts[:3]
     assert [it.get("agent_version", 1) for it in provenances[:3]] == VERSIONS[:3]
     assert sampler.replay(9, 2, recorded=batches[-1]).difference is None, "with the parameters of the last batch"
-    with pytest.raises(UsageError, match="the sampler's agent is that of version 9"):
+    with pytest.raises(UsageError, match="the sampler has the agent of version 9"):
         sampler.replay(10, 0)
 
 
@@ -196,7 +196,9 @@ class Broken(AnyLength):
 
 
 @LOCAL
-@pytest.mark.parametrize(("how", "words"), [("made", "no such level"), ("checked", "no function of its seed|differ")])
+@pytest.mark.parametrize(
+    ("how", "words"), [("made", "no such level"), ("checked", "depends on more than its seed|differ")]
+)
 def test_a_refused_environment_takes_back_its_own_call_alone(make_sampler: Maker, how: str, words: str) -> None:
     """What came with the call before it was refused by nobody."""
     sampler = make_sampler(Fussy(), AnyLength, n_workers=2, **LAGGING | {"check": "error"})
@@ -308,7 +310,7 @@ def test_blocks_of_native_vector_environments(make_local: Callable[..., LocalSam
         ({"staleness": "1"}, "staleness must be 0 or 1, got '1'"),
         ({"staleness": np.array([1, 2])}, "staleness must be 0 or 1, got array"),
         ({"order": "arrival"}, 'staleness=1 needs order="index"'),
-        ({"observation_filter": RunningNorm()}, "staleness=1 takes no observation_filter"),
+        ({"observation_filter": RunningNorm()}, "staleness=1 does not support observation_filter"),
     ],
 )
 def test_arguments_that_do_not_go_together(options: dict[str, Any], message: str) -> None:
@@ -322,7 +324,10 @@ def test_calls_that_cannot_be_had(make_local: Callable[..., LocalSampler], tmp_p
         (lambda: sampler.obtain_fragments(4), r"staleness=1.*use another sampler"),
         (sampler.stream, r"staleness=1.*use another sampler"),
         *(
-            (partial(evaluate, sampler=sampler, num_trajectories=4, part=part), "had from a sampler with staleness=1")
+            (
+                partial(evaluate, sampler=sampler, num_trajectories=4, part=part),
+                "a sampler with staleness=1 does not support",
+            )
             for part in (None, (1, 2))
         ),
         (lambda: sample_to_folder(sampler, tmp_path / "f", n_trajectories=4, shard_size=10), "staleness=0"),
@@ -593,7 +598,9 @@ def test_an_error_while_the_next_batch_is_begun(
             batches.append(sampler.obtain_trajectories(4, agent_update=(2,)))
         batches += [sampler.obtain_trajectories(4, agent_update=(number,)) for number in (3, 4)]
     assert batches == twins([4] * 4)
-    assert f"could not begin with the next batch, which its own call samples: {type(error).__name__}" in caplog.text
+    assert (
+        f"could not start on the next batch, so the next call samples all of it: {type(error).__name__}" in caplog.text
+    )
 
 
 @AHEAD

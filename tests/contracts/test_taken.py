@@ -185,7 +185,7 @@ def test_what_is_no_action_is_an_error(says, words, options):
     if not options and not isinstance(says, dict):
         with (
             of_zeros(lambda: Saying(says), on_failure="drop") as sampler,
-            pytest.raises(RolloutError, match="too many to leave out"),
+            pytest.raises(RolloutError, match="too many to drop"),
         ):
             sampler.obtain_trajectories(2)
 

@@ -102,7 +102,7 @@ def test_the_same_folder_takes_other_infos_after_the_error_and_keeps_them_when_i
         sample()
     with caplog.at_level(logging.WARNING, "streamsampler"):
         folder = sample(infos=kept)
-    assert caplog.messages == ["there was no info 'missing'"]
+    assert caplog.messages == ["no trajectory had an info 'missing'"]
     assert folder.provenance["infos"] == sorted(kept)
     assert set(folder.to_batch().env_infos) == {"deep", "rare", "_rare", "x"}
     assert folder.to_batch().episode_infos == {}

@@ -110,7 +110,7 @@ def test_versions_are_replayed_by_their_parameters():
         second = sampler.obtain_trajectories(3, agent_update=(-1, 0, 2, 3))
         assert sampler.replay(2, 1, recorded=second).same
         assert sampler.replay(1, 1, recorded=first, agent=(0.1, 0, 2, 3)).same
-        with pytest.raises(UsageError, match="agent is that of version 2: pass agent="):
+        with pytest.raises(UsageError, match="has the agent of version 2: pass agent="):
             sampler.replay(1, 1, recorded=first)
         wrong = sampler.replay(1, 1, recorded=first, agent=(-1, 0, 2, 3))
         assert wrong.difference.what == "action"
@@ -119,10 +119,10 @@ def test_versions_are_replayed_by_their_parameters():
         assert sampler.obtain_trajectories(2).n_trajectories == 2, "the workers were not disturbed"
     both = type(first).concatenate([first, second])
     given: Any = {"agent": Linear(), "env": "CartPole-v1"}
-    with pytest.raises(UsageError, match="more than once, of agent versions 1, 2: give version"):
+    with pytest.raises(UsageError, match="more than once, in agent versions 1, 2: pass version="):
         replay(both, 1, **given)
     assert all(replay(both, 1, version=v, env="CartPole-v1", actions=True).same for v in (1, 2))
-    with pytest.raises(UsageError, match="agent version 3: there are trajectories of agent versions 1, 2"):
+    with pytest.raises(UsageError, match="agent version 3 does not exist: the batch has agent versions 1, 2"):
         replay(both, 1, version=3, **given)
 
 
@@ -138,7 +138,7 @@ def test_both_batches_of_a_version_with_a_lag(kind):
                 assert sampler.replay(1, index, recorded=batch).same
                 assert sampler.replay(1, index, recorded=both).same
         assert len(sampler.replay(1, 0).trajectory) == 1
-        with pytest.raises(UsageError, match="there is no trajectory 99"):
+        with pytest.raises(UsageError, match="trajectory 99 of agent version 1 does not exist"):
             sampler.replay(1, 99, recorded=both)
 
 
@@ -204,7 +204,10 @@ def test_seeds_and_options_that_were_given():
         batch = sampler.obtain_trajectories(seeds=range(50, 60))
         assert all(sampler.replay(1, index, recorded=batch).same for index in range(10))
     assert all(replay(batch, index, agent=lambda _: 0, env=env, **given).same for index in range(10))
-    with pytest.raises(UsageError, match=r"recorded actions are replayed in one environment.* a vector environment"):
+    with pytest.raises(
+        UsageError,
+        match=r"recorded actions can only be replayed in an environment that is not vectorised.* a vector environment",
+    ):
         replay(batch, 0, actions=True, env=env)
 
 
@@ -214,7 +217,9 @@ def test_what_raises_raises_again_and_folders_are_searched_for_the_shard(tmp_pat
         left_out = next(index for index in range(9) if index not in batch.indices)
         with pytest.raises(RolloutError, match=f"while stepping the environment in trajectory {left_out}.*on purpose"):
             sampler.replay(1, left_out)
-        with pytest.raises(UsageError, match=f"no trajectory {left_out} of agent version 1: it was left out"):
+        with pytest.raises(
+            UsageError, match=f"trajectory {left_out} of agent version 1 does not exist: it raised and was dropped"
+        ):
             sampler.replay(1, left_out, recorded=batch)
         last = int(batch.indices[-1])
         assert last >= 9, "it took the place of another one"
@@ -224,7 +229,7 @@ def test_what_raises_raises_again_and_folders_are_searched_for_the_shard(tmp_pat
         dropped = min(each.index for each in sampler.stats.dropped)
     assert len(folder.shards) > 2
     assert all(replay(folder, index, agent=Drawing(), env=Rough).same for index in folder.to_batch().indices.tolist())
-    with pytest.raises(UsageError, match=f"there is no trajectory {dropped}: it was left out, because it raised"):
+    with pytest.raises(UsageError, match=f"trajectory {dropped} does not exist: it raised and was dropped"):
         replay(tmp_path / "a", dropped, agent=Drawing(), env=Rough)
     with pytest.raises(UsageError, match="there is no trajectory 99: there are trajectories 0 to"):
         replay(tmp_path / "a", 99, agent=Drawing(), env=Rough)
@@ -250,11 +255,13 @@ def test_an_environment_with_a_hidden_state_is_found():
         found = sampler.replay(1, 2, recorded=batch)
     assert (found.difference.timestep, found.difference.what) == (1, "reward")
     assert (found.difference.recorded, found.difference.replayed) == (3.0, 1.0)
-    assert found.reasons[0].startswith("the agent or the environment is no function of its seed: run twice in a row")
+    assert found.reasons[0].startswith(
+        "the agent or the environment depends on more than its seed: two runs in a row differ"
+    )
     assert "the reward of timestep 1: recorded 3.0, now 1.0" in str(found)
     actions = replay(batch, 2, env=Hidden, actions=True)
     assert actions.difference == found.difference
-    assert actions.reasons[0].startswith("the environment is no function")
+    assert actions.reasons[0].startswith("the environment depends on more than its seed")
 
 
 def test_actions_alone_tell_how_the_environment_goes_on():
@@ -293,7 +300,7 @@ def test_kernels_and_versions_are_named_where_they_differ(tmp_path):
     path = dataclasses.replace(batch, rewards=batch.rewards + 1e-9).save(tmp_path / "a", provenance=told)
     kernels, versions, *_ = replay(path, 0, agent="random").reasons
     assert kernels.startswith("other kernels")
-    assert versions == f"other versions: gymnasium 0.9 there, {gymnasium.__version__} here"
+    assert versions == f"other versions: gymnasium 0.9 for the record, {gymnasium.__version__} here"
 
 
 @pytest.mark.parametrize(
@@ -306,7 +313,7 @@ def test_kernels_and_versions_are_named_where_they_differ(tmp_path):
         ({"environment": "antigravity:A-v0"}, {"agent": "random"}, "does not decide which module is imported"),
         ({"environment": ["a", "b"]}, {"agent": "random"}, "had several environments"),
         ({"worker_class": "mine:Worker"}, {"agent": "random", "env": "CartPole-v1"}, "pass worker_class="),
-        ({}, {"agent": "random", "env": "CartPole-v1", "n_trajectories": 1}, "there is no trajectory 1"),
+        ({}, {"agent": "random", "env": "CartPole-v1", "n_trajectories": 1}, "trajectory 1 does not exist"),
     ],
 )
 def test_what_is_missing_is_named(facts, options, message, tmp_path):
@@ -341,12 +348,12 @@ def test_what_a_file_says_is_used_and_what_is_given_wins(tmp_path):
 
 def test_bad_arguments(tmp_path):
     with LocalSampler("random", "CartPole-v1", seed=3) as sampler:
-        with pytest.raises(UsageError, match="nothing was sampled yet"):
+        with pytest.raises(UsageError, match="has not sampled anything yet"):
             sampler.replay(1, 0)
         with pytest.raises(UsageError, match="needs the recorded trajectory"):
             sampler.replay(1, 0, actions=True)
         sampler.obtain_trajectories(2)
-        with pytest.raises(UsageError, match="there is no trajectory 2: trajectories 0 to 1"):
+        with pytest.raises(UsageError, match="trajectory 2 does not exist: the call had trajectories 0 to 1"):
             sampler.replay(1, 2)
     with pytest.raises(UsageError, match="a file, a folder or a batch"):
         replay(5, 0)  # type: ignore[arg-type]
@@ -367,5 +374,5 @@ def test_a_trajectory_that_arrived_first_is_replayed_whatever_its_index(options)
             assert sampler.replay(1, index, recorded=expected).same
     with LocalSampler(Rowwise(), "CartPole-v1", seed=3, **options) as sampler:
         sampler.obtain_trajectories(6)
-        with pytest.raises(UsageError, match="there is no trajectory 9: trajectories 0 to 5"):
+        with pytest.raises(UsageError, match="trajectory 9 does not exist: the call had trajectories 0 to 5"):
             sampler.replay(1, 9)

@@ -296,7 +296,7 @@ def test_blocks_that_get_longer_do_not_go_on(tmp_path):
     env = functools.partial(gymnasium.make_vec, "CartPole-v1", num_envs=4, vectorization_mode="vector_entry_point")
     options: dict[str, Any] = {"agent": "random", "env": env, "worker_class": VecWorker}
     evaluated(n_trajectories=40, out=tmp_path / "x.json", **options)
-    with pytest.raises(UsageError, match="there are no parts and no resume, with a vector environment"):
+    with pytest.raises(UsageError, match="parts and resume are not supported, for a vector environment"):
         evaluated(n_trajectories=80, resume=tmp_path / "x.json", **options)
 
 

@@ -61,10 +61,10 @@ def test_help_and_wrong_input(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
             for row in (
                 ("trpo", ("--radius", "-1"), "Invalid value for '--radius'"),
                 ("ppo", ("--minibatch", "0"), "Invalid value for '--minibatch'"),
-                ("ppo", ("--out", "missing/policy.pt"), "there is no folder"),
-                ("ppo_recurrent", ("CartPole-v1", "--hide", "1,4"), "the entries that --hide names, and actions in a"),
-                ("ppo_recurrent", ("Pendulum-v1",), "the entries that --hide names, and actions in a Discrete"),
-                ("ppo_multiagent", ("CartPole-v1",), "is an environment of one agent"),
+                ("ppo", ("--out", "missing/policy.pt"), "the folder missing does not exist"),
+                ("ppo_recurrent", ("CartPole-v1", "--hide", "1,4"), "the entries of --hide, and actions in a"),
+                ("ppo_recurrent", ("Pendulum-v1",), "the entries of --hide, and actions in a Discrete"),
+                ("ppo_multiagent", ("CartPole-v1",), "has a single agent"),
                 ("ppo_multiagent", ("no_such_module:env",), "unknown environment"),
                 ("evaluate_sb3", ("--trajectories", "0"), "Invalid value for '--trajectories'"),
             )

@@ -134,7 +134,7 @@ def test_tasks_of_whole_trajectories_are_not_those_of_episodes(kind: str) -> Non
 
 
 def test_an_env_update_in_any_call_ends_them_with_a_warning(caplog: Any) -> None:
-    words = "env_update ends the episodes of fragments that went on"
+    words = "env_update ends the open episodes of fragments"
     with KINDS["local"]() as sampler:
         sampler.obtain_trajectories(1, env_update=Sticky)
         sampler.obtain_fragments(9, N_ENVS)

@@ -216,9 +216,9 @@ def test_another_number_of_environments_begins_afresh_and_warns(caplog):
         sampler.obtain_fragments(3, 4, env_update="CartPole-v1")
         sampler.obtain_trajectories(1, env_update="CartPole-v1")
         sampler.obtain_fragments(3, 2)
-        assert "fresh environments begin" not in caplog.text, "only what the calls asked for"
+        assert "fresh environments start" not in caplog.text, "only what the calls asked for"
         assert not sampler.obtain_fragments(3, 5).continued.any()
-        assert caplog.text.count("of 5 environments, after 2 in the last call: the episodes that went on end") == 1
+        assert caplog.text.count("for 5 environments, after 2 in the last call: all open episodes end") == 1
 
 
 @pytest.mark.parametrize(
@@ -322,7 +322,7 @@ class WithoutFragments(DefaultWorker):
     can_continue = False
 
 
-ONE_OF_EACH = "one agent and one environment"
+ONE_OF_EACH = "the same agent and environment"
 
 
 @pytest.mark.parametrize(
@@ -330,7 +330,7 @@ ONE_OF_EACH = "one agent and one environment"
     [
         ({"order": "arrival"}, {}, 'order="index"'),
         ({"on_failure": "drop"}, {}, 'on_failure="raise"'),
-        ({"worker_class": WithoutFragments}, {}, "WithoutFragments runs no fragments"),
+        ({"worker_class": WithoutFragments}, {}, "WithoutFragments does not support fragments"),
         ({"agents": [Restorable(), Restorable()]}, {}, ONE_OF_EACH),
         ({}, {"agent_update": PerWorker([np.zeros(4), np.ones(4)])}, ONE_OF_EACH),
         ({}, {"env_update": PerWorker([Sticky, Sticky])}, ONE_OF_EACH),
@@ -340,7 +340,7 @@ ONE_OF_EACH = "one agent and one environment"
         ({}, {"n_timesteps": 2.5}, "n_timesteps must be"),
         ({}, {"n_envs": 0}, "n_envs must be"),
         ({}, {"agent_update": 0.5}, r"obtain_fragments\(5, 2, 0.5\): the arguments are .*a number cannot"),
-        ({}, {"agent_update": np.int64(5)}, "The third one updates the agent, which a number cannot"),
+        ({}, {"agent_update": np.int64(5)}, "The third must update the agent, and a number cannot"),
     ],
 )
 def test_what_fragments_do_not_go_with(options, arguments, message):

@@ -370,9 +370,9 @@ def test_a_memory_that_cannot_be_loaded_is_said_to_be_that(options, caplog):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"drop_if": bool}, "fragments take no drop_if.*Let a wrapper of the environment end such an episode"),
-        ({"drop_if": bool, "hooks": Diary()}, "fragments take no drop_if"),
-        ({"worker_class": Seamed}, "do not call what Seamed overrides.*pass hooks="),
+        ({"drop_if": bool}, "fragments do not support drop_if.*End such episodes in a wrapper of the environment"),
+        ({"drop_if": bool, "hooks": Diary()}, "fragments do not support drop_if"),
+        ({"worker_class": Seamed}, "do not call the methods that Seamed overrides.*pass hooks="),
     ],
 )
 def test_what_fragments_do_not_call_is_an_error(options, words):

@@ -278,7 +278,7 @@ def test_what_raises_in_a_restoration_ends_that_episode_and_not_the_call(agent, 
     if agent is Restorable:
         assert (failed, batch.continued.tolist(), batch.indices.tolist()) == (1, [False, True], [2, 1])
         assert batch[1] == expected[1]
-        assert caplog.text.count("the episode that went on in environment 0 cannot be restored") == 1
+        assert caplog.text.count("the open episode in environment 0 cannot be restored") == 1
         assert caplog.text.count("restored: its environment raised OSError: out of order") == 1
     else:
         assert (failed, batch.continued.tolist(), batch.indices.tolist()) == (2, [False, False], [2, 3])

@@ -83,13 +83,15 @@ def test_what_cannot_be_replayed_says_what_is_missing():
             lambda: sampler.replay(3, index, recorded=batches[2]),
             lambda: replay(batches[2], index, agent=Recurrent(), env=Sticky),
         ):
-            with pytest.raises(UsageError, match="began in an earlier call, with other parameters: pass actions=True"):
+            with pytest.raises(
+                UsageError, match="started in an earlier call, with other parameters: pass actions=True"
+            ):
                 again()
-        with pytest.raises(UsageError, match="not all parts are in the batch: it has those of agent versions 3"):
+        with pytest.raises(UsageError, match="the batch has only its parts of agent versions 3"):
             sampler.replay(3, index, recorded=batches[2], actions=True)
     with LocalSampler(Recurrent(), Sticky, seed=SEED, **TWO) as sampler:
         batch = sampler.obtain_fragments(9, 4)
-        with pytest.raises(UsageError, match="side by side with others is replayed without the agent only"):
+        with pytest.raises(UsageError, match="side by side with others can only be replayed without the agent"):
             sampler.replay(1, 0, recorded=batch)
-        with pytest.raises(UsageError, match="side by side with others is replayed without the agent only"):
+        with pytest.raises(UsageError, match="side by side with others can only be replayed without the agent"):
             replay(batch, 0, agent=Recurrent(), env=Sticky, **TWO)

@@ -94,19 +94,19 @@ def _of_calls(call: str, words: str, least: int = 1, **when: set[str]) -> list[R
 
 _VEC, _PARENT, _EACH = {"vec", "blocks"}, {"parent"}, {"agents", "envs"}
 _IN_WORKERS = {"worker"}
-_ONE_EACH = "and not one for each worker: use inference"
+_ONE_EACH = "for all workers, got one for each: use inference"
 REFUSALS: list[Refusal] = [
     # By the constructor.
     Refusal({"worker": _VEC, "on_failure": {"drop"}}, "constructor", "VecWorker cannot leave out trajectories"),
     Refusal({"inference": _PARENT, "on_failure": {"drop"}}, "constructor", "VecWorker cannot leave out trajectories"),
-    Refusal({"inference": _PARENT, "worker": {"seams"}}, "constructor", "takes no worker_class=Seamed"),
+    Refusal({"inference": _PARENT, "worker": {"seams"}}, "constructor", "or the default, got Seamed"),
     Refusal({"inference": _PARENT, "order": {"arrival"}}, "constructor", "takes no order"),
     Refusal({"inference": _PARENT, "staleness": {"1"}}, "constructor", "takes no staleness"),
     Refusal({"inference": _PARENT, "given": _EACH}, "constructor", _ONE_EACH),
     Refusal({"inference": _PARENT, "memory": {"limited"}}, "constructor", "takes no limits.max_worker_memory"),
     Refusal({"staleness": {"1"}, "order": {"arrival"}}, "constructor", 'staleness=1 needs order="index"'),
-    Refusal({"staleness": {"1"}, "filter": {"observation", "reward"}}, "constructor", "takes no observation_filter"),
-    Refusal({"agent": {"policies"}, "filter": {"observation", "reward"}}, "constructor", "is a dict by policy name"),
+    Refusal({"staleness": {"1"}, "filter": {"observation", "reward"}}, "constructor", "not support observation_filter"),
+    Refusal({"agent": {"policies"}, "filter": {"observation", "reward"}}, "constructor", "a dict by policy name"),
     # By the call, before anything is sent.
     Refusal({"agent": {"random", "function"}, "update": {"parameters"}}, "call", "has none; give it one"),
     Refusal({"inference": _PARENT, "update": {"each"}}, "call", _ONE_EACH),
@@ -114,18 +114,18 @@ REFUSALS: list[Refusal] = [
     Refusal({"first": {"fragments"}, "between": {"replay"}, "worker": _VEC}, "call", "side by side with others"),
     Refusal({"first": {"fragments"}, "between": {"replay"}, "inference": _PARENT}, "call", "side by side with others"),
     Refusal({"first": {"fragments"}, "between": {"replay", "actions"}, "world": _GAMES}, "call", "several agents"),
-    Refusal({"second": {"fragments"}, "update": {"each"}}, "call", "need one agent and one environment"),
-    *_of_calls("fragments", "do not call what Seamed overrides", worker={"seams"}),
+    Refusal({"second": {"fragments"}, "update": {"each"}}, "call", "need the same agent and environment"),
+    *_of_calls("fragments", "do not call the methods that Seamed overrides", worker={"seams"}),
     *_of_calls("fragments", 'need order="index"', order={"arrival"}),
     *_of_calls("fragments", 'need on_failure="raise"', on_failure={"drop"}),
-    *_of_calls("fragments", "take no drop_if", drop_if={"drop_if"}),
-    *_of_calls("fragments", "need one agent and one environment", given=_EACH),
+    *_of_calls("fragments", "do not support drop_if", drop_if={"drop_if"}),
+    *_of_calls("fragments", "need the same agent and environment", given=_EACH),
     *_of_calls("exact", "cannot replace trajectories", 3, given=_EACH, on_failure={"drop"}),
     *_of_calls("exact", "cannot replace trajectories", 3, given=_EACH, drop_if={"drop_if"}),
     *_of_calls("exact", "cannot replace trajectories", 3, update={"each"}, on_failure={"drop"}),
     *_of_calls("exact", "cannot replace trajectories", 3, update={"each"}, drop_if={"drop_if"}),
-    *_of_calls("folder", "not blocks of them", worker=_VEC),
-    *_of_calls("folder", "not blocks of them", inference=_PARENT),
+    *_of_calls("folder", "run blocks of", worker=_VEC),
+    *_of_calls("folder", "run blocks of", inference=_PARENT),
     *_of_calls("folder", 'order="index"', order={"arrival"}),
     *_of_calls("evaluate", 'order="index"', order={"arrival"}),
     *(each for call in ("stream", "fragments", "folder", "evaluate")

@@ -133,7 +133,9 @@ def test_a_worker_factory_may_come_first_or_by_name() -> None:
 
 
 def test_what_the_factory_has_and_what_is_none_are_errors() -> None:
-    with pytest.raises(TypeError, match="LocalSampler takes n_workers, seed from the worker factory: give it there"):
+    with pytest.raises(
+        TypeError, match="LocalSampler takes n_workers, seed from its worker_factory: pass it to WorkerFactory"
+    ):
         MADE(WorkerFactory(n_workers=1), Policy(), "CartPole-v1", seed=3, n_workers=2)
     with pytest.raises(UsageError, match="worker_factory of LocalSampler must be a WorkerFactory, got 3"):
         MADE(Policy(), "CartPole-v1", worker_factory=3)
@@ -178,7 +180,7 @@ def test_old_names_are_errors_that_name_todays(sampler: Any) -> None:
     for name, of_today in {
         "obtain_exact_episodes": "`obtain_exact_trajectories(n_traj_per_worker, agent_update)",
         "obtain_episodes": "`obtain_trajectories(n_trajectories, agent_update)",
-        "start_worker": "left out: workers start when the sampler is made",
+        "start_worker": "unnecessary: workers start when the sampler is made",
     }.items():
         with pytest.raises(AttributeError, match=f"no attribute '{name}': here it is {re.escape(of_today)}"):
             getattr(sampler, name)
@@ -196,7 +198,7 @@ def test_lists_of_lists_name_per_worker(lists: Any) -> None:
     per_worker = r"PerWorker\(\[…\]\)"
     with pytest.raises(UsageError, match=per_worker):
         MADE(lists(Policy()), "CartPole-v1", n_workers=2)
-    one_kind = "environments for one worker, and DefaultWorker runs one kind: use worker_class=VecWorker"
+    one_kind = "environments for one worker, but DefaultWorker runs one kind of environment: use worker_class=VecWorker"
     with pytest.raises(UsageError, match=rf"{one_kind}.*{per_worker}"):
         MADE(Policy(), lists("CartPole-v1"), n_workers=2)
     with MADE(Policy(), "CartPole-v1", n_workers=2) as sampler:

@@ -277,7 +277,7 @@ def test_agents_and_environments_for_each_worker():
         other.load_state_dict(state)
         assert other.obtain_trajectories(6) == sampler.obtain_trajectories(6)
         for wrong in (third, alike):
-            with pytest.raises(UsageError, match="the state is of 2 workers, and this sampler has 3: where"):
+            with pytest.raises(UsageError, match="from a sampler with 2 workers, but this sampler has 3: "):
                 wrong.load_state_dict(state)
 
 
@@ -348,7 +348,7 @@ def test_an_environment_that_calls_have_updated_is_in_the_state():
         other.load_state_dict(plain(sampler.state_dict()))
         assert other.obtain_fragments(5) == sampler.obtain_fragments(5)
         assert other.state_dict()["updates"] is not None
-        with pytest.raises(UsageError, match="a call has updated this sampler's: load it into a new sampler"):
+        with pytest.raises(UsageError, match="a call has updated this sampler's: load the state into a new sampler"):
             sampler.load_state_dict(first)
         with pickle.loads(pickle.dumps(sampler)) as third:
             assert third.state_dict()["updates"] is not None
@@ -481,7 +481,9 @@ def test_several_policies():
         sampler.obtain_samples(50)
         other.load_state_dict(plain(sampler.state_dict()))
         assert other.obtain_samples(50) == sampler.obtain_samples(50)
-        with pytest.raises(UsageError, match=r"of the policies \['blue', 'red'\], and this sampler's is \['all'\]"):
+        with pytest.raises(
+            UsageError, match=r"list of policies in the state is \['blue', 'red'\], in this sampler \['all'\]"
+        ):
             third.load_state_dict(sampler.state_dict())
 
 
@@ -522,10 +524,10 @@ def test_what_cannot_be_restored_is_said_and_counts_as_failed(agent, env, option
         assert not caplog.text
         with caplog.at_level(logging.WARNING, "streamsampler"):
             batch = other.obtain_fragments(4)
-        said = "in the state that was loaded cannot be restored: " + why
+        said = "of the loaded state cannot be restored: " + why
         assert caplog.text.count(said) == other.stats.failed_trajectories == cut > 0
         assert not batch.continued.any()
-        assert not caplog.text.count("went on in environment 0 cannot")
+        assert not caplog.text.count("open episode in environment 0 cannot")
         caplog.clear()
         other.obtain_fragments(4)
         assert not caplog.text
@@ -557,15 +559,15 @@ def one_that_works() -> int:
 
 
 WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "seed": ({"seed": 3}, {"seed": 4}, "is of the seed 3, and this sampler's is 4: pass seed=3 to the sampler"),
-    "kind": ({}, THREE, "workers of the kind 'DefaultWorker', and this sampler's is 'VecWorker'"),
-    "rows": (THREE, EIGHT, 'runs side by side, 3, and this sampler\'s is 8: pass worker_args={"n_envs": 3}'),
-    "lag": ({"staleness": 1}, {}, "is of staleness 1, and this sampler's is 0: pass staleness=1"),
+    "seed": ({"seed": 3}, {"seed": 4}, "seed in the state is 3, in this sampler 4: pass seed=3 to the sampler"),
+    "kind": ({}, THREE, "worker_class in the state is 'DefaultWorker', in this sampler 'VecWorker'"),
+    "rows": (THREE, EIGHT, 'in the state is 3, in this sampler 8: pass worker_args={"n_envs": 3}'),
+    "lag": ({"staleness": 1}, {}, "staleness in the state is 1, in this sampler 0: pass staleness=1"),
     "filter": (
         {"observation_filter": RunningNorm()}, {"reward_filter": RunningReturnNorm()},
-        "of the filters observation_filter=RunningNorm, and this sampler's is reward_filter=RunningReturnNorm",
+        "filters in the state is observation_filter=RunningNorm, in this sampler reward_filter=RunningReturnNorm",
     ),
-    "none": ({"reward_filter": RunningReturnNorm()}, {}, "reward_filter=RunningReturnNorm, and this sampler's is none"),
+    "none": ({"reward_filter": RunningReturnNorm()}, {}, "reward_filter=RunningReturnNorm, in this sampler none"),
 }  # fmt: skip
 
 
@@ -587,12 +589,12 @@ def test_a_state_of_another_sampler_is_refused_with_both_values(name):
     [
         (
             lambda state: {**state, "format": 9},
-            "the state has format 9, and this version of streamsampler reads format 1",
+            "the state has format 9, but this version of streamsampler reads format 1",
         ),
-        (lambda state: {}, "load_state_dict takes what state_dict returned, got {}"),
-        (lambda state: None, "load_state_dict takes what state_dict returned, got None"),
-        (lambda state: {**state, "filters_pickle": b"no pickle"}, "the state cannot be read: UnpicklingError"),
-        (lambda state: {**state, "stats": {}}, "the state cannot be read: KeyError: 'workers'"),
+        (lambda state: {}, "load_state_dict takes the dict returned by state_dict, got {}"),
+        (lambda state: None, "load_state_dict takes the dict returned by state_dict, got None"),
+        (lambda state: {**state, "filters_pickle": b"no pickle"}, "cannot read the state: UnpicklingError"),
+        (lambda state: {**state, "stats": {}}, "cannot read the state: KeyError: 'workers'"),
         (lambda state: {key: it for key, it in state.items() if key != "rows"}, "the state lacks 'rows'"),
     ],
 )
@@ -610,7 +612,7 @@ def test_what_is_no_state_is_refused(change, message):
 def test_more_environments_than_the_process_with_the_agent_has():
     with local(Drawn(), **THREE) as sampler, ENGINES["parent"](Drawn(), Tasked, seed=SEED, **THREE) as other:
         sampler.obtain_fragments(2, 4)
-        with pytest.raises(UsageError, match=r"fragments of 4 environments, and with .* has 3: pass"):
+        with pytest.raises(UsageError, match=r"fragments of 4 environments, but .* has 3: pass"):
             other.load_state_dict(sampler.state_dict())
 
 
@@ -618,7 +620,7 @@ def test_a_lag_needs_the_agents():
     with local(staleness=1) as sampler:
         sampler.state_dict()
         sampler.obtain_samples(5)
-        with pytest.raises(UsageError, match=r"lacks the parameters of the last call, .*: pass agents=True"):
+        with pytest.raises(UsageError, match=r"needs agents=True, because .* the last call's parameters"):
             sampler.state_dict()
         assert sampler.state_dict(agents=True)["first_trajectory"] == sampler.obtain_samples(5).indices[0]
 
@@ -638,7 +640,7 @@ def test_calls_for_which_it_is_no_time():
     with local() as sampler:
         trajectories = sampler.stream()
         next(trajectories)
-        with pytest.raises(UsageError, match="a stream is open: leave its loop, or close it, before"):
+        with pytest.raises(UsageError, match="a stream is open: leave the stream's loop, or close it, before"):
             sampler.state_dict()
         trajectories.close()
         state = sampler.state_dict()

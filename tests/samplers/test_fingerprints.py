@@ -202,12 +202,12 @@ def resumed(folder, **options):
 def test_a_folder_that_is_resumed_elsewhere_says_so_or_is_left_as_it_is(tmp_path, caplog):
     begun(tmp_path / "out")
     before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
-    with pytest.raises(UsageError, match="was begun where NumPy or torch compute with other kernels"):
+    with pytest.raises(UsageError, match="was started on a machine where NumPy or torch use other kernels"):
         resumed(tmp_path / "out", fingerprint="error")
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
     assert resumed(tmp_path / "out").complete
     (text,) = warnings_of(caplog)
-    assert text.startswith(f"{tmp_path / 'out'} was begun where NumPy or torch compute with other kernels")
+    assert text.startswith(f"{tmp_path / 'out'} was started on a machine where NumPy or torch use other kernels")
     assert f"(numpy=elsewhere there, {OWN} here)" in text
     assert read_manifest(tmp_path / "out").fingerprints == {"numpy=elsewhere", OWN}
 
@@ -227,4 +227,4 @@ def test_where_nothing_differs_or_is_asked_nothing_is_said(tmp_path, caplog, bit
     assert read_manifest(tmp_path / "out").fingerprints == ({bits} if OWN in bits else {bits, OWN})
     assert sampled_elsewhere("out", ["numpy=aa", "numpy=bb"], ["numpy=bb torch=11"]) == ""
     assert sampled_elsewhere("out", [], ["numpy=aa"]) == "", "a manifest of before has none"
-    assert "out was begun" in sampled_elsewhere("out", ["numpy=aa"], ["numpy=aa", "numpy=cc"])
+    assert "out was started" in sampled_elsewhere("out", ["numpy=aa"], ["numpy=aa", "numpy=cc"])

@@ -75,14 +75,14 @@ def test_a_list_that_may_be_one_set_of_parameters_is_refused():
     with make() as sampler:
         sampler.obtain_trajectories(2, agent_update=(5.0,))
         for update in LISTS:
-            with pytest.raises(UsageError, match=r"agent_update is a list .*tuple\(.*\).*PerWorker\(\["):
+            with pytest.raises(UsageError, match=r"agent_update is an ambiguous list .*tuple.*PerWorker\(\["):
                 sampler.obtain_trajectories(2, agent_update=update)
         for obtain in (sampler.obtain_samples, sampler.obtain_exact_trajectories):
-            with pytest.raises(UsageError, match="agent_update is a list"):
+            with pytest.raises(UsageError, match="agent_update is an ambiguous list"):
                 obtain(2, agent_update=LISTS[0])
-        with pytest.raises(UsageError, match="agent_update is a list"):
+        with pytest.raises(UsageError, match="agent_update is an ambiguous list"):
             sampler.stream(agent_update=LISTS[0])
-        for update, words in [([Linear(1.0), {}], "its item 1, a dict, is no agent"), ([], "it is empty")]:
+        for update, words in [([Linear(1.0), {}], "its item 1, a dict, is not an agent"), ([], "it is empty")]:
             with pytest.raises(UsageError, match=words):
                 sampler.obtain_samples(1, agent_update=update)
         assert sampler.agent_version == 1
@@ -166,7 +166,7 @@ class Three(Two):
 
 @pytest.mark.parametrize("kind", [LocalSampler, pytest.param(MultiprocessingSampler, marks=pytest.mark.slow)])
 def test_environments_of_different_spaces_make_no_batch(kind):
-    words = r"must have the same spaces: worker 0 has Discrete\(3\) .*, worker 1 has Discrete\(4\)"
+    words = r"must have the same spaces, but worker 0 has Discrete\(3\) .*, worker 1 has Discrete\(4\)"
     with make(kind, envs=[Two, Three]) as sampler:
         for call in (sampler.obtain_trajectories, sampler.obtain_samples):
             with pytest.raises(DataError, match=words):

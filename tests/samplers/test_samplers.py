@@ -176,7 +176,7 @@ def test_calls_from_two_threads_at_once(make, tmp_path):
     thread = threading.Thread(target=lambda: batches.append(sampler.obtain_trajectories(1)))
     thread.start()
     # A writer can open it only once the environment is in its first step: the call is under way.
-    with open(fifo, "w"), pytest.raises(ConcurrentCallError, match="one call at a time"):
+    with open(fifo, "w"), pytest.raises(ConcurrentCallError, match="another call on this sampler"):
         sampler.obtain_trajectories(1)
     thread.join()
     assert batches[0].n_trajectories == 1

@@ -378,8 +378,8 @@ def test_an_unfinished_folder_is_not_resumed_with_other_arguments(tmp_path: Path
 @pytest.mark.parametrize(
     ("options", "arguments", "words"),
     [
-        ({}, {"n_timesteps": None}, "either n_timesteps or n_trajectories"),
-        ({}, {"n_trajectories": 5}, "either n_timesteps or n_trajectories"),
+        ({}, {"n_timesteps": None}, "one of n_timesteps and n_trajectories"),
+        ({}, {"n_trajectories": 5}, "one of n_timesteps and n_trajectories"),
         ({}, {"n_timesteps": 0}, "n_timesteps must be at least 1, got 0"),
         ({}, {"n_timesteps": 2.5}, "n_timesteps must be an integer, got 2.5"),
         ({}, {"n_timesteps": None, "n_trajectories": -1}, "n_trajectories must be at least 1"),
@@ -389,7 +389,7 @@ def test_an_unfinished_folder_is_not_resumed_with_other_arguments(tmp_path: Path
         ({}, {"provenance": {"rate": float("nan")}}, "provenance must be a dict that JSON can hold"),
         ({}, {"provenance": 5}, "provenance must be a dict that JSON can hold"),
         ({"order": "arrival"}, {}, 'a sampler with order="index"'),
-        ({"worker_class": VecWorker}, {}, "not blocks of them"),
+        ({"worker_class": VecWorker}, {}, "run blocks of"),
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_is_made(

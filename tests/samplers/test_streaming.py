@@ -55,7 +55,7 @@ def test_what_portions_leave_over_is_iterated_over_next(whole):
     with make_sampler(n_workers=3) as sampler, sampler.stream() as stream:
         assert stream.take(Portion(None, 3)) == whole[:3]
         assert [next(stream) for _ in range(17)] == list(whole[3:20])
-        with pytest.raises(UsageError, match="before it is iterated over"):
+        with pytest.raises(UsageError, match="before the stream is iterated over"):
             stream.take(Portion(None, 1))
 
 
@@ -106,7 +106,7 @@ def test_a_stream_that_has_an_end_is_what_one_call_returns():
     assert concatenate(stream_of(first_trajectory=3, n_trajectories=20)[1]) == whole[3:23]
     _, stream = stream_of(first_trajectory=40)
     assert [stream.take(Portion(None, n)) for n in (2, 9)] == [whole[40:42], whole[42:]]
-    with pytest.raises(SamplerError, match="come to its end"):
+    with pytest.raises(SamplerError, match="no trajectories left"):
         stream.take(Portion(None, 1))
 
 

@@ -432,21 +432,21 @@ def test_what_cannot_be_is_refused_before_workers_start():
     refused("task 'push': an environment is an id", always_zero, tasks_of(Steps, 3))
     refused("task 'push': .*NoSuch-v0", always_zero, tasks_of(Steps, "NoSuch-v0"))
     refused("task 'reach': .*agent", OfTasks([3, always_zero], NAMES[:2]), each)
-    refused("task 'push': a task has one environment for all workers", always_zero, tasks_of(Steps, [Steps, Steps]))
-    refused("task 'push': a task has one agent", OfTasks(["random", PerWorker(["random"])], NAMES[:2]), each)
+    refused("task 'push': a task needs one environment for all workers", always_zero, tasks_of(Steps, [Steps, Steps]))
+    refused("task 'push': a task needs one agent", OfTasks(["random", PerWorker(["random"])], NAMES[:2]), each)
     refused("task 'push': envs has 2 environments for one worker", always_zero, tasks_of(Steps, PerEnv([Steps] * 2)))
-    refused("agents is OfTasks, and envs is not", OfTasks(["random"]), Steps)
+    refused("agents is OfTasks, but envs is not", OfTasks(["random"]), Steps)
     refused("agents and envs have different tasks", OfTasks(["random"] * 2, ["a", "b"]), each)
-    refused("task 'reach' is run by DefaultWorker and task 'push' by AsyncWorker", "random", tasks_of(Steps, Waits))
-    refused("staleness=1 is for samplers of one task, and this one has 2 tasks", "random", each, staleness=1)
+    refused("task 'reach' needs DefaultWorker and task 'push' needs AsyncWorker", "random", tasks_of(Steps, Waits))
+    refused("staleness=1 needs a sampler of one task, but this one has 2 tasks", "random", each, staleness=1)
     refused('inference="parent" runs one task', "random", each, MultiprocessingSampler, inference="parent")
 
 
 def test_tasks_that_are_none():
     for text, items, names in [
-        ("no item", [], None),
-        ("there are 2 tasks, and 1 name", [Steps, Steps], ["a"]),
-        ("two tasks of the name 'a'", [Steps, Steps, Steps], ["b", "a", "a"]),
+        ("empty list", [], None),
+        ("OfTasks has 2 items, but 1 name", [Steps, Steps], ["a"]),
+        ("two tasks have the name 'a'", [Steps, Steps, Steps], ["b", "a", "a"]),
         ("a list with one item for each task, not a dict", {"a": Steps}, None),
         ("a list with one name for each task, got 'ab'", [Steps, Steps], "ab"),
     ]:
@@ -459,8 +459,8 @@ def test_tasks_that_are_none():
 def test_runs_that_cannot_be():
     with local(Steps, AnyLength) as sampler:
         wrong: list[tuple[str, list[TaskRun], dict[str, Any]]] = [
-            ("there are no runs", [], {}),
-            ("there is no task 2: there are 2 tasks, from 0 on", [TaskRun(2, 0, 1)], {}),
+            ("got no runs", [], {}),
+            ("task 2 does not exist: this sampler has tasks 0 to 1", [TaskRun(2, 0, 1)], {}),
             ("n of task 'push' must be at least 1, got 0", [TaskRun(1, 0, 0)], {}),
             ("first of task 'push' must be at least 0, got -1", [TaskRun(1, -1, 2)], {}),
             ("task 'push': there is nothing for trajectories 1 to 3", [TaskRun(1, 1, 3)], {"seeds": [7, 8, 9]}),
@@ -470,7 +470,7 @@ def test_runs_that_cannot_be():
             with pytest.raises(UsageError, match=text):
                 sampler.task_stream(runs, **given)
     vec: dict[str, Any] = {"worker_class": VecWorker, "worker_args": {"n_envs": 4}}
-    in_the_middle = pytest.raises(UsageError, match="a run of task 'reach' must begin with a multiple of 4, got 2")
+    in_the_middle = pytest.raises(UsageError, match="a run of task 'reach' must start at a multiple of 4, got 2")
     with local(Steps, AnyLength, **vec) as sampler, in_the_middle:
         sampler.task_stream([TaskRun(0, 2, 4)])
     with local(Steps, AnyLength, **vec, drop_if=bool) as sampler:
@@ -491,9 +491,9 @@ def test_calls_of_samplers_of_one_task_are_refused():
             lambda: sampler.state_dict(),
             lambda: sampler.check_renders(),
         ):
-            with pytest.raises(UsageError, match="for samplers of one task, and this one has 2 tasks"):
+            with pytest.raises(UsageError, match="needs a sampler of one task, but this one has 2 tasks"):
                 call()
-        with pytest.raises(UsageError, match="there is no task 2: there are 2 tasks"):
+        with pytest.raises(UsageError, match="task 2 does not exist: this sampler has tasks 0 to 1"):
             sampler.provenance(2)
         assert streamed(sampler, whole(1, 1)) == [(1, 0)]
     with LocalSampler(always_zero, Steps) as sampler, pytest.raises(UsageError, match="made with envs=OfTasks"):

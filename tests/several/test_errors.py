@@ -285,7 +285,7 @@ def test_another_order_of_agents_in_another_worker() -> None:
     envs = PerWorker([Comings, with_class(possible_agents=IDS[::-1])])
     with (
         LocalSampler(Chooser(), envs, seed=1, n_workers=2, check=None) as sampler,
-        pytest.raises(DataError, match="possible_agents must have the same order everywhere"),
+        pytest.raises(DataError, match="possible_agents must have the same order in all workers"),
     ):
         sampler.obtain_exact_trajectories(2)
 
@@ -302,9 +302,9 @@ def test_another_order_of_agents_in_another_worker() -> None:
         (X, {"policy_of": {"red_0": "y"}}, "names the policy 'y' for agent 'red_0', and there are 'x'"),
         (X, {"policy_of": 3}, "policy_of is a function"),
         (X, {"policy_of": lambda agent: "x"}, r"policy_of takes \(agent\), and is called with two arguments"),
-        (X, {"observation_filter": RunningNorm()}, "observation_filter is a dict by policy name"),
-        (X, {"reward_filter": {"y": RunningReturnNorm()}}, "reward_filter names the policies 'y'"),
-        (Chooser(), {"observation_filter": {"y": RunningNorm()}}, "names the policies 'y', and agents has none"),
+        (X, {"observation_filter": RunningNorm()}, "observation_filter must be a dict by policy name"),
+        (X, {"reward_filter": {"y": RunningReturnNorm()}}, "reward_filter has unknown policies 'y'"),
+        (Chooser(), {"observation_filter": {"y": RunningNorm()}}, "has unknown policies 'y': agents has none"),
         (X, {"observation_filter": {"x": 3}}, r"observation_filter\['x'\], a int, has no apply"),
     ],
 )

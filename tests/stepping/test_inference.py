@@ -477,7 +477,7 @@ ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"engine": "queues", "limits": Limits(max_worker_memory=1 << 30)}, r"takes no limits\.max_worker_memory"),
     ({"limits": Limits(max_worker_memory=1 << 30)}, r"takes no limits\.max_worker_memory"),
     ({"n_workers": 17}, "only 16 environments"),
-    ({"worker_class": type("Own", (VecWorker,), {})}, "takes no worker_class=Own"),
+    ({"worker_class": type("Own", (VecWorker,), {})}, "or the default, got Own"),
     ({"agents": [Rowwise(), Rowwise()]}, "one agent"),
     ({"envs": ["CartPole-v1", "CartPole-v1"]}, "one environment"),
     ({"on_failure": "drop"}, "cannot leave out"),
@@ -497,9 +497,9 @@ def test_arguments_that_cannot_work_are_errors(options, match):
 
 
 CALLS: list[tuple[Any, type[Exception], str]] = [
-    (lambda it: it.obtain_fragments(5, 9), UsageError, r'of 9 environments: with inference="parent" there are 4; pass'),
-    (lambda it: it.obtain_samples(1, agent_update=[Rowwise()] * 2), UsageError, r'one agent, .*inference="worker"'),
-    (lambda it: it.obtain_samples(1, agent_update=[0.1, 0.2]), UsageError, r"pass tuple\(…\) of the list"),
+    (lambda it: it.obtain_fragments(5, 9), UsageError, r'called for 9 environments, .*inference="parent" has 4: pass'),
+    (lambda it: it.obtain_samples(1, agent_update=[Rowwise()] * 2), UsageError, r'one agent .*inference="worker"'),
+    (lambda it: it.obtain_samples(1, agent_update=[0.1, 0.2]), UsageError, r"pass a tuple"),
     (lambda it: it.obtain_samples(1, env_update=vectorized), RolloutError, "vector environment"),
 ]
 
@@ -629,7 +629,7 @@ def test_hooks_that_use_the_environment_are_an_error(hook):
 def test_what_a_hook_or_drop_if_raises_is_an_error(tmp_path):
     errors: list[tuple[dict[str, Any], str]] = [
         ({"hooks": Losing(tmp_path)}, r"on_timestep.*in trajectory 0.*no more"),
-        ({"drop_if": lambda _: True}, r"too many to leave out.*drop_if is true for the reset's info"),
+        ({"drop_if": lambda _: True}, r"too many to drop.*drop_if is true for the reset's info"),
         ({"drop_if": lambda info: info["no"]}, r"calling drop_if in trajectory 0.*KeyError"),
     ]
     for options, match in errors:

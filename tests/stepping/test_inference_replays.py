@@ -101,7 +101,7 @@ def test_an_agent_that_cannot_be_copied_is_replayed_by_another_one_or_by_its_act
     with in_parent(Service(), "CartPole-v1") as sampler:
         batch = sampler.obtain_trajectories(5)
         with pytest.raises(
-            SerializationError, match=r"a replay asks a copy of the agent: pass agent=.*or actions=True"
+            SerializationError, match=r"A replay needs a copy of the agent: pass agent=.*or actions=True"
         ):
             sampler.replay(1, 2, recorded=batch)
         assert sampler.replay(1, 2, recorded=batch, actions=True).same

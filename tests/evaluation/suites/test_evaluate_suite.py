@@ -335,7 +335,7 @@ def test_a_task_in_which_everything_raises_fails_as_it_does_alone():
 
     found = evaluate(zero, {"good": Known, "bad": Broken}, n_trajectories=2, seed=1, n_workers=0, on_failure="drop")
     assert list(found) == ["good"]
-    assert "too many to leave out" in found.failed["bad"]
+    assert "too many to drop" in found.failed["bad"]
 
 
 @pytest.mark.parametrize("inference", [pytest.param("worker", marks=pytest.mark.slow), "parent"])

@@ -112,7 +112,7 @@ def test_a_list_for_each_worker_is_its_own(make, options, kind):
             batch = sampler.obtain_trajectories(24)
             found = numbers(batch)
             assert found == [10 * (i % 3) + (i // 3) % 3 for i in range(24)]
-            with pytest.raises(UsageError, match="fragments need one agent and one environment for all workers"):
+            with pytest.raises(UsageError, match="fragments need the same agent and environment in all workers"):
                 sampler.obtain_fragments(5, n_envs=3)
             again = sampler.obtain_trajectories(6, env_update=[None, envs(40), None])
             assert numbers(again) == [0, 40, 20, 1, 41, 21]
@@ -140,7 +140,9 @@ def test_updates_are_of_each_environment(make):
         assert numbers(drawn) == [20, 21, 22, 20]
         assert drawn.observations[:, 1].min() >= 4
         assert numbers(sampler.obtain_trajectories(3, tasks=[1.0, 2.0])) == [20, 21, 22, 20, 21, 22]
-        with pytest.raises(UsageError, match="env_update has 2 environments for one worker, which runs 3 side by side"):
+        with pytest.raises(
+            UsageError, match="env_update has 2 environments for one worker, but the worker runs 3 side by side"
+        ):
             sampler.obtain_trajectories(3, env_update=PerEnv(envs(n=2)))
         assert numbers(sampler.obtain_trajectories(2)) == [20, 21], "nothing was changed"
 
@@ -187,11 +189,11 @@ def test_provenance_names_each_environment():
 @pytest.mark.parametrize(
     ("given", "options", "words"),
     [
-        (PerEnv(envs()), {}, 'envs has 3 environments for one worker, and DefaultWorker runs one .*"n_envs": 3'),
-        ([envs()], {}, "envs has 3 environments for one worker, and DefaultWorker runs one kind"),
-        (PerEnv(envs()), {"worker_class": VecWorker}, r"which runs 16 side by side: pass .*\"n_envs\": 3\}"),
-        ([envs(n=2)], VEC, "has 2 environments for one worker, which runs 3 side by side"),
-        (envs(), {**VEC, "n_workers": 1}, r"envs has 3 items, but .*; several for one VecWorker go into PerEnv"),
+        (PerEnv(envs()), {}, 'envs has 3 environments for one worker, but DefaultWorker runs one .*"n_envs": 3'),
+        ([envs()], {}, "envs has 3 environments for one worker, but DefaultWorker runs one kind"),
+        (PerEnv(envs()), {"worker_class": VecWorker}, r"but the worker runs 16 side by side: pass .*\"n_envs\": 3\}"),
+        ([envs(n=2)], VEC, "has 2 environments for one worker, but the worker runs 3 side by side"),
+        (envs(), {**VEC, "n_workers": 1}, r"envs has 3 items, but .*; for several .* VecWorker pass .*PerEnv"),
         (PerEnv(envs()), {"inference": "parent"}, "3 environments for one worker"),
         ([[envs()]], VEC, "one for each row of a VecWorker into PerEnv"),
     ],

@@ -456,5 +456,6 @@ def test_much_memory_of_copies_is_said_before_workers_start(caplog: pytest.LogCa
         with make(LocalSampler, Large(), Waits, in_flight=in_flight):
             assert ("copy of the agent (32 MB)" in caplog.text) == said
     assert (
-        "each of 16 trajectories in flight has a copy of the agent (32 MB), since it has a reset: 0.5 GB" in caplog.text
+        "each of 16 trajectories in flight has a copy of the agent (32 MB), because it has a reset: 0.5 GB"
+        in caplog.text
     )

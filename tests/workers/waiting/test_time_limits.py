@@ -173,7 +173,7 @@ def test_what_is_late_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
         assert str(stats).count("timed out") == 1
     texts = [record.getMessage() for record in caplog.records if "time limit" in record.getMessage()]
     assert len(texts) == 1
-    assert "short trajectories are in it more often" in texts[0]
+    assert "over-represents short trajectories" in texts[0]
 
 
 @pytest.mark.slow
