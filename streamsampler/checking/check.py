@@ -40,7 +40,7 @@ from streamsampler.core.seeding import check_seed
 from streamsampler.core.words import count, duration
 from streamsampler.environments.updates import EnvLike, EnvUpdate, as_env_update, describe
 from streamsampler.evaluation.agents import EvaluatedAgent, agent_facts, evaluated_agent
-from streamsampler.samplers.payloads import packages_of, versions_of
+from streamsampler.samplers.provenance import packages_of, versions_of
 from streamsampler.workers.factory import usable_cores
 
 STAGES = "environment", "seeds", "another process", "waiting", "Gymnasium's checker", "agent", "workers"

@@ -25,9 +25,9 @@ from streamsampler.environments.ids import find_spec, is_pettingzoo_id
 from streamsampler.environments.multi_agent import OpenSpaces, SpacesOfAgents
 from streamsampler.environments.updates import ExistingEnvUpdate, as_env_update, describe
 from streamsampler.samplers.base import Sampler
-from streamsampler.samplers.payloads import shown_name
 from streamsampler.samplers.per_worker import Agents, items_by_worker
 from streamsampler.samplers.processes import LocalSampler, MultiprocessingSampler
+from streamsampler.samplers.provenance import shown_name
 from streamsampler.samplers.ray import RaySampler
 
 # ----------------------------------------------------------------------

@@ -13,7 +13,7 @@ from streamsampler.data.trees import same
 from streamsampler.evaluation.intervals import Bounds
 from streamsampler.evaluation.rules import FLOORS, PrecisionOf, Rule, checked_bounds, make_rule
 from streamsampler.protocol.parts import Part
-from streamsampler.samplers.payloads import shown_name
+from streamsampler.samplers.provenance import shown_name
 
 DEFAULT_CAP = 10_000
 _SCENARIO_KEYS = {"seed", "options", "name"}

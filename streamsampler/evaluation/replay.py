@@ -32,11 +32,12 @@ from streamsampler.evaluation.comparison import Comparison
 from streamsampler.evaluation.evaluation import Evaluation
 from streamsampler.protocol.plans import Streamed
 from streamsampler.samplers.base import Sampler
-from streamsampler.samplers.payloads import name_of_worker
 from streamsampler.samplers.per_worker import PerWorker, items_by_worker
 from streamsampler.samplers.processes import LocalSampler
+from streamsampler.samplers.provenance import name_of_worker
 from streamsampler.samplers.recorded import episode_of, recorded_one, resets_as_recorded
-from streamsampler.samplers.rerun import Origin, Replay
+from streamsampler.samplers.replay_results import Replay
+from streamsampler.samplers.rerun import Origin
 from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.resets import Options, Resets

@@ -19,7 +19,7 @@ from streamsampler.protocol.gathering import Gathering
 from streamsampler.protocol.plans import Streamed, expected_rows
 from streamsampler.samplers.accounts import CallAccounts
 from streamsampler.samplers.arrivals import Spaces
-from streamsampler.samplers.fragments import EpisodeParts
+from streamsampler.samplers.episode_parts import EpisodeParts
 from streamsampler.samplers.session import Session
 from streamsampler.samplers.summaries import Summaries, summaries_of
 

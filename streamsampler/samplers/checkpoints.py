@@ -25,7 +25,8 @@ from streamsampler.protocol.plans import Fragments
 from streamsampler.samplers.fragments import FragmentLedger
 from streamsampler.samplers.lagging import Lag
 from streamsampler.samplers.life import SamplerLife, SamplerSetup
-from streamsampler.samplers.payloads import name_of_worker, put
+from streamsampler.samplers.payloads import put
+from streamsampler.samplers.provenance import name_of_worker
 from streamsampler.samplers.tasks import refuse_calls
 from streamsampler.samplers.update_store import UpdateStore
 from streamsampler.samplers.updates import Kind, Updates

@@ -1,4 +1,4 @@
-"""The open episodes of fragments: the ledger of their positions between calls, and their parts in a batch."""
+"""The ledger of fragments: positions of open episodes between calls, saved and restored."""
 
 from __future__ import annotations
 
@@ -12,24 +12,21 @@ from streamsampler.core.by_value import dumps_by_value
 from streamsampler.data.batch_fields import sums
 from streamsampler.data.plain import plain_tree, tree_of
 from streamsampler.data.recorder import EnvFragment, EpisodeState, Rollouts
-from streamsampler.data.segments import Delivery, Segment
+from streamsampler.data.segments import Delivery
 from streamsampler.data.statistics import EndedEpisodes
-from streamsampler.data.trees import Array
 from streamsampler.protocol.plans import Fragments
-from streamsampler.protocol.result import Result
-from streamsampler.samplers.arrivals import Arrivals
 from streamsampler.samplers.failures import logger
 from streamsampler.workers.resets import FragmentOrder, Standing, Standings
 
 
-class Earlier(NamedTuple):
+class EarlierParts(NamedTuple):
     """Length and return of the open episode in an environment, as far as earlier calls returned them."""
 
     length: int = 0  # timesteps; 0 without an open episode
     returned: float = 0.0  # sum of raw rewards
 
 
-_NOTHING = Earlier()
+NO_EARLIER_PARTS = EarlierParts()
 _OF_STATE = " of the loaded state"
 
 
@@ -47,9 +44,9 @@ class FragmentLedger:
         self._options: dict[str, Any] | None = None
         self._standings = Standings()
         self._arrived: set[int] = set()  # environments with a fragment in this call
-        self._earlier: dict[int, Earlier] = {}  # by environment, for the first episode in this call, if continued
+        self._earlier: dict[int, EarlierParts] = {}  # by environment, for the first episode in this call, if continued
         self.ended = EndedEpisodes()  # in this call so far
-        self._so_far: dict[int, Earlier] = {}  # by environment, for the episode left open by its last fragment
+        self._so_far: dict[int, EarlierParts] = {}  # by environment, for the episode left open by its last fragment
         self._agent_is_replaced = False  # by this call, or since the last call for fragments
         self._is_to_be_replaced = False
         self._loaded: set[int] = set()  # environments that have not run since `of_state`
@@ -86,7 +83,7 @@ class FragmentLedger:
         }
 
     def _state_of(self, number: int, standing: Standing, memories: list[bytes]) -> dict[str, Any]:
-        state, earlier, place = standing.state, self._so_far.get(number, _NOTHING), None
+        state, earlier, place = standing.state, self._so_far.get(number, NO_EARLIER_PARTS), None
         if state is not None and state.memory is not None:
             packed, position = state.memory
             if not any(packed is known for known in memories):
@@ -114,7 +111,7 @@ class FragmentLedger:
             if it["length"]:
                 memory = None if it["memory"] is None else (state["memories"][it["memory"][0]], it["memory"][1])
                 of_episode = EpisodeState(it["length"], memory, tuple(it["digests"]), it["restorable"])
-                ledger._so_far[number] = Earlier(*it["earlier"])
+                ledger._so_far[number] = EarlierParts(*it["earlier"])
             actions = None if it["actions"] is None else tree_of(it["actions"])
             options = None if it["options"] is None else pickle.loads(it["options"])
             standings[number] = Standing(it["episode"], of_episode, actions, it["agent"], options)
@@ -152,10 +149,10 @@ class FragmentLedger:
         self._loaded.difference_update(fragment.number for fragment in rollouts.fragments)
         return len(lost)
 
-    def earlier_of(self, fragment: EnvFragment) -> Earlier:
+    def earlier_of(self, fragment: EnvFragment) -> EarlierParts:
         """Return the part of a fragment's first episode from earlier calls; valid also before `record`."""
         if not fragment.continued:
-            return _NOTHING
+            return NO_EARLIER_PARTS
         return self._earlier.get(fragment.number) or self._so_far[fragment.number]
 
     def _add_up(self, rollouts: Rollouts) -> None:
@@ -171,51 +168,5 @@ class FragmentLedger:
             if fragment.state is None:
                 self._so_far.pop(number, None)
             else:
-                self._so_far[number] = Earlier(int(lengths[stop - 1]), float(returns[stop - 1]))
+                self._so_far[number] = EarlierParts(int(lengths[stop - 1]), float(returns[stop - 1]))
         self.ended += EndedEpisodes.of(returns[ended], lengths[ended])
-
-
-class EpisodeParts:
-    """The parts of episodes in a result for fragments, ordered by environment, then time."""
-
-    def __init__(self, result: Result, arrivals: Arrivals, ledger: FragmentLedger) -> None:
-        self._result, self._arrivals = result, arrivals
-        self._n_envs, self._ledger = ledger.n_envs, ledger
-        self._segments: list[Segment | None] = []  # None for forgotten ones
-        self._parts: list[tuple[int, bool, Earlier]] = []  # environment, whether it is continued, its earlier part
-        # Counts of environments' segments, own segments and parts; a single tuple, which no interrupt can split.
-        self._taken = 0, 0, 0
-
-    def segments(self, first: int = 0) -> list[Segment]:
-        for segment in self._arrivals.segments(self._result.spans(self._taken[0])):
-            self._take(segment)
-        return [segment for segment in self._segments[first:] if segment is not None]
-
-    def _take(self, of_envs: Segment) -> None:
-        n_taken, n_segments, n_parts = self._taken
-        del self._segments[n_segments:], self._parts[n_parts:]  # left by an interrupt in this method
-        delivery, groups, position = of_envs.delivery, of_envs.indices, 0
-        for fragment in delivery.rollouts.fragments:
-            number, n = fragment.number, fragment.n_episodes
-            if fragment.group not in groups:
-                position += n
-                continue
-            first = number + fragment.first * self._n_envs
-            indices = range(first, first + n * self._n_envs, self._n_envs)
-            self._segments.append(Segment(delivery, position, position + n, indices))
-            self._parts.append((number, fragment.continued, self._ledger.earlier_of(fragment)))
-            self._parts += [(number, False, _NOTHING)] * (n - 1)
-            position += n
-        self._taken = n_taken + 1, len(self._segments), len(self._parts)
-        self._result.forget_spans(n_taken, n_taken + 1)
-
-    def forget_segments(self, first: int, stop: int) -> None:
-        self._segments[first:stop] = [None] * (stop - first)
-
-    def fields(self) -> dict[str, Array]:
-        return {
-            "continued": np.array([continued for _, continued, _ in self._parts], np.bool_),
-            "env_numbers": np.array([number for number, _, _ in self._parts], np.int64),
-            "earlier_lengths": np.array([before.length for _, _, before in self._parts], np.int64),
-            "earlier_returns": np.array([before.returned for _, _, before in self._parts], np.float64),
-        }

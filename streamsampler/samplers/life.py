@@ -33,7 +33,8 @@ from streamsampler.samplers.infos_of_files import InfosOfFiles
 from streamsampler.samplers.lagging import Lag
 from streamsampler.samplers.session import Session
 from streamsampler.samplers.summaries import Summaries, unpickled
-from streamsampler.samplers.tasks import TaskFacts, publish, published, refuse_calls
+from streamsampler.samplers.task_payloads import publish, published
+from streamsampler.samplers.tasks import TaskFacts, refuse_calls
 from streamsampler.samplers.updates import Kind, Updates
 from streamsampler.workers.explain import is_interrupt
 from streamsampler.workers.factory import WorkerSetup

@@ -28,9 +28,9 @@ from streamsampler.samplers.payloads import (
     makes_environment,
     on_environments,
     pickled_updates,
-    provenance_of,
 )
 from streamsampler.samplers.per_worker import Envs
+from streamsampler.samplers.provenance import provenance_of
 from streamsampler.samplers.streaming import Stream
 from streamsampler.samplers.task_streaming import TaskStream
 from streamsampler.samplers.tasks import TaskFacts, refuse_calls

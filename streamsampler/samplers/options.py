@@ -21,8 +21,8 @@ from streamsampler.protocol.limits import Limits, Quota
 from streamsampler.protocol.restarts import OnFailure
 from streamsampler.protocol.result import Order
 from streamsampler.samplers.of_tasks import OfTasks
-from streamsampler.samplers.payloads import EnvironmentFacts
 from streamsampler.samplers.per_worker import PerWorker, items_by_worker
+from streamsampler.samplers.provenance import EnvironmentFacts
 from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.factory import WorkerFactory, usable_cores

@@ -16,8 +16,9 @@ from streamsampler.data.statistics import Stats
 from streamsampler.engines.base import Engine
 from streamsampler.samplers.checkpoints import copied, life_of, load_state, state_of
 from streamsampler.samplers.life import SamplerLife, SamplerSetup
+from streamsampler.samplers.replay_results import Replay
 from streamsampler.samplers.replays import check_films, replay, run_again
-from streamsampler.samplers.rerun import Origin, Replay
+from streamsampler.samplers.rerun import Origin
 from streamsampler.samplers.updates import Updates
 from streamsampler.workers.factory import WorkerSetup
 from streamsampler.workers.resets import Options

@@ -21,7 +21,8 @@ from streamsampler.protocol.plans import Exactly, Fragments, GatherPlan, Streame
 from streamsampler.samplers.life import SamplerLife
 from streamsampler.samplers.payloads import on_environments, pickled_updates, put
 from streamsampler.samplers.recorded import episode_of, of_version, recorded_one, resets_as_recorded
-from streamsampler.samplers.rerun import Origin, Replay, Rerun, cut, places_of, recorded_agents, replayed, seeds_of
+from streamsampler.samplers.replay_results import Replay, replayed
+from streamsampler.samplers.rerun import Origin, Rerun, cut, places_of, recorded_agents, seeds_of
 from streamsampler.samplers.tasks import refuse_calls
 from streamsampler.samplers.updates import Updates
 from streamsampler.workers.factory import WorkerFactory

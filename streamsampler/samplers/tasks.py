@@ -1,11 +1,10 @@
-"""Check, pickle and publish a sampler's first agents and environments, of a single task or of several."""
+"""Check and pickle a sampler's first agents and environments, of a single task or of several."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -13,26 +12,19 @@ from streamsampler.agents.filters import Filters
 from streamsampler.agents.policies import PolicyOf
 from streamsampler.agents.updates import AgentTraits
 from streamsampler.core.errors import SamplerError, UsageError
-from streamsampler.core.serialization import Payload, refers_to
+from streamsampler.core.serialization import Payload
 from streamsampler.core.words import count
-from streamsampler.engines.base import Engine
 from streamsampler.environments.updates import as_env_update
 from streamsampler.protocol.sections import TaskName
 from streamsampler.samplers.of_tasks import OfTasks
 from streamsampler.samplers.options import check_policies, policies_of, refuse_agents, say_size_of_copies
-from streamsampler.samplers.payloads import (
-    EnvironmentFacts,
-    are_asynchronous,
-    check_side_by_side,
-    pickled_environments,
-    put,
-    put_agents,
-)
+from streamsampler.samplers.payloads import are_asynchronous, check_side_by_side, pickled_environments, put, put_agents
 from streamsampler.samplers.per_worker import items_by_worker
+from streamsampler.samplers.provenance import EnvironmentFacts
+from streamsampler.samplers.task_payloads import TaskPayloads, first_payload
 from streamsampler.samplers.updates import Updates
 from streamsampler.workers.base import Worker
 from streamsampler.workers.factory import WorkerFactory
-from streamsampler.workers.task_loops import TaskTable
 
 
 @dataclass(frozen=True)
@@ -110,7 +102,7 @@ class Checking:
             agent = agents[task.number] if isinstance(agents, OfTasks) else agents
             with naming(task):
                 given = self._of_task(agent, envs[task.number])
-            self._pickled[id(agent)] = _first(given.updates.of_workers("agent"))
+            self._pickled[id(agent)] = first_payload(given.updates.of_workers("agent"))
             of_tasks.append(given)
             about = given.updates.about("agent")[0], given.updates.about("env")[0]
             facts.append(TaskFacts(task, *about, given.policy_names))
@@ -145,78 +137,6 @@ def naming(task: TaskName) -> Iterator[None]:
     except (SamplerError, TypeError) as error:
         error.args = (f"{task}: {error}", *error.args[1:])
         raise
-
-
-def _first(payloads: Sequence[Payload | None]) -> Payload:
-    assert payloads[0] is not None
-    return payloads[0]
-
-
-@dataclass(frozen=True)
-class TaskPayloads:
-    """The pickled agents and environments, by task; equal ones are the same object."""
-
-    agents: tuple[Payload, ...]
-    environments: tuple[Payload, ...]
-    open_envs: int
-
-    @classmethod
-    def of(cls, updates: Sequence[Updates[Payload]], open_envs: int) -> TaskPayloads:
-        agents = _each_once([_first(each.of_workers("agent")) for each in updates])
-        environments = _each_once([_first(each.of_workers("env")) for each in updates])
-        return cls(agents, environments, open_envs)
-
-
-def _each_once(payloads: Sequence[Payload]) -> tuple[Payload, ...]:
-    """Replace equal payloads by the same object."""
-    found: dict[bytes, Payload] = {}
-    return tuple(found.setdefault(_digest(payload), payload) for payload in payloads)
-
-
-def _digest(payload: Payload) -> bytes:
-    digest = hashlib.sha256(payload.data)
-    for buffer in payload.buffers:
-        digest.update(buffer)
-    return digest.digest()
-
-
-@dataclass(frozen=True, eq=False)
-class PublishedTasks:
-    """The handles of several tasks' agents and environments."""
-
-    payloads: TaskPayloads  # with handles in place of payloads
-    table: Any  # the handle sent in messages, of a table of all handles
-
-    def of_task(self, number: int) -> tuple[Any, Any]:
-        return self.payloads.agents[number], self.payloads.environments[number]
-
-
-def publish(engine: Engine, payload: Any) -> Any:
-    if not isinstance(payload, TaskPayloads):
-        return engine.publish(payload)
-    agents, environments = (_converted(each, engine.publish) for each in (payload.agents, payload.environments))
-    table = engine.publish_table(TaskTable(agents, environments, payload.open_envs))
-    return PublishedTasks(TaskPayloads(agents, environments, payload.open_envs), table)
-
-
-def published(engine: Engine, handle: Any) -> Any:
-    if not isinstance(handle, PublishedTasks):
-        return engine.published(handle)
-    return replace(
-        handle.payloads,
-        agents=_converted(handle.payloads.agents, engine.published),
-        environments=_converted(handle.payloads.environments, engine.published),
-    )
-
-
-def _converted(payloads: Sequence[Any], convert: Callable[[Any], Any]) -> tuple[Any, ...]:
-    found = {id(payload): convert(payload) for payload in {id(each): each for each in payloads}.values()}
-    return tuple(found[id(payload)] for payload in payloads)
-
-
-def needs(engine: Engine, handles: Sequence[Any], package: str) -> bool:
-    """Whether any of these agents and environments needs a package, as far as visible in pickles."""
-    return any(refers_to(engine.published(handle), package) for handle in handles)
 
 
 def refuse_calls(tasks: Sequence[TaskFacts], what: str = "this call") -> None:

@@ -10,7 +10,7 @@ from streamsampler.core.serialization import dumps
 from streamsampler.core.settings import ProcessSettings
 from streamsampler.engines.base import Engine
 from streamsampler.samplers.payloads import put
-from streamsampler.samplers.tasks import PublishedTasks, needs
+from streamsampler.samplers.task_payloads import PublishedTasks, needs
 from streamsampler.samplers.updates import Kind, Snapshot, Updates
 from streamsampler.workers.logs import levels_here
 

@@ -65,7 +65,7 @@ class Kept:
 
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[tuple[int, int]]]:
-    monkeypatch.setattr("streamsampler.samplers.rerun.VideoFile", Kept)
+    monkeypatch.setattr("streamsampler.samplers.replay_results.VideoFile", Kept)
     monkeypatch.setattr(storage, "_library", lambda: None)
     Kept.written.clear()
     return Kept.written

@@ -23,7 +23,7 @@ from streamsampler.environments.updates import EnvUpdate
 from streamsampler.protocol.messages import Message, Phase, Start, Ticket
 from streamsampler.protocol.restarts import Policy
 from streamsampler.rollouts.script import End
-from streamsampler.samplers.payloads import EnvironmentFacts
+from streamsampler.samplers.provenance import EnvironmentFacts
 from streamsampler.stepping.inference.environments import Environments
 from streamsampler.stepping.inference.fragments import RemoteGroup, RemoteGroupOfAgents, RemoteGroups
 from streamsampler.stepping.inference.processes import Launch, RolloutTransport
