@@ -93,7 +93,7 @@ SPREAD = {
     "hooks": (r"\bhooks?\b|HookCaller|Hooked", 18),
     "dropping": (r"drop_if|on_failure.{0,12}drop|\bDropped\b|drop_unless", 18),
     "the run-twice check": (r"purity|rehears|Checked\b|check_order", 10),
-    "lags": (r"staleness|\blag\b|Lag\b|run_ahead", 12),
+    "lags": (r"staleness|\blag\b|OffByOne|off_by_one|run_ahead", 12),
 }
 NOT_SPREAD = {"agents.mlp", "data.info_columns"}  # of torch, and a word in a message
 

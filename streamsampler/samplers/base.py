@@ -23,12 +23,12 @@ from streamsampler.protocol.limits import DEFAULT_LIMITS, Limits, Quota, limits_
 from streamsampler.protocol.plans import Fragments
 from streamsampler.protocol.restarts import OnFailure, Policy
 from streamsampler.protocol.result import Order
-from streamsampler.samplers.lagging import Lag, check_staleness
 from streamsampler.samplers.life import SamplerLife, SamplerSetup
 from streamsampler.samplers.obtaining import ObtainingSampler
+from streamsampler.samplers.off_by_one import OffByOneSchedule, check_staleness
 from streamsampler.samplers.options import SamplerOptions
 from streamsampler.samplers.per_worker import Agents, Envs, items_by_worker
-from streamsampler.samplers.tasks import Checking, refuse_calls
+from streamsampler.samplers.tasks import UpdatesChecker, refuse_calls
 from streamsampler.workers.base import Worker
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.factory import WorkerFactory, WorkerSetup
@@ -211,7 +211,7 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
             worker_args=worker_args,
         )
         holds_agent = self._holds_agent
-        given = Checking(factory, worker_class, filters, policy_of, env_kwargs, holds_agent).given(agents, envs)
+        given = UpdatesChecker(factory, worker_class, filters, policy_of, env_kwargs, holds_agent).given(agents, envs)
         drop_unless = policy.restarts_on if policy.drops else None
         if drop_if is not None:
             # "drop" because the batch has gaps; drop_unless=raises_all still lets exceptions end the call.
@@ -231,12 +231,12 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
         if order not in ("index", "arrival"):
             raise UsageError(f'order must be "index" or "arrival", got {order!r}')
         dumps(filters, "the filters")
-        lag = Lag() if check_staleness(staleness, order, filters) else None
-        if lag is not None:
+        off_by_one = OffByOneSchedule() if check_staleness(staleness, order, filters) else None
+        if off_by_one is not None:
             refuse_calls(given.tasks, "staleness=1")
         env_facts = () if given.tasks else given.updates.about("env")
         self._setup = SamplerSetup(workers, order, policy, given.policy_names, holds_agent, env_facts, given.tasks)
-        self._life = SamplerLife(self._setup, self.make_engine, given.updates, filters, lag)
+        self._life = SamplerLife(self._setup, self.make_engine, given.updates, filters, off_by_one)
 
     @classmethod
     def from_worker_factory(

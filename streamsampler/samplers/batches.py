@@ -62,20 +62,20 @@ class BatchMaker:
             assert kept is not None
             session.warn_of(delivery.rollouts.remarks, session.task_of(kept.ticket))
         session.taken_actions.put(delivery.rollouts)
-        if session.infos_of_files.kept is not None:
-            session.infos_of_files.leave_out(delivery.rollouts)
+        if session.file_infos.kept is not None:
+            session.file_infos.leave_out(delivery.rollouts)
 
     def append_due(self) -> None:
         """Copy new segments of the result if there are enough; called after all `keep` of an event."""
         if not self._has_new or isinstance(self._gathering.plan, Streamed):
             return
-        are_kept = self._session.infos_of_files.kept is not None
+        are_kept = self._session.file_infos.kept is not None
         if self._gathering.result.complete and not are_kept:
             return  # `final` is about to copy everything left
         self._has_new = False
         new = self.segments(self._growing.n_counted)
         if are_kept:
-            self._session.infos_of_files.check(new)  # before their memory is released
+            self._session.file_infos.check(new)  # before their memory is released
         for segment in new:
             self._growing.count(segment)
         if self._growing.due:
@@ -88,7 +88,7 @@ class BatchMaker:
 
     def pop_segments(self) -> list[Segment]:
         segments = self._session.arrivals.segments(self._session.scheduler.pop_spans())
-        self._session.infos_of_files.check(segments)
+        self._session.file_infos.check(segments)
         return segments
 
     @property

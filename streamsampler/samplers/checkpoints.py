@@ -23,8 +23,8 @@ from streamsampler.data.statistics import Stats
 from streamsampler.engines.base import Engine
 from streamsampler.protocol.plans import Fragments
 from streamsampler.samplers.fragments import FragmentLedger
-from streamsampler.samplers.lagging import Lag
 from streamsampler.samplers.life import SamplerLife, SamplerSetup
+from streamsampler.samplers.off_by_one import OffByOneSchedule
 from streamsampler.samplers.payloads import put
 from streamsampler.samplers.provenance import name_of_worker
 from streamsampler.samplers.tasks import refuse_calls
@@ -86,12 +86,12 @@ def _kind_of(given: Any) -> Any:
     return None if given is None else type(given).__qualname__
 
 
-class _ReadState(NamedTuple):
+class _LoadedState(NamedTuple):
     """A state, read and checked."""
 
     version: int
     sampled_version: int
-    lag: Lag | None
+    off_by_one: OffByOneSchedule | None
     n_envs: int | None
     fragments: FragmentLedger | None
     filters: Filters
@@ -122,7 +122,7 @@ def state_of(life: SamplerLife, *, agents: bool) -> dict[str, Any]:
             raise UsageError(
                 "state_dict() was called while a stream is open: leave the stream's loop, or close it, before the call"
             )
-        if life.lag is not None and life.lag.first is not None and not agents:
+        if life.off_by_one is not None and life.off_by_one.first is not None and not agents:
             raise UsageError(
                 "state_dict() of a sampler with staleness=1 needs agents=True, because the next batch is sampled with "
                 "the last call's parameters"
@@ -132,7 +132,7 @@ def state_of(life: SamplerLife, *, agents: bool) -> dict[str, Any]:
 
 
 def _layers(life: SamplerLife, agents: bool) -> list[Layer]:
-    """Return the updates to save, in the order of their application; with a lag the last call's come last.
+    """Return the updates to save, in the order of their application; with `staleness=1` the last call's come last.
 
     Environments are included only if calls have updated them.
     """
@@ -140,11 +140,11 @@ def _layers(life: SamplerLife, agents: bool) -> list[Layer]:
     kinds: list[Kind] = [*_AGENTS] if agents else []
     kinds += ["env"] if _envs_are_updated(life) else []
     kinds += ["filters"] if "filters" in store.latest else []  # of the last call, for replays
-    lags = agents and life.lag is not None
-    layers = [_layer(life.session.engine, store.sampled if lags else store.latest, kinds)]
+    has_newer = agents and life.off_by_one is not None
+    layers = [_layer(life.session.engine, store.sampled if has_newer else store.latest, kinds)]
     if life.setup.holds_agent and agents:
         layers[0]["parameters"] = None  # the held agent contains them
-    return [*layers, _last_changes(life)] if lags else layers
+    return [*layers, _last_changes(life)] if has_newer else layers
 
 
 def _last_changes(life: SamplerLife) -> Layer:
@@ -154,7 +154,7 @@ def _last_changes(life: SamplerLife) -> Layer:
 
 def _state(life: SamplerLife) -> dict[str, Any]:
     session, filters = life.session, life.filters
-    fragments = session.episodes.going_on()
+    fragments = session.episodes.open_ledger()
     if session.suspect or fragments is None or not fragments.is_complete:
         fragments = None
     return {
@@ -163,7 +163,7 @@ def _state(life: SamplerLife) -> dict[str, Any]:
         **_identity(life, filters),
         "n_workers": life.n_workers,
         "per_worker": session.store.latest.differ,
-        "first_trajectory": None if life.lag is None else life.lag.first,
+        "first_trajectory": None if life.off_by_one is None else life.off_by_one.first,
         "n_envs": life.n_envs,
         "fragments": None if fragments is None else fragments.state(),
         "filters_pickle": dumps_by_value(filters) if filters else None,
@@ -185,7 +185,7 @@ def _identity(life: SamplerLife, filters: Filters) -> dict[str, Any]:
         "policies": list(life.setup.policy_names),
         "worker_class": name_of_worker(factory.worker_class),
         "rows": factory.fragment_rows,
-        "staleness": int(life.lag is not None),
+        "staleness": int(life.off_by_one is not None),
         "filters": {
             "observation_filter": _kind_of(filters.observation), "reward_filter": _kind_of(filters.reward),
         },
@@ -243,12 +243,12 @@ def _check_state(life: SamplerLife, state: Any) -> None:
         )
 
 
-def _read(life: SamplerLife, state: Mapping[str, Any], layers: list[Layer]) -> _ReadState:
+def _read(life: SamplerLife, state: Mapping[str, Any], layers: list[Layer]) -> _LoadedState:
     fragments, filters = state["fragments"], state["filters_pickle"]
-    return _ReadState(
+    return _LoadedState(
         version=state["agent_version"],
         sampled_version=state["sampled_version"],
-        lag=Lag(state["first_trajectory"]) if state["staleness"] else None,
+        off_by_one=OffByOneSchedule(state["first_trajectory"]) if state["staleness"] else None,
         n_envs=state["n_envs"],
         fragments=None if fragments is None else FragmentLedger.of_state(fragments, _any_plan(life, fragments)),
         filters=Filters() if filters is None else pickle.loads(filters),
@@ -262,11 +262,11 @@ def _any_plan(life: SamplerLife, fragments: Mapping[str, Any]) -> Fragments:
     return Fragments(1, len(fragments["environments"]), life.n_workers, n_rows)
 
 
-def _install(life: SamplerLife, loaded: _ReadState) -> None:
+def _install(life: SamplerLife, loaded: _LoadedState) -> None:
     session, layers = life.session, loaded.layers
     for layer in layers[:1]:
         _put(session.store, layer)
-    if loaded.lag is not None:
+    if loaded.off_by_one is not None:
         session.store.sampled = Updates.of(session.store.latest.snapshot(), life.n_workers)
     for layer in layers[1:]:
         _put(session.store, layer)
@@ -274,12 +274,12 @@ def _install(life: SamplerLife, loaded: _ReadState) -> None:
     if any("env" in layer for layer in layers):
         session.scheduler.renew_checks()
     session.continue_from(loaded.version, loaded.sampled_version, loaded.fragments)
-    life.lag, life.n_envs, life.stats = loaded.lag, loaded.n_envs, loaded.stats
+    life.off_by_one, life.n_envs, life.stats = loaded.off_by_one, loaded.n_envs, loaded.stats
     life.ran_before = life.stats.ran_timesteps
     life.filters = loaded.filters
 
 
-class Copied(NamedTuple):
+class PickledSampler(NamedTuple):
     """The content of a pickled sampler besides its attributes; `setup` and `updates` share the environments' facts."""
 
     setup: SamplerSetup
@@ -288,15 +288,15 @@ class Copied(NamedTuple):
     state: dict[str, Any]
 
 
-def copied(life: SamplerLife) -> Copied:
+def copied(life: SamplerLife) -> PickledSampler:
     life.check_usable()
-    if life.lag is None:
-        return Copied(life.setup, life.updates_in_force(), [], _state(life))
+    if life.off_by_one is None:
+        return PickledSampler(life.setup, life.updates_in_force(), [], _state(life))
     updates = life.session.store.sampled.mapped(life.session.engine.published)
-    return Copied(life.setup, updates, [{}, _last_changes(life)], _state(life))
+    return PickledSampler(life.setup, updates, [{}, _last_changes(life)], _state(life))
 
 
-def life_of(it: Copied, make_engine: Callable[[WorkerSetup], Engine]) -> SamplerLife:
+def life_of(it: PickledSampler, make_engine: Callable[[WorkerSetup], Engine]) -> SamplerLife:
     life = SamplerLife(it.setup, make_engine, it.updates, Filters())
     _install(life, _read(life, it.state, it.layers))
     return life

@@ -25,12 +25,12 @@ from streamsampler.protocol.messages import Failure, Phase, Report
 from streamsampler.protocol.plans import GatherPlan
 from streamsampler.protocol.restarts import Policy
 from streamsampler.protocol.result import Order
-from streamsampler.samplers.begin import begun
 from streamsampler.samplers.call import Call
+from streamsampler.samplers.call_start import start_call
 from streamsampler.samplers.failures import failure_error, kernels_error, logger
+from streamsampler.samplers.file_infos import FileInfos
 from streamsampler.samplers.fragments import FragmentLedger
-from streamsampler.samplers.infos_of_files import InfosOfFiles
-from streamsampler.samplers.lagging import Lag
+from streamsampler.samplers.off_by_one import OffByOneSchedule
 from streamsampler.samplers.session import Session
 from streamsampler.samplers.summaries import Summaries, unpickled
 from streamsampler.samplers.task_payloads import publish, published
@@ -78,9 +78,9 @@ class SamplerLife:
 
     def __init__(
         self, setup: SamplerSetup, make_engine: Callable[[WorkerSetup], Engine], updates: Updates[Payload],
-        filters: Filters, lag: Lag | None = None,
+        filters: Filters, off_by_one: OffByOneSchedule | None = None,
     ) -> None:  # fmt: skip
-        self.setup, self.lag = setup, lag
+        self.setup, self.off_by_one = setup, off_by_one
         # Weak, so that an unused sampler is freed at once, without waiting for the cycle collector.
         self._make_engine = weakref.WeakMethod(make_engine)
         self._filters = filters
@@ -91,7 +91,7 @@ class SamplerLife:
         self._lock = threading.RLock()
         self.checks = TaskChecks(setup.workers.check) if setup.tasks else PurityChecks(setup.workers.check)
         self.fingerprints = Fingerprints(setup.workers.fingerprint)
-        self.infos_of_files = InfosOfFiles()
+        self.file_infos = FileInfos()
         self.salvaged: TrajectoryBatch[Any, Any] | None = None  # finished prefix of the last interrupted call
         self.is_closed = False
         self.ran_before = 0  # timesteps run by workers of earlier engines
@@ -110,7 +110,7 @@ class SamplerLife:
             self.session = Session(
                 engine, updates.mapped(partial(publish, engine)), seed=self.seed, order=setup.order, version=version,
                 layout=setup.workers.factory.layout, policy=setup.policy_of_workers, checks=self.checks,
-                fingerprints=self.fingerprints, infos_of_files=self.infos_of_files,
+                fingerprints=self.fingerprints, file_infos=self.file_infos,
                 record_taken=setup.workers.record_taken, clock=engine.clock,
             )  # fmt: skip
         except BaseException:
@@ -154,17 +154,17 @@ class SamplerLife:
             try:
                 call = self._begin(plan, updates, Stats.of(self.n_workers), resets)
                 with self._ended(call):
-                    if self.lag is not None and self.lag.has_prefetched:
+                    if self.off_by_one is not None and self.off_by_one.has_prefetched:
                         call.turn(0.0)  # `pump` would wait forever for workers that have answered everything
-                    elif self.lag is not None:
+                    elif self.off_by_one is not None:
                         call.handle(())
                     yield call
-                    if self.lag is not None:
-                        self.lag.complete(call, self.session)
+                    if self.off_by_one is not None:
+                        self.off_by_one.complete(call, self.session)
             except BaseException:
-                if self.lag is not None and self.session.scheduler.version > version:
+                if self.off_by_one is not None and self.session.scheduler.version > version:
                     # Even if the interrupt came after `complete`: the next call must not depend on its place.
-                    self.lag.begin_anew()
+                    self.off_by_one.start_fresh()
                 raise
 
     @contextmanager
@@ -182,9 +182,9 @@ class SamplerLife:
             try:
                 if not self.session.suspect:
                     call.end()
-                    if self.lag is not None and self.lag.first is not None:
+                    if self.off_by_one is not None and self.off_by_one.first is not None:
                         with self._guarded():
-                            self.lag.prefetch(call, self.session)
+                            self.off_by_one.prefetch(call, self.session)
             finally:
                 self._returned += call.returned
                 self.stats.merge(call.stats)
@@ -215,9 +215,9 @@ class SamplerLife:
             self._replace_engine()
         if refused := self.fingerprints.refusal():
             raise kernels_error(0, refused)
-        call = begun(self.session, plan, updates, stats, resets, self.filters, self.lag)
-        if self.lag is not None:
-            self.lag.begin_call(self.session)
+        call = start_call(self.session, plan, updates, stats, resets, self.filters, self.off_by_one)
+        if self.off_by_one is not None:
+            self.off_by_one.begin_call(self.session)
         return call
 
     def updates_in_force(self) -> Updates[Payload]:
@@ -232,8 +232,8 @@ class SamplerLife:
         old = self.session
         if self._pending is None:
             # Episodes of fragments survive an interrupted call for whole trajectories.
-            going_on = old.episodes.going_on() if old.ledger is None else None
-            self._pending = self.updates_in_force(), old.scheduler.version, going_on
+            ledger = old.episodes.open_ledger() if old.ledger is None else None
+            self._pending = self.updates_in_force(), old.scheduler.version, ledger
         old.close()
         self._count_the_rest()
         self._finalizer.detach()

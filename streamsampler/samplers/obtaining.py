@@ -443,7 +443,7 @@ class ObtainingSampler(LifeOwner, Generic[ObservationsT, ActionsT]):
         Raises:
             UsageError: `infos` is something else. Calls raise `UnwritableInfoError`.
         """
-        return self._life.infos_of_files.entered(KeptInfos.of(infos))
+        return self._life.file_infos.entered(KeptInfos.of(infos))
 
     def salvage(self) -> TrajectoryBatch[ObservationsT, ActionsT] | None:
         """Return, once, the finished prefix of the call interrupted by Ctrl-C, or None."""
@@ -469,15 +469,15 @@ class ObtainingSampler(LifeOwner, Generic[ObservationsT, ActionsT]):
         if task is not None:
             return self._provenance_of_task(positive("task", task, least=0))
         refuse_calls(setup.tasks, "provenance() without a task")
-        store, version, of_lag = life.session.store, self.agent_version + 1, {}
-        if life.lag is not None:
-            (version, first), of_lag = life.lag.next_of(self.agent_version), {"staleness": 1}
-            of_lag |= {"first_trajectory": first} if first else {}
+        store, version, schedule = life.session.store, self.agent_version + 1, {}
+        if life.off_by_one is not None:
+            (version, first), schedule = life.off_by_one.next_of(self.agent_version), {"staleness": 1}
+            schedule |= {"first_trajectory": first} if first else {}
         facts = provenance_of(
             setup.workers, setup.policy, setup.order, store.latest, version=version,
             fingerprints=life.fingerprints.bits, need=store.need,
         )  # fmt: skip
-        return facts | of_lag | self.filters.facts()
+        return facts | schedule | self.filters.facts()
 
     def _provenance_of_task(self, number: int) -> dict[str, Any]:
         life, setup = self._life, self._setup

@@ -45,7 +45,7 @@ class OpenEpisodes:
         went_on, self.ledger = self.ledger is not None, None
         return went_on
 
-    def pass_over(self) -> None:
+    def end_incomplete(self) -> None:
         """Drop the episodes before a call for whole trajectories if their last call was incomplete."""
         if self.ledger is not None and not self.ledger.is_complete:
             self.ledger = None
@@ -67,7 +67,7 @@ class OpenEpisodes:
     def _has_other_agent(self) -> bool:
         return self._agent_in_force() is not self._agent
 
-    def going_on(self) -> FragmentLedger | None:
+    def open_ledger(self) -> FragmentLedger | None:
         if self.ledger is not None and self._has_other_agent:
             self.ledger.replace_agent()
         return self.ledger

@@ -88,7 +88,7 @@ class LifeOwner(ABC):
 
     def refuse_lag(self, what: str) -> None:
         """Raise `UsageError` if the sampler has `staleness=1`; `what` is the call, such as "a stream"."""
-        if self._life.lag is not None:
+        if self._life.off_by_one is not None:
             raise UsageError(
                 f"a sampler with staleness=1 does not support {what}, because its workers sample the next batch "
                 "between calls: use another sampler"

@@ -130,7 +130,7 @@ def _origin_of(
     if version == session.scheduler.sampled_version:
         if session.plan is None or index >= session.plan.first:
             return Origin(*_last_call(life, last), fingerprints=bits)
-        stops.append(session.plan.first)  # with a lag, the previous call may have had the same version
+        stops.append(session.plan.first)  # with staleness=1, the previous call may have had the same version
     if recorded is None:
         return Origin(Streamed(), stop=min(stops, default=None))
     there = recorded.indices[recorded.agent_versions == version]

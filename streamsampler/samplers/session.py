@@ -24,8 +24,8 @@ from streamsampler.protocol.sections import TaskName
 from streamsampler.protocol.states import CAPACITY, SamplerState
 from streamsampler.samplers.arrivals import Arrivals, LaunchedWorker
 from streamsampler.samplers.failures import logger
+from streamsampler.samplers.file_infos import FileInfos
 from streamsampler.samplers.fragments import FragmentLedger
-from streamsampler.samplers.infos_of_files import InfosOfFiles
 from streamsampler.samplers.open_episodes import OpenEpisodes
 from streamsampler.samplers.traces import trace_of_environment
 from streamsampler.samplers.update_store import UpdateStore
@@ -40,7 +40,7 @@ class Session:
         self, engine: Engine, updates: Updates[Any], *, seed: int, order: Order, version: int,
         capacity: int = CAPACITY, layout: Layout = Layout(), policy: Policy | None = None,
         checks: PurityChecks | None = None, fingerprints: Fingerprints | None = None,
-        infos_of_files: InfosOfFiles | None = None, record_taken: str | None = None,
+        file_infos: FileInfos | None = None, record_taken: str | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:  # fmt: skip
         self.engine = engine
@@ -56,7 +56,7 @@ class Session:
         self.arrivals = Arrivals(engine, self._needs)
         self.episodes = OpenEpisodes(engine.n_workers, self.store.agent_of_first_worker)
         self.pool = Pool()
-        self.infos_of_files = infos_of_files or InfosOfFiles()
+        self.file_infos = file_infos or FileInfos()
         self.taken_actions = TakenActions(record_taken)
         self.cancelled = False  # whether the engine is closed, or another thread is about to close it
         self.suspect = False  # whether an interrupt may have split two steps of bookkeeping

@@ -46,7 +46,7 @@ class TaskFacts:
 
 
 @dataclass(frozen=True)
-class GivenUpdates:
+class CheckedUpdates:
     """A sampler's first agents and environments, checked and pickled."""
 
     updates: Updates[Payload]
@@ -56,7 +56,7 @@ class GivenUpdates:
 
 
 @dataclass
-class Checking:
+class UpdatesChecker:
     """The sampler's other arguments, which its agents and environments must fit."""
 
     factory: WorkerFactory
@@ -67,7 +67,7 @@ class Checking:
     holds_agent: bool  # whether the agent stays in this process, unpickled
     _pickled: dict[int, Payload] = field(default_factory=dict)  # the tasks' agents, by identity
 
-    def given(self, agents: Any, envs: Any) -> GivenUpdates:
+    def given(self, agents: Any, envs: Any) -> CheckedUpdates:
         """Check and pickle agents and environments for all workers, each worker, or each task; errors name the task."""
         if isinstance(agents, OfTasks) or isinstance(envs, OfTasks):
             return self._of_tasks(agents, envs)
@@ -89,14 +89,14 @@ class Checking:
         refuse_agents(updates.about("agent"), updates.about("env"), factory.worker_class)
         if factory.worker_class.waits:
             say_size_of_copies(updates.of_workers("agent"), factory.layout.rows)
-        return GivenUpdates(updates, factory, policy_names)
+        return CheckedUpdates(updates, factory, policy_names)
 
-    def _of_tasks(self, agents: Any, envs: Any) -> GivenUpdates:
+    def _of_tasks(self, agents: Any, envs: Any) -> CheckedUpdates:
         if not isinstance(envs, OfTasks):
             raise UsageError("agents is OfTasks, but envs is not: each task needs its own environment")
         if isinstance(agents, OfTasks) and agents.names != envs.names:
             raise UsageError(f"agents and envs have different tasks: {agents.names} and {envs.names}")
-        of_tasks: list[GivenUpdates] = []
+        of_tasks: list[CheckedUpdates] = []
         facts: list[TaskFacts] = []
         for task in envs.tasks:
             agent = agents[task.number] if isinstance(agents, OfTasks) else agents
@@ -109,16 +109,16 @@ class Checking:
         updates: Updates[Any] = Updates(self.factory.n_workers)
         updates.put("tasks", TaskPayloads.of([given.updates for given in of_tasks], envs.open_envs))
         names = tuple(sorted({name for given in of_tasks for name in given.policy_names}))
-        return GivenUpdates(updates, _common_factory(facts, of_tasks), names, tuple(facts))
+        return CheckedUpdates(updates, _common_factory(facts, of_tasks), names, tuple(facts))
 
-    def _of_task(self, agent: Any, env: Any) -> GivenUpdates:
+    def _of_task(self, agent: Any, env: Any) -> CheckedUpdates:
         for what, given in (("agent", agent), ("environment", env)):
             if items_by_worker(given) is not None:
                 raise UsageError(f"a task needs one {what} for all workers, got one for each: evaluate it by itself")
         return self.given(agent, env)
 
 
-def _common_factory(tasks: Sequence[TaskFacts], of_tasks: Sequence[GivenUpdates]) -> WorkerFactory:
+def _common_factory(tasks: Sequence[TaskFacts], of_tasks: Sequence[CheckedUpdates]) -> WorkerFactory:
     first = of_tasks[0].factory
     for task, given in zip(tasks, of_tasks, strict=True):
         if given.factory.worker_class is not first.worker_class:

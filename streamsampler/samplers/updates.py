@@ -30,7 +30,7 @@ class LatestUpdate(NamedTuple):
 
 
 @dataclass(frozen=True)
-class OfWorkers:
+class UpdatesByWorker:
     """The latest updates of a kind: the same for all workers, or one each."""
 
     items: tuple[LatestUpdate, ...]  # by worker
@@ -38,7 +38,7 @@ class OfWorkers:
 
 
 _IS_SHARED = attrgetter("shared")
-Snapshot = dict[Kind, OfWorkers]
+Snapshot = dict[Kind, UpdatesByWorker]
 
 
 class Updates(Generic[Payload]):
@@ -47,7 +47,7 @@ class Updates(Generic[Payload]):
     def __init__(self, n_workers: int) -> None:
         self._n_workers = n_workers
         self._serial = 0
-        self._in_force: dict[Kind, OfWorkers] = {}
+        self._in_force: dict[Kind, UpdatesByWorker] = {}
 
     def put(self, kind: Kind, payloads: Sequence[Payload | None] | Payload, about: Any = None) -> None:
         """Make an update current: a payload, or a list with a payload for each worker (None changes nothing).
@@ -61,7 +61,7 @@ class Updates(Generic[Payload]):
         items = tuple(LatestUpdate(self._serial, payload, note) for payload, note in zip(each, notes, strict=True))
         if (before := self._in_force.get(kind)) is not None:
             items = tuple(old if new.payload is None else new for new, old in zip(items, before.items, strict=True))
-        self._in_force[kind] = OfWorkers(items, shared)
+        self._in_force[kind] = UpdatesByWorker(items, shared)
         if kind == "agent" and "parameters" in self._in_force:
             self._void_parameters(payloads if isinstance(payloads, list) else None)
 
@@ -72,7 +72,7 @@ class Updates(Generic[Payload]):
             for number, it in enumerate(parameters.items)
         )
         if any(it.payload is not None for it in kept):
-            self._in_force["parameters"] = OfWorkers(kept, shared=False)
+            self._in_force["parameters"] = UpdatesByWorker(kept, shared=False)
 
     def forget(self, kind: Kind) -> None:
         self._in_force.pop(kind, None)
@@ -153,5 +153,5 @@ class Updates(Generic[Payload]):
         for kind, update in self._in_force.items():
             other._serial += 1
             items = [LatestUpdate(other._serial, converted.get(id(it.payload)), it.about) for it in update.items]
-            other._in_force[kind] = OfWorkers(tuple(items), update.shared)
+            other._in_force[kind] = UpdatesByWorker(tuple(items), update.shared)
         return other

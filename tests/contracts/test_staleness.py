@@ -26,7 +26,7 @@ from streamsampler.protocol.scheduler import Scheduler
 from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.batches import BatchMaker
 from streamsampler.samplers.call import Call
-from streamsampler.samplers.lagging import Lag
+from streamsampler.samplers.off_by_one import OffByOneSchedule
 from streamsampler.samplers.sharded import sample_to_folder
 from streamsampler.samplers.update_store import UpdateStore
 from streamsampler.testing import Fault, Faults
@@ -232,10 +232,10 @@ def test_what_cannot_be_gathered_with_an_update_is_refused_in_its_own_call(make_
     ("owner", "place"),
     [
         (Call, "complete"),
-        (Lag, "complete"),
+        (OffByOneSchedule, "complete"),
         (Call, "end"),
         (UpdateStore, "unpublish_old"),
-        (Lag, "prefetch"),
+        (OffByOneSchedule, "prefetch"),
         (Stats, "merge"),
     ],
 )
@@ -255,7 +255,9 @@ def test_after_an_interrupt_a_call_begins_afresh(
         assert (batch.agent_version, set(batch.actions.tolist()), batch.indices[0]) == (3, {3}, first)
 
 
-@pytest.mark.parametrize(("owner", "place"), [(Call, "__init__"), (BatchMaker, "__init__"), (Lag, "begin_call")])
+@pytest.mark.parametrize(
+    ("owner", "place"), [(Call, "__init__"), (BatchMaker, "__init__"), (OffByOneSchedule, "begin_call")]
+)
 @LOCAL
 def test_after_an_interrupt_while_a_call_begins_its_version_is_used_up_or_not(
     make_sampler: Maker, monkeypatch: pytest.MonkeyPatch, owner: type, place: str

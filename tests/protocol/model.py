@@ -234,7 +234,7 @@ class World:
     # ------------------------------------------------------------------ what the sampler does
 
     def begin_call(self):
-        """Begin a call; with a lag the one that workers have begun, as `samplers.lagging` does."""
+        """Begin a call; with a lag the one that workers have begun, as `samplers.off_by_one` does."""
         plan, sampled = self.plans.pop(0), None
         if self.first is not None:
             plan, sampled = plan.starting_at(self.first), self.scheduler.version

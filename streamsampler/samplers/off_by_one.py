@@ -48,7 +48,7 @@ def check_staleness(staleness: Any, order: Order, filters: Filters) -> int:
     return int(staleness)
 
 
-class Lag:
+class OffByOneSchedule:
     """The schedule of a sampler with `staleness=1`: version and first trajectory of the next batch."""
 
     def __init__(self, first: int | None = None) -> None:
@@ -71,7 +71,7 @@ class Lag:
     def use_updates(self, session: Session, plan: GatherPlan, before: Snapshot, *, is_own: bool) -> None:
         """Let workers use the updates for the call's trajectories: its own, or those before.
 
-        If the call's own updates do not fit the plan, raises now, as without a lag.
+        If the call's own updates do not fit the plan, raises now, as with `staleness=0`.
         """
         store = session.store
         store.use(store.latest.snapshot())
@@ -82,9 +82,9 @@ class Lag:
     def begin_call(self, session: Session) -> None:
         """Record that a call advanced the version: until `complete`, the next call would start fresh."""
         self.has_prefetched = self._prefetched is not None and self._prefetched[0] is session
-        self.begin_anew()
+        self.start_fresh()
 
-    def begin_anew(self) -> None:
+    def start_fresh(self) -> None:
         self.first = self._prefetched = None
 
     def complete(self, call: Call, session: Session) -> None:

@@ -15,7 +15,7 @@ from streamsampler.data.segments import Segment
 from streamsampler.samplers.failures import logger
 
 
-class InfosOfFiles:
+class FileInfos:
     """Applies the `infos` argument of a call that writes files; inactive while `kept` is None."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ from streamsampler.agents.filters import Filters
 from streamsampler.data.statistics import Stats
 from streamsampler.protocol.plans import Fragments, GatherPlan
 from streamsampler.samplers.call import Call
-from streamsampler.samplers.lagging import Lag, pickled_resets
+from streamsampler.samplers.off_by_one import OffByOneSchedule, pickled_resets
 from streamsampler.samplers.open_episodes import ENDED_FRAGMENTS
 from streamsampler.samplers.session import Session
 from streamsampler.samplers.updates import Kind
@@ -21,21 +21,23 @@ _OTHER_DEVICE = (
 )
 
 
-def begun(
+def start_call(
     session: Session, plan: GatherPlan, updates: Mapping[Kind, Any], stats: Stats, resets: Resets | None,
-    filters: Filters, lag: Lag | None,
+    filters: Filters, off_by_one: OffByOneSchedule | None,
 ) -> Call:  # fmt: skip
     """Start a call, for the workers to run.
 
-    With a lag, the lag decides which trajectories belong to the batch; without one, the batch has the call's own agent
-    version, from trajectory 0 on. An error leaves the earlier updates in force.
+    With `staleness=1`, its schedule decides which trajectories belong to the batch; otherwise the batch has the call's
+    own agent version, from trajectory 0 on. An error leaves the earlier updates in force.
     """
     store, own_version = session.store, session.scheduler.version + 1
     version = own_version if resets is None or resets.version is None else resets.version  # all tasks use version 1
     if isinstance(plan, Fragments):
         resets = session.episodes.resets_of(plan, resets, updates, own_version)
-    elif lag is not None:
-        plan, resets, version = lag.trajectories_of(plan, resets, session.scheduler.version, is_new="env" in updates)
+    elif off_by_one is not None:
+        plan, resets, version = off_by_one.trajectories_of(
+            plan, resets, session.scheduler.version, is_new="env" in updates
+        )
     payload = None if resets is None else pickled_resets(resets)
     if session.engine.has_own_settings:
         _put_settings(session)
@@ -43,17 +45,17 @@ def begun(
     before, sampled = store.latest.snapshot(), store.sampled.snapshot()
     try:
         store.put(updates, filters)
-        if lag is not None:
-            lag.use_updates(session, plan, before, is_own=version == own_version)
+        if off_by_one is not None:
+            off_by_one.use_updates(session, plan, before, is_own=version == own_version)
         session.set_call(plan, resets, payload)
         if session.episodes.ledger is not None or isinstance(plan, Fragments):
             _begin_episodes(session, plan, updates, resets)
         # An agent receives an update in the call after its own: if it refuses, the later call's is undone, too.
         call = Call(
             session, plan, before, stats, sampled_version=version, accepted=sampled,
-            keeps_prefetched=lag is not None and lag.keeps_prefetched(session, payload),
+            keeps_prefetched=off_by_one is not None and off_by_one.keeps_prefetched(session, payload),
         )  # fmt: skip
-        if lag is None:
+        if off_by_one is None:
             call.handle(())
     except BaseException:
         session.restore_updates(before, sampled)
@@ -86,4 +88,4 @@ def _begin_episodes(session: Session, plan: GatherPlan, updates: Mapping[Kind, A
         assert resets is not None
         episodes.begin(plan, resets, updates)
     else:
-        episodes.pass_over()
+        episodes.end_incomplete()
