@@ -53,12 +53,12 @@ class CallAccounts:
         self._metrics: MetricsSoFar | None = None  # of the trajectories already returned by the stream
         self._is_closed = False
         self.excess = 0  # timesteps counted in arrived reports beyond the environment's steps (agents' steps)
-        self._begun: float | None = perf_counter()
+        self._started: float | None = perf_counter()
 
     def stop_clock(self) -> None:
-        if self._begun is not None:
-            self.stats.seconds += perf_counter() - self._begun
-            self._begun = None
+        if self._started is not None:
+            self.stats.seconds += perf_counter() - self._started
+            self._started = None
 
     def record(self, event: Logged | EnvsRestored) -> None:
         if isinstance(event, Logged):

@@ -162,7 +162,7 @@ class BatchMaker:
         return self._session.arrivals.copy_of(first)
 
     def release(self, segments: Sequence[Segment]) -> None:
-        """Release deliveries of which these are the last segments; their arrays are invalid afterwards."""
+        """Release the deliveries that end with these segments; their arrays are invalid afterwards."""
         for segment in segments:
             if segment.delivery.ends_with(segment):
                 self._session.arrivals.release(segment.delivery)

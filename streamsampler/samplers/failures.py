@@ -75,9 +75,9 @@ def warning_of(fact: WarningFact) -> str:
             )
         case FilesOverwritten(workers=workers, place=place):
             both = len(workers) == 2
-            whose = "workers {} and {}" if both else "environments of worker {}"
+            writers = "workers {} and {}" if both else "environments of worker {}"
             return (
-                f"{whose.format(*workers)} write to the same files, {place}, and overwrite each other's. Make the "
+                f"{writers.format(*workers)} write to the same files, {place}, and overwrite each other's. Make the "
                 "environment in a function with a parameter `worker_number`, and use this number in the files' names"
             )
         case OtherKernels(text=text):

@@ -235,7 +235,7 @@ class SamplerLife:
             ledger = old.episodes.open_ledger() if old.ledger is None else None
             self._pending = self.updates_in_force(), old.scheduler.version, ledger
         old.close()
-        self._count_the_rest()
+        self._count_unreported()
         self._finalizer.detach()
         updates, version, fragments = self._pending
         self._start(updates, version)
@@ -304,7 +304,7 @@ class SamplerLife:
         last_answers = _end(self.session, self._lock)
         # Only now: a call in another thread may still have been counting answers.
         failures = self._count_last_answers([*self.session.arrivals.pop_uncounted(), *last_answers])
-        self._count_the_rest()
+        self._count_unreported()
         self._finalizer.detach()
         for known in self.session.scheduler.workers if self.setup.tasks else ():
             self._warn_of_unclosed(known.worker)
@@ -317,9 +317,9 @@ class SamplerLife:
             name = self.setup.tasks[seen.task].name
             logger.warning("worker %d ended before the environment of %s was closed", worker, name)
 
-    def _count_the_rest(self) -> None:
+    def _count_unreported(self) -> None:
         """Count as abandoned the timesteps in the ended workers' progress words that no answer reported."""
-        self.ran_before += self.session.take_ran_timesteps()
+        self.ran_before += self.session.pop_ran_timesteps()
         self.stats.abandoned_timesteps += max(0, self.ran_before - self.stats.ran_timesteps)
 
     def _count_last_answers(self, last_answers: Sequence[Event]) -> list[SamplerError]:

@@ -158,7 +158,7 @@ class Session:
         self._ran_by_dead += ran
         return max(0, ran - reported)
 
-    def take_ran_timesteps(self) -> int:
+    def pop_ran_timesteps(self) -> int:
         """Return the timesteps run by all workers according to their progress words; 0 after the first call."""
         if self._has_counted:
             return 0

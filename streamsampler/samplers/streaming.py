@@ -72,7 +72,7 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
                 segments = call.batches.pop_segments()
             trajectories = trajectories_of(call, segments) if segments else ()
             self._summaries = iter(summaries_of(segments, each=True))
-            self._put_away(call, segments)
+            self._release_copied(call, segments)
         return trajectories
 
     @property
@@ -125,7 +125,7 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
                 batch = call.batches.make(segments)
                 call.batches.warn_of_actions()
                 call.returned += summaries_of(segments)
-                self._put_away(call, segments)
+                self._release_copied(call, segments)
                 call.accounts.add_yielded(batch)
         except BaseException:
             self.close()
@@ -152,7 +152,7 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
                 self._ahead.append(_slice_of(segment, middle, stop))
         return taken
 
-    def _put_away(self, call: Call, segments: list[Segment]) -> None:
+    def _release_copied(self, call: Call, segments: list[Segment]) -> None:
         self._n_returned += sum(segment.stop - segment.start for segment in segments)
         before = None if is_over(call) and not self._ahead else self._n_returned
         call.accounts.add_dropped(segments, call.gathering.result.pop_left_out(before))

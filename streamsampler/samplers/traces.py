@@ -41,13 +41,13 @@ class WrittenTrace(SchedulerTrace):
     def __init__(self, path: str) -> None:
         super().__init__()
         self._path = path
-        self._has_begun = False
+        self._has_first_part = False
 
     def begin_part(self, state: object) -> None:
         super().begin_part(state)
         self.calls = self.returned = entries = _WrittenEntries(self._path, self.calls)
-        if not self._has_begun:
-            self._has_begun = True
+        if not self._has_first_part:
+            self._has_first_part = True
             entries.write(state)
 
 

@@ -403,8 +403,8 @@ def test_what_ran_unseen_is_counted_when_a_sampler_that_goes_on_is_closed(monkey
         other.load_state_dict(state)
         other.obtain_samples(60)
         ran, session = other.stats.ran_timesteps, other._life.session
-        in_session = session.take_ran_timesteps()
-        monkeypatch.setattr(session, "take_ran_timesteps", lambda: in_session + 7)
+        in_session = session.pop_ran_timesteps()
+        monkeypatch.setattr(session, "pop_ran_timesteps", lambda: in_session + 7)
     assert other.stats.ran_timesteps == ran + 7
     assert other.stats.abandoned_timesteps == 7
 
