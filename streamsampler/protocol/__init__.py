@@ -1,1 +1,1 @@
-"""What sampler and worker say to each other, and when. Pure: no I/O, no clock."""
+"""Decide for sampler and workers, and define their messages. Pure."""

@@ -1,4 +1,7 @@
-"""Decide which worker checks that trajectories depend on their seeds alone, and when. Pure."""
+"""Decide which worker runs the run-twice check, and when. Pure.
+
+The check runs a trajectory twice and finds trajectories not determined by their seeds.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,15 @@ from streamsampler.protocol.known_worker import KnownWorker
 from streamsampler.protocol.sections import NO_SECTIONS, Sections
 
 _CHECKS = 0
-"""The worker that checks: it has a ticket in every call, if any worker has."""
+"""The checking worker: if any worker has a ticket in a call, worker 0 has."""
 
 _NONE = range(0)
 
 
 class PurityChecks:
-    """Whether worker 0 is to check its environment, which it does before the first ticket of its next `Start`.
+    """Decides whether worker 0 checks its environment before the first ticket of its next `Start`.
 
-    It checks at the first call and after an update that makes another environment. With "error" no other worker has
-    any work until that ticket is answered, so that whether a call raises never depends on timing.
+    With mode "error" all other workers wait for the check: otherwise timing would decide whether a call raises.
     """
 
     def __init__(self, mode: CheckMode) -> None:
@@ -28,20 +30,18 @@ class PurityChecks:
         self._reported: set[FilesOverwritten] = set()
 
     def renew(self) -> None:
-        """Check again: the environment may be another one."""
         self._due = self._mode is not None
 
     @property
     def is_exclusive(self) -> bool:
-        """Whether only the worker that checks may have work for now."""
+        """Whether only the checking worker may have tickets now."""
         return self._due and self._mode == "error"
 
     def may_work(self, worker: int) -> bool:
-        """Whether a worker may have work for now."""
         return worker == _CHECKS or not self.is_exclusive
 
     def is_due_in(self, known: KnownWorker) -> bool:
-        """Return whether a worker that is sent a `Start` is to check; it owes an answer if it is."""
+        """Return whether a worker's next `Start` asks for a check; if so, expect its answer."""
         known.is_checking = self._due and known.worker == _CHECKS
         return known.is_checking
 
@@ -51,19 +51,18 @@ class PurityChecks:
         ticket: range = _NONE,  # noqa: ARG002 - for tasks
         sections: Sections = NO_SECTIONS,  # noqa: ARG002 - likewise
     ) -> None:
-        """Record that a worker ran a ticket of the current version: it has checked before, if it was to."""
         if known.is_checking:
             known.is_checking = self._due = False
 
     def record_death(self, known: KnownWorker) -> None:
-        """Check no more if the worker died while it checked, since the next might do so, too."""
+        """With mode "warn", cancel a check that killed its worker: the next might die of it, too."""
         if known.is_checking and self._mode == "warn":
             self._due = False
 
     def record_files(
         self, known: KnownWorker, others: Sequence[KnownWorker], files: tuple[str, ...]
     ) -> list[FilesOverwritten]:
-        """Record where wrappers of a worker's environments write files; return the places to warn of."""
+        """Record the files written by a worker's environments; return those with two writers, once."""
         found = []
         for number, place in enumerate(files):
             worker = known.worker
@@ -77,31 +76,25 @@ class PurityChecks:
 
 
 class TaskChecks(PurityChecks):
-    """Whether the environments of several tasks are to be checked, each by the worker that runs its first trajectory.
-
-    No worker waits for a check: where it ends the call, it does so at the turn of that trajectory.
-    """
+    """Decides which tasks are checked, each by the worker of its first trajectory; no worker waits for a check."""
 
     def __init__(self, mode: CheckMode) -> None:
         super().__init__(mode)
-        self._done: set[int] = set()  # the numbers of tasks that are not to be checked, or not any more
-        self._new_after_check: set[int] = set()  # workers that took the places of those that died while they checked
+        self._done: set[int] = set()  # numbers of the tasks without a check due
+        self._new_after_check: set[int] = set()  # workers in the place of those lost in a check
 
     @property
     def is_exclusive(self) -> bool:
-        """Whether only one worker may have work for now: never."""
         return False
 
     def is_due(self, task: int) -> bool:
-        """Whether a task is to be checked in the next call."""
         return self._due and task not in self._done
 
     def is_due_in(self, known: KnownWorker) -> bool:
-        """Return whether a worker that is sent a `Start` is to check the tasks whose first trajectories it runs."""
+        """Return whether a worker's next `Start` asks for checks of the tasks it runs first."""
         return self._due and known.worker not in self._new_after_check
 
     def begin_call(self) -> None:
-        """Let all workers check again: a task whose check may have killed one is not checked any more."""
         self._new_after_check.clear()
 
     def record_answer(
@@ -110,12 +103,12 @@ class TaskChecks(PurityChecks):
         ticket: range = _NONE,
         sections: Sections = NO_SECTIONS,
     ) -> None:
-        """Record that a worker ran a ticket: it has checked the task before, if it was to."""
+        """Record an answered ticket: a task is checked with its first."""
         if sections and (section := sections.of(ticket)).checks_with(ticket):
             self._done.add(section.task.number)
 
     def record_death_in(self, task: int, worker: int) -> None:
-        """Check a task no more if a worker died that may have checked it, since the next might do so, too."""
+        """With mode "warn", cancel the check of a task after a death in it."""
         if self._mode == "warn":
             self._done.add(task)
             self._new_after_check.add(worker)

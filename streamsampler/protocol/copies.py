@@ -1,15 +1,10 @@
-"""Choose the tickets that idle workers run a second time, and estimate when. Pure.
+"""Choose the tickets for idle workers to run a second time, and estimate when. Pure.
 
-These are the backup tasks of MapReduce (Dean and Ghemawat, 2004). As in LATE (Zaharia et al., 2008), the ticket that is
-expected to end last is copied, by the progress that its worker shows. The idle workers share it by their speeds.
+These are the backup tasks of MapReduce (Dean and Ghemawat, 2004). As in LATE (Zaharia et al., 2008), the ticket with
+the latest expected end, by its worker's progress, is copied. Idle workers share it in proportion to their speeds. A
+copy costs CPU time of a learner or another worker, so it must be expected to end notably sooner.
 
-A copy costs CPU time that a learner or another worker could use. So a ticket is copied only if its worker is expected
-to need notably longer than a copy: the worker is slower, or the ticket waits for another one. Tickets whose copies fail
-while their worker runs them are not copied without end (`MOST_COPIES`).
-
-A ticket that is overdue has a slow worker or long trajectories: only the timesteps that the worker shows tell which.
-Where a worker shows none, its ticket is taken to need as long again as it is overdue. When that would be so, idle
-workers look again, even if nothing arrives until then.
+A worker with an overdue ticket, but without visible timesteps, is expected to need as long again as it is overdue.
 """
 
 from __future__ import annotations
@@ -23,41 +18,43 @@ from streamsampler.protocol.throughput import Throughput
 from streamsampler.protocol.tickets import SHORTEST_TICKET_SECONDS
 
 StepsOf = Callable[[int], int]
-"""Returns the timesteps that a worker has shown since it began the first of its tickets."""
+"""Returns the timesteps of a worker since it started the first of its tickets."""
 
 IsAwaited = Callable[[int], bool]
 """Returns whether a call needs an answer of this worker, whatever the others answer."""
 
 WORTH_A_COPY = 1.5
-"""How many times longer than its copy a ticket must be expected to take. Noise in the averages of equally fast workers
-stays below it."""
+"""Least ratio of a ticket's expected time left to that of its copy. Noise in the averages of equally fast workers stays
+below it.
+"""
 
 COPY_SECONDS = 0.001
-"""What a copy costs besides its rollouts: a message, a worker that wakes up, and a report."""
+"""Cost of a copy besides its rollouts: a message, a worker that wakes up, and a report."""
 
 SLOW_AT_FIRST = 2.0
-"""While a worker has answered no ticket, it counts as slower than the average by this factor at most: it may be
-importing a library for seconds, while others run the same ticket in a tenth of a second."""
+"""Largest slowness, relative to the average, assumed of a worker before its first answer: it may be importing a library
+for seconds, while others run the same ticket in a tenth of a second.
+"""
 
 _PATIENCE = 0.25
-"""After which share of the time that a ticket has taken so far it is looked at again."""
+"""Share of a ticket's time so far after which its worker is examined again."""
 
 
 class _Late(NamedTuple):
-    """A piece that might be copied."""
+    """A piece of a ticket, worth a copy if it ends late."""
 
     end: float  # expected
     ticket: range
-    rest: range  # the indices of the piece that no copy has
+    rest: range  # indices of the piece without a copy
 
 
 def _worth(indices: range, each: float) -> float:
-    """Return how long a ticket must be expected to take from now on if a copy takes `each` seconds a trajectory."""
+    """Return the least time left of a ticket to justify a copy, at `each` seconds a trajectory."""
     return WORTH_A_COPY * (each * len(indices) + COPY_SECONDS)
 
 
 class Copies:
-    """Pick copies for the idle workers of one call. Times are seconds of one monotonic clock."""
+    """Picks copies for the idle workers of a call. Times are seconds of the same clock."""
 
     def __init__(
         self, n_workers: int, in_flight: InFlight, throughput: Throughput, steps_of: StepsOf | None = None,
@@ -69,33 +66,32 @@ class Copies:
         self._in_flight = in_flight
         self._pace = throughput
         self._steps_of = steps_of
-        self._pieces: list[_Late] = []  # the last to end is the last one
-        self._rate = 0.0  # trajectories per second of all workers that are not late
+        self._pieces: list[_Late] = []  # sorted by expected end
+        self._rate = 0.0  # trajectories per second of all workers on time
         self._fastest = math.inf  # seconds of a trajectory on the fastest worker without a ticket
         self._valid_until = -1  # tickets removed
-        self.next_look = math.inf  # when an idle worker should ask again, even if nothing arrives until then
+        self.next_look = math.inf  # when idle workers are asked again, even without a report
 
     def measure_by(self, throughput: Throughput) -> None:
-        """Expect copies to last as long as another throughput says: the tickets in flight are of another task now."""
+        """Estimate by another task's throughput: all tickets in flight are of this task now."""
         self._pace, self._valid_until = throughput, -1
 
     def assign(self, worker: int, now: float, block_of: Callable[[range], int], end: int) -> range | None:
-        """Assign to the idle `worker` what it should run a second time; None if that does not pay.
+        """Return indices for the idle `worker` to run a second time; None if that does not pay.
 
-        Idle workers are asked in the order of their speed, the fastest first.
-
-        `block_of` returns how many trajectories of a ticket must stay together; indices from `end` on are of no use.
+        Ask for the fastest idle worker first. `block_of` returns how many trajectories of a ticket must stay together;
+        indices from `end` on are not needed.
         """
         each = self._pace.seconds_with(worker)
         if not each or self._in_flight.queues[worker] or not self.pay(now):
             return None
         if (late := self._worth_a_copy(each, now)) is None:
-            # Those that were faster are not idle any more: workers are asked in the order of their speed.
+            # Faster workers are busy by now: workers are asked in the order of their speed.
             self._fastest = max(self._fastest, each)
         if late is None or late.rest[0] >= end:
             return None
         self._pieces.pop()
-        # Those who are about to be idle will help as well.
+        # Workers about to be idle will take a share as well.
         share = math.ceil(len(late.rest) / max(1.0, each * self._rate))
         block = block_of(late.rest)
         n = math.ceil(max(share, self._shortest / each) / block) * block
@@ -109,7 +105,7 @@ class Copies:
         return self._in_flight.n_removed > self._valid_until or now >= self.next_look
 
     def overdue(self, now: float) -> list[int]:
-        """Return the workers with a ticket that should have ended, if `assign` looks at all workers now."""
+        """Return the workers with an overdue ticket, or none while the last estimate is valid."""
         if not self._must_look(now):
             return []
         in_flight, average, overdue = self._in_flight, self._pace.seconds, []
@@ -120,18 +116,16 @@ class Copies:
         return overdue
 
     def pay(self, now: float) -> bool:
-        """Whether a copy may pay for the fastest idle worker."""
         if self._must_look(now):
             self._look(now)
         return self._fastest < math.inf and self._worth_a_copy(self._fastest, now) is not None
 
     def mark_idle(self, worker: int) -> None:
-        """Record that `worker` has no ticket any more."""
         if not self._in_flight.queues[worker]:
             self._fastest = min(self._fastest, self._pace.seconds_with(worker) or math.inf)
 
     def _worth_a_copy(self, each: float, now: float) -> _Late | None:
-        """Return the piece that ends last, if it pays that idle workers, one of which takes `each` seconds, run it."""
+        """Return the last piece to end if a copy pays at `each` seconds a trajectory."""
         while self._pieces and self._pieces[-1].rest not in self._in_flight.uncopied(self._pieces[-1].ticket):
             self._pieces.pop()  # it has arrived
         if not self._pieces:
@@ -140,7 +134,6 @@ class Copies:
         return late if late.end - now > _worth(late.rest, each) else None
 
     def _look(self, now: float) -> None:
-        """Look at all workers."""
         self._valid_until = self._in_flight.n_removed + self._in_flight.n_between_looks
         self._rate, self._fastest, self._pieces = 0.0, math.inf, []
         begun, busy = now, self._in_flight.busy()
@@ -159,7 +152,6 @@ class Copies:
             self.next_look = max(late, now + _PATIENCE * (now - begun) + COPY_SECONDS)
 
     def _of_worker(self, worker: int, queue: Sequence[range], now: float) -> Iterator[_Late]:
-        """Return what might be copied of a worker's tickets."""
         if self._is_awaited(worker):
             return
         for ticket, end in zip(queue, self._ends(worker, queue, now), strict=False):
@@ -167,7 +159,6 @@ class Copies:
                 yield _Late(end, ticket, piece)
 
     def _ends(self, worker: int, queue: Sequence[range], now: float) -> Iterator[float]:
-        """Return when a worker is expected to finish each of its tickets; nothing if no speed is known at all."""
         each = self._pace.seconds_with(worker) or self._pace.seconds
         if not each:
             return
@@ -180,23 +171,19 @@ class Copies:
             yield end
 
     def _overdue(self, worker: int, first: int, each: float, elapsed: float, now: float) -> tuple[float, float]:
-        """Return the seconds of a trajectory, and the end of the first ticket, on a worker whose ticket is overdue."""
         ran = self._ran(worker)
         if not ran:
             return elapsed / first, now + elapsed - each * first
-        slow = max(each, (elapsed + each) / (ran + 1.0))  # one trajectory may be slow by chance
+        slow = max(each, (elapsed + each) / (ran + 1.0))  # a single trajectory may be slow by chance
         return slow, now + slow * max(0.0, first - ran)
 
     def _ran(self, worker: int) -> float:
-        """Return how many trajectories of average length a worker has shown since it began its first ticket."""
+        """Return a worker's timesteps so far, in trajectories of average length."""
         steps = 0 if self._steps_of is None else self._steps_of(worker)
         return steps / (self._pace.timesteps or 1.0)
 
     def learn_from_late(self, worker: int, now: float) -> None:
-        """Learn from a copy of what `worker` holds, which arrived first, how slow the worker is now.
-
-        A worker that has not answered yet is taken to be slower: it may have been starting for most of the time.
-        """
+        """Lower the speed of `worker` after a copy of its ticket arrived first."""
         if not (queue := self._in_flight.queues[worker]):
             return  # it has answered in the meantime
         first, elapsed, each = len(queue[0]), now - self._in_flight.begun[worker], self._pace.seconds_with(worker)

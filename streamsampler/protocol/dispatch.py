@@ -1,4 +1,4 @@
-"""Send tickets to the workers with room: first one to each, then the next. Pure."""
+"""Send tickets to the workers with room, first to idle workers. Pure."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from streamsampler.protocol.states import Happened, SamplerState
 
 
 class Dispatch:
-    """The workers in line for a ticket: those that are idle, and those that may get one ahead.
+    """Queues the workers with room for a ticket: idle workers, and those with a single ticket.
 
-    A look at each worker whenever one of them answers would cost more than all else where there are thousands.
+    Examining every worker after each answer would cost more than all else with thousands of workers.
     """
 
     def __init__(self, workers: Sequence[KnownWorker], checks: PurityChecks, instructions: list[Instruction]) -> None:
         self._workers, self._checks, self._instructions = workers, checks, instructions
-        # In the order in which they came: with room and without an unanswered ticket, and with room and one.
+        # In order of arrival: without an unanswered ticket, and with a single ticket.
         self.idle: dict[int, None] = {}
         self._ahead: dict[int, None] = {}
 
     def line_up_all(self) -> None:
-        """Put all workers with room into line, in the order of their numbers: a call begins."""
+        """Enqueue all workers with room, in the order of their numbers."""
         lines: dict[bool, dict[int, None]] = {False: self.idle, True: self._ahead}
         self.idle.clear()
         self._ahead.clear()
@@ -35,7 +35,7 @@ class Dispatch:
                 lines[bool(known.side.unanswered)][worker] = None
 
     def line_up(self, known: KnownWorker) -> None:
-        """Put a worker, for which something has changed, into the line where it belongs, if it has room."""
+        """Move a changed worker to its queue, if it has room."""
         self.idle.pop(known.worker, None)
         self._ahead.pop(known.worker, None)
         if known.side.room:
@@ -43,7 +43,6 @@ class Dispatch:
             line[known.worker] = None
 
     def assign(self, gathering: Gathering, now: float) -> None:
-        """Send tickets without a holder."""
         for line in (self.idle, self._ahead):
             ahead = line is self._ahead
             for known in self._takers(line) if line else ():
@@ -51,30 +50,30 @@ class Dispatch:
                 if assignment is not None:
                     self.send(known, assignment)
                 elif gathering.refuses_all:
-                    return  # an idle worker that gets none leaves none to those that are busy
+                    return  # no ticket for idle workers means no ticket for busy ones
                 elif ahead:
                     del line[known.worker]  # until it has answered
 
     def assign_copies(self, gathering: Gathering, now: float) -> None:
-        """Send idle workers copies of tickets that others hold, where `gathering.may_copy`, as long as that pays."""
+        """Send idle workers copies while this pays; requires `gathering.may_copy`."""
         if not gathering.copies.pay(now):
             return
         seconds_with = gathering.throughput.seconds_with
         for known in sorted(self._takers(self.idle), key=lambda known: seconds_with(known.worker) or math.inf):
             if (assignment := gathering.assign_copy(known.worker, now)) is None:
-                break  # nor does it pay for those that are slower
+                break  # nor does it pay on slower workers
             self.send(known, assignment)
 
     def _takers(self, line: dict[int, None]) -> Iterator[KnownWorker]:
         for worker in tuple(line):
             known = self._workers[worker]
             is_absent = known.side.state is SamplerState.ABSENT
-            # One that is being killed since has no room, and leaves the line when it is dead.
+            # A worker being killed has no room, and leaves the queue when it is dead.
             if known.side.room and self._checks.may_work(worker) and (known.can_launch or not is_absent):
                 yield known
 
     def send(self, known: KnownWorker, assignment: Assignment) -> None:
-        """Send a worker a ticket; in the place of a dead one a new worker starts."""
+        """Send a ticket; launch a new worker before if the old is dead."""
         side = known.side
         if side.state is SamplerState.ABSENT:
             side.apply(Happened.LAUNCHED)

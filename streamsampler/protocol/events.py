@@ -1,4 +1,4 @@
-"""The events that the scheduler handles. Values; the sampler makes them of what its engine brings."""
+"""Define the events for the scheduler. Values; the sampler makes them from its engine's."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from streamsampler.protocol.progress import Progress
 
 @dataclass(frozen=True, slots=True)
 class ReportReceived:
-    """A worker reported a ticket."""
+    """A worker answered a ticket."""
 
     worker: int
     number: int  # by which instructions name it
     report: Report
-    lengths: tuple[int, ...] | None = None  # timesteps of the trajectories that came with it; None if none came
-    agent_steps: tuple[int, ...] | None = None  # of several agents, those of all of them together
+    lengths: tuple[int, ...] | None = None  # timesteps of its trajectories; None without any
+    agent_steps: tuple[int, ...] | None = None  # timesteps summed over several agents
     n_bytes: int = 0  # of the observations
-    memory: int = 0  # private memory of the worker, in bytes; 0 where it is not known
+    memory: int = 0  # private memory of the worker, in bytes; 0 if unknown
 
 
 @dataclass(frozen=True, slots=True)
 class FailureReceived:
-    """A worker could not run a ticket, or not close its environment."""
+    """A worker failed to run a ticket, or to close its environment."""
 
     worker: int
     number: int  # by which instructions name it
     failure: Failure
-    is_of_engine: bool = False  # whether it is about the worker's own needs, and not about a trajectory
+    is_of_engine: bool = False  # whether the engine failed, and not a trajectory
     memory: int = 0  # as in `ReportReceived`
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerDied:
-    """A worker ended; the events of its last answers came before."""
+    """A worker ended, after the events of its last answers."""
 
     worker: int
-    progress: Progress  # the last that it showed
+    progress: Progress  # its last progress
     exitcode: int | None = None  # negative for a signal; None if unknown
-    why: str = ""  # why the engine killed it, as the end of a sentence; empty if it ended by itself
+    why: str = ""  # reason why the engine killed it, as the end of a sentence; empty if it ended by itself
     hopeless: bool = False  # whether a new worker in its place would do the same
     stack: str = ""  # its Python stacks, if it was killed because it hung
     can_launch: bool = True  # whether a new worker can be started in its place now
@@ -48,7 +48,7 @@ class WorkerDied:
 
 @dataclass(frozen=True, slots=True)
 class LaunchPossible:
-    """A new worker can be started in the place of a dead one, which was not so before; or cannot any more."""
+    """Whether a dead worker can be replaced has changed."""
 
     worker: int
     is_possible: bool = True
@@ -56,7 +56,7 @@ class LaunchPossible:
 
 @dataclass(frozen=True, slots=True)
 class ProgressSeen:
-    """The progress of the workers that the scheduler wanted to look at, by worker."""
+    """The progress of the workers named in a `Look`, by worker."""
 
     progress: Mapping[int, Progress]
 
@@ -65,8 +65,8 @@ class ProgressSeen:
 class Waited:
     """The sampler has waited for workers."""
 
-    limit: float | None  # seconds that it would have waited at most; None for any number
-    elapsed: float  # seconds that it did wait
+    limit: float | None  # most seconds it would have waited; None for any number
+    elapsed: float  # seconds of the actual wait
 
 
 Event = ReportReceived | FailureReceived | WorkerDied | LaunchPossible | ProgressSeen | Waited

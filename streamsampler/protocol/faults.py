@@ -1,8 +1,7 @@
-"""What went wrong in a worker: an exception of user code, a death or a hang. Pure.
+"""Describe faults of workers: an exception of user code, a death or a hang. Pure.
 
-A *loss* is a fault that costs the worker, and that other workers make good: its tickets run again. Every death and
-every hang is one, and so are the exceptions that `Policy.restart_on` names. Any other exception ends the call when its
-turn comes.
+A *loss* costs the worker: a death, a hang, or an exception named in `Policy.restart_on`. Other workers run its tickets
+again. Any other exception ends the call at its turn.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from streamsampler.protocol.sections import Section, TaskName
 
 AGENT_PHASES = {Phase.AGENT_CONSTRUCTION, Phase.AGENT_UPDATE}
 UPDATE_PHASES = AGENT_PHASES | {Phase.ENV_CONSTRUCTION, Phase.HOOK_CREATED, Phase.CLOSE}
-"""What a worker does while it applies updates."""
+"""Phases of a worker while it applies updates."""
 
 BEFORE_TRAJECTORIES = UPDATE_PHASES | {Phase.CHECK}
-"""What a worker does before a ticket's first trajectory."""
+"""Phases of a worker before a ticket's first trajectory."""
 
 
 NO_TASKS: Mapping[int, TaskName] = MappingProxyType({})
@@ -35,45 +34,39 @@ class WorkerFault:
     """An exception of user code, a death or a hang."""
 
     worker: int
-    failure: Failure | None = None  # the worker's report of an exception; None for a death or a hang
-    number: int = -1  # of the event, by which the sampler finds the exception itself
-    is_of_engine: bool = False  # whether it is about the worker's own needs, and not about a trajectory
-    incident: Incident | None = None  # the loss; None for an exception that ends the call when its turn comes
+    failure: Failure | None = None  # for an exception
+    number: int = -1  # of the event; the sampler finds the exception by it
+    is_of_engine: bool = False  # whether the engine failed, and not a trajectory
+    incident: Incident | None = None  # the loss; None for an exception that ends the call
     task: TaskName | None = None  # where workers run several
 
     @property
     def is_final(self) -> bool:
-        """Whether it ends the call when its turn comes, whatever the quotas."""
         return self.incident is None
 
     @property
     def phase(self) -> Phase | None:
-        """What the worker did; None for a worker that was lost before it had begun any work of the call."""
+        """The worker's phase; None if it was lost before any work of the call."""
         if self.failure is not None:
             return self.failure.phase
         return None if self.incident is None or self.incident.version is None else self.incident.phase
 
     @property
     def is_of_update(self) -> bool:
-        """Whether the worker was applying updates, so that one of them may be the cause."""
         return self.phase in UPDATE_PHASES
 
     def costs_nothing_in(self, section: Section | None) -> bool:
-        """Whether the worker closed the environment of a task, and has answered all tickets of that task before.
+        """Whether the worker was lost while closing a task's environment, with all tickets of the task answered.
 
-        Then nothing of the task is lacking, as with a sampler of it alone, whose workers may die when they close at the
-        end. If an answer was lost on its way, the first ticket without an answer, which is of `section`, is of the
-        task: its trajectories are run again, and may cost a worker again.
+        If its first unanswered ticket, of `section`, is of the same task, an answer was lost on its way, and the loss
+        counts.
         """
         if self.incident is None or not self.incident.in_closing:
             return False
         return section is None or section.task != self.task
 
     def is_over(self, section: Section | None, tasks: Mapping[int, TaskName]) -> bool:
-        """Whether the worker did something for a task that no ticket of the call waits for, so that nothing is lacking.
-
-        It was of an earlier call, or the worker that seemed to hang has answered before it was killed.
-        """
+        """Whether the worker was lost in an earlier call's work, or killed as hung after its last answer."""
         lost = self.incident
         if section is not None or lost is None or not tasks:
             return False
@@ -90,7 +83,7 @@ class WorkerFault:
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """The progress of a worker that was killed because it made none for so many seconds, and its stacks if known."""
+    """The last progress of a worker killed for lack of it, for how long, and its stacks."""
 
     progress: Progress
     seconds: float
@@ -101,11 +94,7 @@ def loss_by_death(
     event: WorkerDied, hang: Hang | None, version: int | None, seconds: float, *, is_ready: bool,
     section: Section | None = None, tasks: Mapping[int, TaskName] = NO_TASKS,
 ) -> Incident:  # fmt: skip
-    """Return the loss that a death is, `seconds` after the sampler was made.
-
-    `version` is None if the worker had not begun the current one. Where workers run several tasks, the section is that
-    of the ticket in hand, and tasks are all of them by their numbers.
-    """
+    """Describe a death or hang as a loss, `seconds` after the sampler was made; `section` is the current ticket's."""
     seen = event.progress if hang is None else hang.progress
     task = None if section is None else section.task
     if seen.task is not None and (seen.is_closing or section is None):
@@ -124,7 +113,7 @@ def loss_by_death(
         exitcode=event.exitcode if hang is None else None,
         stack="" if hang is None else event.stack,
         hung=hang is not None,
-        hopeless=event.hopeless and version is not None,  # in this call's work, and not in that of an earlier one
+        hopeless=event.hopeless and version is not None,  # in this call's work, not in an earlier call's
         task=task,
         in_closing=seen.is_closing and not event.hopeless,
     )
@@ -132,15 +121,14 @@ def loss_by_death(
 
 
 def is_before_ready(incident: Incident, *, is_ready: bool) -> bool:
-    """Return whether a worker was lost before it could work, which may happen again to the worker in its place."""
+    """Return whether a worker was lost before it could work, as its replacement may be."""
     return incident.trajectory is None and not (is_ready and incident.version is None)
 
 
 def _likeness_of(incident: Incident, *, is_ready: bool) -> Likeness | None:
-    """Return what a death or a hang has in common with equal ones."""
     killed = was_killed(incident.exitcode)
     if incident.hung:
-        killed = 'File "' not in incident.stack  # nothing tells where it stood still: it may have been stopped
+        killed = 'File "' not in incident.stack  # without stacks it may have been stopped from outside
     cause = incident.phase, incident.stack if incident.hung else incident.what
     if incident.in_closing:
         return Likeness(f"the environment of {incident.task}", cause, by_chance=killed, of_call=True)
@@ -153,7 +141,7 @@ def _likeness_of(incident: Incident, *, is_ready: bool) -> Likeness | None:
 
 
 def loss_by_exception(worker: int, failure: Failure, seconds: float, task: TaskName | None = None) -> Incident:
-    """Return the loss that an exception is which `restart_on` names, `seconds` after the sampler was made."""
+    """Describe an exception named in `restart_on` as a loss, `seconds` after the sampler was made."""
     version, subject, of_call = None, unready(worker), False
     if failure.ticket is not None:
         version, indices = failure.ticket.version, failure.ticket.indices
@@ -168,11 +156,10 @@ def loss_by_exception(worker: int, failure: Failure, seconds: float, task: TaskN
 
 
 def place_of(failure: Failure, indices: range, plan: GatherPlan, *, names_place: bool) -> tuple[int | None, int | None]:
-    """Return the index of a ticket at whose turn a failure counts, and its trajectory; None where it is not known.
+    """Return the index of a ticket where a failure counts, and its trajectory; None if unknown.
 
-    What goes wrong while a task's environment is made counts at the turn of the ticket's first trajectory, so that all
-    tasks before it are complete. Where it is not known which trajectory failed, it is the only one, if that is an index
-    of the plan: `names_place`.
+    A failure to make a task's environment counts at the ticket's first trajectory: all tasks before are then complete.
+    An unknown trajectory must be alone in its ticket; `names_place` says whether its index is a trajectory index.
     """
     if failure.phase in BEFORE_TRAJECTORIES and plan.sections:
         return indices[0], None

@@ -1,35 +1,18 @@
-"""Assign tickets to workers until a call has the trajectories that its plan asks for. Pure.
+"""Assign tickets to workers until a call has the trajectories of its plan. Pure.
 
-`Gathering` decides what each worker runs next; `result.Result` decides what becomes of what arrives. Neither knows
-processes, clocks or arrays.
+`Gathering` decides the next ticket of each worker, and `result.Result` the use of arrived trajectories. Neither the
+batch nor a failure depends on timing: in index order the batch is a prefix of trajectories 0, 1, 2, …, and a failure
+waits for its turn (see `result`), while the rest of its ticket is assigned again.
 
-The batch never depends on timing. In index order it is a prefix of trajectories 0, 1, 2, …, whenever and in whatever
-tickets they arrive, and whichever were lost and run again.
+*Blocks* are trajectories run together that may influence each other, and fail together. Queues are cut into blocks from
+their starts, and tickets have whole blocks: plan and queues decide which trajectories share a block, never ticket
+sizes, timing or losses. Blocks may grow along the queue (`index_queue.block_at`).
 
-Whether a call fails does not depend on timing either. If one trajectory of a ticket fails, those before and after it
-are assigned again, and the failure is held back until its turn comes (see `result`): then the call ends with it, or
-the trajectory is assigned again. Trajectories after a failure that ends the call cannot be needed and are not assigned.
-If it is unknown which trajectory failed, each block is assigned again by itself. If another worker runs a copy, a final
-failure counts at once, since the copy fails as well; what else was lost is left to the copy. Where the copy succeeds
-first, the failure does not happen each time, and is forgotten.
+*Lanes* are rows of independent trajectories; the index decides the row. Lane workers start the next ticket in free
+rows, so they get a ticket ahead until the end, and tickets fill all rows while plenty remains.
 
-Where trajectories that are run together may influence each other, they are run in *blocks*. Every queue of indices is
-cut into blocks from its start, and a ticket is whole blocks: which trajectories share a block is fixed by the plan and
-the queues, never by ticket sizes, timing or losses. A block fails as a whole. Blocks may get longer from the start of a
-queue to its end (`index_queue.block_at`), if workers run such blocks, which is known when the first of them answers.
-
-Workers that run *lanes* run trajectories side by side that do not influence each other, each in a row that its index
-decides, and begin those of the next ticket in rows that have none left. So they get a ticket ahead until the end. Their
-tickets fill all rows while there is plenty; what remains then is shared at once, so that all workers finish together.
-
-In arrival order any trajectory will do, so no worker is idle while the result is incomplete: trajectories under way may
-turn out to be long. A slow worker contributes less.
-
-Tickets *in advance* are assigned before it is known what the call will ask for. Between two calls the sampler reads no
-reports, so each worker gets only as many tickets as may be unanswered: together these have all that the next call is
-expected to need. All are of one size but for the speed of workers, so that what waits can be copied (see `copies`) if a
-worker turns out to be slow. When the call comes, its tickets are taken over if they are what its plan would have cut:
-from the start of the same queue of indices, in the same blocks. What the plan does not need of them is surplus.
+*Tickets in advance* are assigned before the next call is known. The sampler reads no reports between calls, so each
+worker gets as many tickets as may be unanswered. The call adopts them if its plan would cut the same.
 """
 
 from __future__ import annotations
@@ -59,29 +42,30 @@ _FOREVER = 2**62
 _NEXT_BLOCK = attrgetter("next_block")
 
 NOTABLY_SLOWER = 1.5
-"""From how many times the average duration on a worker counts as slow near the end of a call."""
+"""Ratio to the average duration from which a worker counts as slow near the end of a call."""
 
 SAFETY_MARGIN = 0.5
-"""By how many standard deviations the trajectories under way are assumed to fall short of their mean, together. A
-trajectory that begins too late makes all workers wait; one that begins in vain wastes a core. With two workers, batches
-of 2,000 and 4,000 timesteps and lengths of 200 to 1,000, the simulation in `tests/protocol/test_schedules.py` finds a
-wall time 1 % shorter than with 0, and 6 and 3 % of work in vain; 2 gains at most 0.7 % more and wastes 14 and 7 %."""
+"""Assumed shortfall of the trajectories under way from their mean, in standard deviations of their sum. A late start
+makes all workers wait; a surplus trajectory wastes a core. With two workers, batches of 2,000 and 4,000 timesteps and
+lengths of 200 to 1,000, the simulation in `tests/protocol/test_schedules.py` finds a wall time 1 % shorter than with 0,
+and 6 and 3 % surplus; 2 gains at most 0.7 % more and wastes 14 and 7 %.
+"""
 
 LANES_MARGIN = 0.25
-"""The same for workers that run lanes. There more trajectories begin at once; those in vain slow the others down."""
+"""The same for lanes: more trajectories start at once, and surplus slows the others down."""
 
 LIKE_ONE_LENGTH = 0.1
-"""The spread of lengths, as a share of their mean, up to which trajectories that began together end about together."""
+"""Spread of lengths, as a share of their mean, up to which trajectories started together end about together."""
 
 CLOSE_TO_WHOLE = 0.125
-"""How many of a worker's last trajectories are left to others to make whole rows, as a share of its rows."""
+"""Largest remainder, as a share of a worker's rows, left to other workers to make whole rows."""
 
 ADVANCE_BYTES = 1 << 27
-"""What the observations of a ticket that is assigned in advance should take at most."""
+"""Most bytes of observations in a ticket assigned in advance."""
 
 
 def _around(trajectory: int, piece: range, block: int) -> list[range]:
-    """Return what a piece has before and after the block of a trajectory; all of it if it does not have that."""
+    """Return the parts of a piece around a trajectory's block."""
     if trajectory not in piece:
         return [piece]
     start = piece.index(trajectory) // block * block
@@ -89,26 +73,25 @@ def _around(trajectory: int, piece: range, block: int) -> list[range]:
 
 
 class Assignment(NamedTuple):
-    """The ticket that a worker runs next; see `protocol.messages.Ticket`."""
+    """A worker's next ticket; see `protocol.messages.Ticket`."""
 
     indices: range
-    block: int = 1  # how many of them may influence each other
+    block: int = 1  # trajectories with possible influence on each other
 
 
 class GivenTicket(NamedTuple):
-    """A ticket that was assigned in advance."""
+    """A ticket assigned in advance."""
 
     worker: int
     indices: range
-    since: float  # when it was assigned
+    since: float  # time of assignment
 
 
 class Gathering:
-    """Track one call's progress through its plan.
+    """Tracks a call's progress through its plan.
 
-    With `own_queues` each worker runs only its own indices. Only `concurrent` workers can run another's ticket sooner.
-    With `dropping` later indices take the places of trajectories that are left out; where there are none, it is a
-    UsageError. The throughput is that of earlier calls as well.
+    With `own_queues` each worker runs only its own indices. Only `concurrent` workers run copies. With `dropping` later
+    indices replace dropped trajectories, or a UsageError is raised if the plan has none.
     """
 
     def __init__(
@@ -126,10 +109,10 @@ class Gathering:
         self._shortest_ticket = shortest_ticket
         self._unit = max(layout.rows, layout.block)
         self._has_lanes = False
-        # What waits takes no time from what runs beside it: where rows wait, the last tickets are small only where few
-        # trajectories remain. Tickets of one trajectory a row would leave a fifth of 200 rows without any.
+        # A waiting environment takes no time from others: where rows wait, the last tickets are small only when few
+        # trajectories remain. Tickets with a trajectory a row would leave a fifth of 200 rows idle.
         self._parts = 1 if layout.block == 1 < layout.rows else 2
-        self._shared_after = -1  # trajectories that had arrived; see `_last_share`
+        self._shared_after = -1  # arrived trajectories at the last share; see `_last_share`
         self._n_to_share, self._all_speeds = 0.0, 1.0
         self._may_copy = concurrent and not own_queues
         n_queues = n_workers if own_queues else 1
@@ -144,21 +127,20 @@ class Gathering:
         self.result = Result(plan, order, self._first)
         self._in_flight = InFlight(n_workers, self.throughput)
         self.copies = Copies(n_workers, self._in_flight, self.throughput, steps_of, shortest_ticket, is_awaited)
-        self._n_assigned = 0  # trajectories that arrived, were left out, are in flight or held back, copies not counted
-        self._considered: set[int] = set()  # workers that got a ticket, or were passed over because they are slow
-        self.arrived_trajectories = self.arrived_timesteps = 0  # of those that were not left out
+        self._n_assigned = 0  # arrived, dropped, in flight or held back; without copies
+        self._considered: set[int] = set()  # workers with a ticket so far, or passed over as slow
+        self.arrived_trajectories = self.arrived_timesteps = 0  # without dropped trajectories
         self.arrived_dropped = 0
-        self.refuses_all = False  # whether the last refusal of `assign` holds for all workers that ask for the same
-        self.late: list[int] = []  # workers that were overtaken by a copy of their ticket, until `measure_late`
+        self.refuses_all = False  # whether the last refusal of `assign` holds for all workers
+        self.late: list[int] = []  # workers overtaken by a copy of their ticket, until `measure_late`
 
     def assign(self, worker: int, *, ahead: bool = False, now: float = 0.0) -> Assignment | None:
-        """Return the ticket that `worker` should run next, or None if there is none for it now.
+        """Return the next ticket of `worker`, or None.
 
-        A worker so slow that the others would finish everything sooner gets nothing. One that still runs a ticket gets
-        the next one `ahead` only if it runs lanes, or while there is plenty for all: near the end a ticket that waits
-        for another one is late, and may be surplus.
+        A worker gets none if others finish everything sooner. A busy worker gets a ticket `ahead` only for lanes, or
+        while plenty remains: near the end a waiting ticket is late, and may be surplus.
         """
-        # The workers of a complete call are about to be stopped: a loss or a copy of its surplus is not run, either.
+        # Workers of a complete call are about to be stopped: lost or copied surplus is not run either.
         self.refuses_all = self.result.complete or (ahead and not self._has_plenty)
         if self.refuses_all:
             return None
@@ -168,7 +150,7 @@ class Gathering:
         remaining = max(0, needed - self._n_assigned)
         slowness = self._slowness(worker)
         if in_lanes and 0 < remaining <= self._n_workers * self._unit:
-            # Shares are estimates: if every worker were refused, no report would come, and no worker be asked again.
+            # Shares are estimates: if every worker were refused, no report would come, and none would ask again.
             size = max(self._last_share(worker, remaining, now), 0 if ahead else 1)
             if not size:
                 return None
@@ -193,15 +175,11 @@ class Gathering:
 
     @property
     def may_copy(self) -> bool:
-        """Whether idle workers may run what others hold."""
-        # While the consumer of a stream has trajectories to take, a slow ticket does not make it wait.
+        # A stream's consumer with trajectories to read does not wait for a slow ticket.
         return self._may_copy and not self.result.complete and not (self._is_stream and self.result.has_spans)
 
     def assign_copy(self, worker: int, now: float = 0.0) -> Assignment | None:
-        """Return a copy of a part of another worker's ticket for an idle one; None if that does not pay.
-
-        If it does not pay for a worker, it pays for no slower one.
-        """
+        """Return a copy of a part of another worker's ticket; None if it pays neither here nor on slower workers."""
         queue = self._queue_for(worker)
         indices = self.copies.assign(worker, now, queue.block_of, self.result.end) if self.may_copy else None
         if not indices:
@@ -210,32 +188,28 @@ class Gathering:
         return Assignment(indices, queue.block_of(indices))
 
     def run_lanes(self, worker: int) -> None:
-        """Cut tickets for a worker as is best: none of its trajectories influences another one."""
         self.run_blocks(worker, longer=False)
         self._queue_for(worker).block, self._has_lanes = 1, self._unit > 1
 
     def run_blocks(self, worker: int, *, longer: bool) -> None:
-        """Cut tickets for a worker into blocks that get longer, or not, as it runs them."""
         queue = self._queue_for(worker)
         queue.lengthens, queue.is_certain = queue.lengthens and longer, True
 
     def is_certain(self, worker: int) -> bool:
-        """Return whether it is known how a worker runs trajectories; until then it gets those of the first blocks."""
+        """Return whether a worker's way is known; until then it gets indices of the first blocks."""
         return self._queue_for(worker).is_certain
 
     def block_of(self, worker: int, indices: range) -> int:
-        """Return how many trajectories each block of a worker's ticket has."""
         return self._queue_for(worker).block_of(indices)
 
     def _last_share(self, worker: int, remaining: int, now: float) -> int:
-        """Return how many of the last trajectories a worker gets at once, so that all workers finish together.
+        """Return a worker's share, by speed, of all trajectories still to run.
 
-        All trajectories that are not run yet, assigned or not, are shared by the workers' speeds. Where all have about
-        one length, rows begin and end together, and one trajectory more than there are rows takes as long as all rows
-        once more: a few too many for whole rows are left to others.
+        With equal lengths, a single trajectory above whole rows takes as long as all rows: small remainders are left to
+        others.
         """
         in_flight, everybody = self._in_flight, range(self._n_workers)
-        if self._shared_after != self.arrived_trajectories:  # to assign some changes nothing of their number
+        if self._shared_after != self.arrived_trajectories:  # assigning does not change their number
             self._shared_after = self.arrived_trajectories
             self._n_to_share = remaining + sum(in_flight.left(other, now) for other in everybody)
             self._all_speeds = sum(1 / self._slowness(other) for other in everybody)
@@ -247,7 +221,7 @@ class Gathering:
         return min(remaining, size)
 
     def put_back(self, worker: int, indices: range, now: float = 0.0) -> None:
-        """Assign a lost ticket again, before new indices, unless a copy of it is in flight or has arrived."""
+        """Assign a lost ticket again, before new indices, unless a copy is in flight or has arrived."""
         for lost in self._in_flight.give_up(worker, indices, now)[0]:
             self._put_back(lost)
         self.copies.mark_idle(worker)
@@ -261,24 +235,20 @@ class Gathering:
 
     def _queue_of(self, indices: range) -> IndexQueue:
         queues, index = self._queues, indices[0]
-        # Workers' own queues are every n-th index of n queues, or as many in a row as the others have.
+        # A worker's own queue is every n-th index of n queues, or its share of consecutive indices.
         own = queues[0].own
         return queues[index % len(queues) if own.step > 1 else (index - self._first) // len(own) % len(queues)]
 
     @property
     def _has_plenty(self) -> bool:
-        """Whether workers may get a ticket ahead.
-
-        In lanes its trajectories begin at once, in rows that have none left. Otherwise enough indices must remain for
-        all workers, even if trajectories turn out rather long.
-        """
+        """Whether free rows start a ticket at once, or enough remains for all workers."""
         if self._has_lanes:
             return True
         unit: int = max(self._unit, *map(_NEXT_BLOCK, self._queues))
         return self._n_needed(-SAFETY_MARGIN) - self._n_assigned > self._n_workers * unit
 
     def _slowness(self, worker: int) -> float:
-        """How many times the average duration `worker` takes; 1 if it does not count as slow."""
+        """Return a worker's duration relative to the average; 1 unless notably slower."""
         if not self._may_copy:
             return 1.0
         slowness = self.throughput.slowness(worker)
@@ -290,18 +260,18 @@ class Gathering:
             return queue.take_new(min(size, most), _FOREVER) if most else range(0)
         n_kept = self.arrived_trajectories + self.plan.kept_before
         if self.arrived_dropped and too_many_dropped(self.arrived_dropped, n_kept):
-            return range(0)  # the call is about to end, unless earlier trajectories that are still in flight succeed
+            return range(0)  # the call is about to end, unless earlier trajectories in flight succeed
         return queue.take_new(size, min(self._first + needed, self.result.end))
 
     def _pass_over(self, worker: int) -> range:
-        # Once a call, so that after some calls the worker is tried again.
+        # Once a call: after some calls the worker is tried again.
         if worker not in self._considered:
             self._considered.add(worker)
             self.throughput.approach_average(worker)
         return range(0)
 
     def _is_better_idle(self, worker: int, size: int, remaining: int, now: float) -> bool:
-        """Whether the busy workers would finish all that remains before `worker` finishes `size` trajectories."""
+        """Whether busy workers would finish everything before `worker` finishes `size` trajectories."""
         each = self.throughput.seconds_with(worker)
         if self._is_stream or self._never_idle or each is None:
             return False
@@ -309,7 +279,7 @@ class Gathering:
         return end is not None and self._in_flight.expected_end(worker, now) + each * size > end
 
     def _n_needed(self, margin: float) -> int:
-        """Estimate how many trajectories the call needs in all, if they are shorter by `margin` standard deviations."""
+        """Estimate the call's trajectories if they fall short by `margin` standard deviations."""
         most = _FOREVER if self.plan.limit is None else self.plan.limit + self.arrived_dropped
         if self._is_stream:
             return min(most, self.result.n_popped + self._window())
@@ -319,17 +289,17 @@ class Gathering:
         if mean is None and self.arrived_trajectories:
             mean = self.arrived_timesteps / self.arrived_trajectories
         if mean is None:
-            # Lengths are unknown: assign one block to each worker, to learn them. Each trajectory has at least one
-            # timestep; those that were left out showed nothing.
+            # Lengths are unknown: assign a block to each worker to learn them. Each trajectory has at least 1 timestep,
+            # as far as is known.
             return self.arrived_dropped + min(self._n_workers * self._unit, self.plan.timesteps)
         missing = self.plan.timesteps - self.arrived_timesteps
-        # In flight, or of failures that are held back.
+        # In flight, or held back as failures.
         under_way = self._n_assigned - self.arrived_trajectories - self.arrived_dropped
         return self._n_assigned + max(0, needed_for(missing, mean, margin * self.throughput.spread) - under_way)
 
     @property
     def n_in_flight(self) -> int:
-        """How many trajectories run, where a worker fills its rows from all tickets that it holds."""
+        """Trajectories running now, with rows filled from all tickets."""
         under_way = self._n_assigned - self.arrived_trajectories - self.arrived_dropped
         return min(under_way, self._n_workers * self._unit)
 
@@ -341,10 +311,7 @@ class Gathering:
         self, worker: int, indices: range, lengths: Sequence[int], report: int, now: float = 0.0,
         dropped: Sequence[Dropped] = (),
     ) -> bool:  # fmt: skip
-        """Add the trajectories of a report, by its number; return whether they are new, or a copy arrived before.
-
-        `lengths` are the timesteps of the ticket's trajectories that were not dropped.
-        """
+        """Add the trajectories of a report, without lengths for the dropped; return False if copies came before."""
         if len(lengths) + len(dropped) != len(indices):
             raise ProtocolError(f"trajectories {indices} came with {len(lengths)} lengths, {len(dropped)} left out")
         counts, lost, late = self._in_flight.arrive(worker, indices, now)
@@ -364,13 +331,12 @@ class Gathering:
         return True
 
     def measure_late(self, now: float) -> None:
-        """Learn from tickets that arrived from other workers first how slow their workers are, by their progress."""
+        """Learn the speed of workers overtaken by a copy."""
         late, self.late = self.late, []
         for worker in late:
             self.copies.learn_from_late(worker, now)
 
     def _put_in(self, indices: range) -> None:
-        """Let workers run indices that are in no queue."""
         for first in indices[: len(self._queues)]:
             own = range(first, indices.stop, len(self._queues))
             self._queue_of(own).put_back(own)
@@ -378,10 +344,9 @@ class Gathering:
     def add_failure(
         self, worker: int, indices: range, trajectory: int | None, reason: Any, *, final: bool, now: float = 0.0,
     ) -> None:  # fmt: skip
-        """Hold back the failure of a ticket until its turn comes, and assign the rest of the ticket again.
+        """Hold back a ticket's failure until its turn, and assign the rest of the ticket again.
 
-        `trajectory` is None where it is unknown which trajectory failed. A `final` failure is never run again: the
-        caller decides that by the reason.
+        `trajectory` is None if unknown; then each block is assigned by itself. A `final` failure is never run again.
         """
         queue = self._queue_of(indices)
         size = queue.block_of(indices)
@@ -392,19 +357,18 @@ class Gathering:
         for piece in lost:
             for block in queue.blocks_of(piece) if trajectory is None else _around(trajectory, piece, size):
                 self._put_back(block)
-        # A final failure counts at once, since a copy fails as well; another one is left to the copy.
+        # A final failure counts at once, since a copy fails as well; any other is left to the copy.
         for piece in [*lost, *copied] if final else lost:
             if trajectory in piece:
                 block = next(block for block in queue.blocks_of(piece) if trajectory in block)
                 self.result.hold_failure(HeldFailure(block, reason, final))
 
     def retry(self, held: HeldFailure) -> None:
-        """Assign what failed again."""
         self._put_back(held.indices)
         self.result.remove_failure(held)
 
     def sizes_in_advance(self, workers: Sequence[int], n_tickets: int) -> dict[int, int]:
-        """Return, by worker, how many trajectories each of its tickets has."""
+        """Return the size of each ticket in advance, by worker."""
         speeds = self._speeds(workers)
         total, needed = sum(speeds.values()), self._n_in_advance()
         most = self.throughput.trajectories_in(math.inf, ADVANCE_BYTES)
@@ -416,8 +380,8 @@ class Gathering:
         return sizes
 
     def _speeds(self, workers: Sequence[int]) -> dict[int, float]:
-        """Return how fast workers are, as shares of the fastest one's speed; 1 where it is not notably slower."""
-        if not self._may_copy:  # no other worker runs what is its own
+        """Return speeds relative to the fastest worker; 1 unless notably slower."""
+        if not self._may_copy:  # no other worker runs its indices
             return dict.fromkeys(workers, 1.0)
         seconds = [self.throughput.seconds_with(worker) for worker in range(self._n_workers)]
         fastest = min((each for each in seconds if each is not None), default=0.0) or 1.0
@@ -428,16 +392,16 @@ class Gathering:
         return self._n_needed(LANES_MARGIN if self._has_lanes else SAFETY_MARGIN)
 
     def take_in_advance(self, worker: int, size: int) -> Assignment | None:
-        """Return the next ticket of a worker; None if nothing is left that the call is expected to need."""
+        """Return a worker's next ticket; None when the expected call has enough."""
         queue = self._queue_for(worker)
-        # Assigned trajectories are no part of it: the estimate is that of the beginning.
+        # Without assigned trajectories: the estimate is from the start.
         indices = queue.take_new(size, self._first + self._n_in_advance())
         return Assignment(indices, queue.block_of(indices)) if indices else None
 
     def take_over(self, given: Sequence[GivenTicket]) -> bool:
-        """Take over tickets assigned in advance; return False, and change nothing, if the plan has others."""
+        """Adopt tickets assigned in advance; return False, without effect, if the plan would cut others."""
         may_extend = len(self._queues) == 1
-        taken: dict[int, int] = {}  # by queue, how many indices
+        taken: dict[int, int] = {}  # indices by queue
         for worker, indices, _ in given:
             number = worker % len(self._queues)
             position = taken.get(number, 0)

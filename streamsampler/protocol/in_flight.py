@@ -1,9 +1,8 @@
-"""Track the tickets that workers hold, and the pieces of them that several workers hold. Pure.
+"""Track the tickets held by workers, and pieces of tickets held by several workers. Pure.
 
-A trajectory does not depend on the worker that runs it, so an idle worker may run a *copy* of a part of a ticket that
-another worker holds (see `copies`). Copying cuts the ticket into pieces. Either the ticket arrives before any of its
-pieces, and the copies are ignored when they come; or the first copy to arrive decides against the ticket, which is
-ignored when it comes: then the pieces of it that were not copied are lost, and must be assigned again.
+A *copy* of a part of another worker's ticket (see `copies`) cuts the ticket into pieces. If the ticket arrives before
+all copies, they are ignored later. If a copy arrives first, the ticket is ignored later, and its pieces without a copy
+must be assigned again.
 """
 
 from __future__ import annotations
@@ -15,44 +14,44 @@ from streamsampler.core.errors import ProtocolError
 from streamsampler.protocol.throughput import Throughput
 
 MOST_COPIES = 2
-"""So often a piece is copied if the copies fail while another worker runs it. What fails then uses up no quota of
-losses, and may fail each time. One worker may have been at fault."""
+"""How often a piece is copied if the copies fail while another worker still runs it. Such failures use up no quota of
+losses and may repeat each time, but a single one may be the worker's fault.
+"""
 
 
 class Arrival(NamedTuple):
-    """What becomes of a ticket that arrived."""
+    """Consequences of a ticket's arrival."""
 
-    counts: bool  # whether its trajectories are new; otherwise copies of them arrived before
-    lost: list[range]  # what must be assigned again: the ticket does not count, and no other worker holds this
-    late: list[int]  # the workers that hold copies of what arrived first here
+    counts: bool  # whether its trajectories are new; if not, copies arrived before
+    lost: list[range]  # to assign again: not counted, and without another holder
+    late: list[int]  # workers with copies of pieces that arrived first here
 
 
 class InFlight:
-    """Track the tickets of one call that workers hold. Times are seconds of one monotonic clock."""
+    """Tracks the tickets of a call. Times are seconds of a monotonic clock."""
 
     def __init__(self, n_workers: int, throughput: Throughput) -> None:
         self._pace = throughput
-        # The tickets that each worker holds, in the order in which it runs them. Tuples: the garbage collector does not
-        # look at those of ranges and numbers again, with any number of workers.
+        # The tickets of each worker, in the order in which it runs them. Tuples, because the garbage collector stops
+        # tracking tuples of ranges and numbers, with any number of workers.
         self.queues: list[tuple[range, ...]] = [()] * n_workers
-        self.begun = [0.0] * n_workers  # when each worker began the first ticket of its queue
+        self.begun = [0.0] * n_workers  # when each worker started the first ticket of its queue
         self._holders: dict[range, tuple[int, ...]] = {}  # of pieces
-        self._pieces: dict[range, list[range]] = {}  # of the tickets that are cut; other tickets are one piece
-        self._given_up: dict[range, int] = {}  # how often one of several holders gave up a piece that is held
-        self._done: set[range] = set()  # pieces that arrived, while another worker still holds them
+        self._pieces: dict[range, list[range]] = {}  # of cut tickets; others are a single piece
+        self._given_up: dict[range, int] = {}  # how often a holder gave up a piece still held by another
+        self._done: set[range] = set()  # arrived pieces with a holder left
         self.n_removed = 0  # tickets
         self._looked_after = -1  # tickets removed
         self._rate, self._owed, self._fastest = 0.0, 0.0, math.inf  # of all busy workers; see `expected_end_of_all`
-        # After so many more all workers are looked at again: to do it after each report would make a report dearer with
-        # each worker. With a dozen that does not matter.
+        # Estimates over all workers are computed again after so many more: computing them after each report would make
+        # a report dearer with each worker. With a dozen workers it does not matter.
         self.n_between_looks = max(0, n_workers - 12) // 4
 
     def measure_by(self, throughput: Throughput) -> None:
-        """Expect tickets to last as long as another throughput says: those in flight are of another task now."""
+        """Estimate by another task's throughput: all tickets in flight are of this task now."""
         self._pace, self._looked_after = throughput, -1
 
     def track(self, worker: int, indices: range, now: float) -> None:
-        """Track a ticket that `worker` got."""
         queue = self.queues[worker]
         if not queue:
             self.begun[worker] = now
@@ -60,7 +59,7 @@ class InFlight:
         self._holders[indices] = (*self._holders.get(indices, ()), worker)
 
     def add_copy(self, worker: int, ticket: range, part: range, now: float) -> None:
-        """Track that `worker` got a copy of the first indices of a piece of `ticket`."""
+        """Track a copy of the first indices of a piece of `ticket`."""
         pieces = self._pieces.get(ticket, [ticket])
         position = next(number for number, piece in enumerate(pieces) if piece[0] == part[0])
         piece = pieces[position]
@@ -75,14 +74,10 @@ class InFlight:
         self.track(worker, part, now)
 
     def busy(self) -> list[tuple[int, tuple[range, ...]]]:
-        """Return the workers that hold tickets, with these."""
         return [(worker, queue) for worker, queue in enumerate(self.queues) if queue]
 
     def uncopied(self, ticket: range) -> list[range]:
-        """Return the pieces of a ticket that one worker alone holds, and that may be copied.
-
-        Not those that have arrived, nor those of which copies failed again and again.
-        """
+        """Return a ticket's pieces with a single holder, neither arrived nor failed too often."""
         pieces = self._pieces.get(ticket, [ticket])
         single = [piece for piece in pieces if len(self._holders.get(piece, ())) == 1 and piece not in self._done]
         if not self._given_up:
@@ -90,13 +85,12 @@ class InFlight:
         return [piece for piece in single if self._given_up.get(piece, 0) < MOST_COPIES]
 
     def left(self, worker: int, now: float) -> float:
-        """Return how many of its trajectories `worker` is expected not to have run yet."""
+        """Return the expected number of trajectories left to a worker."""
         queue, each = self.queues[worker], self._pace.seconds_with(worker)
         n_held = sum(map(len, queue))
         return max(0.0, n_held - (now - self.begun[worker]) / each) if queue and each else n_held
 
     def arrive(self, worker: int, indices: range, now: float) -> Arrival:
-        """Remove a ticket that `worker` has run."""
         pieces = self._remove(worker, indices, now)
         counts = self._done.isdisjoint(pieces)
         late: list[int] = []
@@ -107,11 +101,7 @@ class InFlight:
         return Arrival(counts, [] if counts else self._forget(pieces), late if counts else [])
 
     def give_up(self, worker: int, indices: range, now: float) -> tuple[list[range], list[range]]:
-        """Remove a ticket that `worker` will not run.
-
-        Return the trajectories that must be assigned again, since they have not arrived and no other worker holds them;
-        and those of which other workers run a copy.
-        """
+        """Remove a ticket without a result; return its pieces to assign again, and those with a copy in flight."""
         pieces = self._remove(worker, indices, now)
         left = [piece for piece in pieces if piece in self._holders and piece not in self._done]
         for piece in left:
@@ -119,14 +109,12 @@ class InFlight:
         return self._forget(pieces), left
 
     def _forget(self, pieces: list[range]) -> list[range]:
-        """Forget the pieces that are not held any more; return those of them that have not arrived."""
         free = [piece for piece in pieces if piece not in self._holders]
         lost = [piece for piece in free if piece not in self._done]
         self._done.difference_update(free)
         return lost
 
     def _remove(self, worker: int, indices: range, now: float) -> list[range]:
-        """Remove a ticket; return its pieces."""
         queue = self.queues[worker]
         if indices not in queue:
             raise ProtocolError(f"worker {worker} does not hold trajectories {indices}, or ran them twice")
@@ -145,17 +133,14 @@ class InFlight:
         return pieces
 
     def expected_end(self, worker: int, now: float) -> float:
-        """Return when `worker` is expected to finish its tickets; now if its speed is unknown."""
+        """Return the expected end of a worker's tickets; now if its speed is unknown."""
         queue, each = self.queues[worker], self._pace.seconds_with(worker)
         if not queue or each is None:
             return now
         return max(now, self.begun[worker] + each * len(queue[0])) + each * sum(map(len, queue[1:]))
 
     def expected_end_of_all(self, remaining: int, now: float) -> float | None:
-        """Return when the busy workers are expected to finish their tickets and `remaining` more trajectories.
-
-        None if no worker is busy, or the speed of one is unknown.
-        """
+        """Return the expected end of all tickets and `remaining` more trajectories; None if unknown."""
         if self._looked_after < 0 or self.n_removed - self._looked_after >= self.n_between_looks:
             self._looked_after = self.n_removed
             busy = [worker for worker, queue in enumerate(self.queues) if queue]

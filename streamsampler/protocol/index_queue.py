@@ -10,14 +10,12 @@ _MOST_DOUBLED = 4
 
 
 def block_at(position: int, block: int) -> range:
-    """Return the positions of the block that a position of a queue is in, where blocks get longer within the queue.
+    """Return the positions of the block around a queue position, for blocks growing along the queue.
 
-    The first 6 blocks, or as many as have 1,536 trajectories, have `block` trajectories each. Where that makes n
-    blocks, n / 2 have twice as many, n / 2 four times, n / 2 eight times, and all others 16 times. So blocks are as
-    long as a batch allows: a block has at most a third of as many as come before it, so that there are several to
-    share, and little is run in vain where a batch ends in the middle of its last one; and there are few ends, at which
-    environments wait for the longest trajectory. The position alone decides, because a trajectory must not depend on
-    the number of workers, and how many a batch needs is known when it is there.
+    The first 6 blocks, or as many as have 1,536 trajectories, have `block` trajectories each. If these are n blocks, n
+    / 2 have twice as many, n / 2 four times, n / 2 eight times, and all others 16 times. Long blocks seldom wait for
+    their longest trajectory; but no block has more than a third of all trajectories before it, so several remain to
+    share. The position alone decides: the number of workers must not matter.
     """
     size = block << _doublings(position, block)
     start = position // size * size
@@ -29,7 +27,6 @@ def _doublings(position: int, block: int) -> int:
 
 
 def _n_first(block: int) -> int:
-    """Return how many trajectories the first blocks have together: an even number of blocks."""
     return max(_FEWEST_FIRST, _FIRST_TRAJECTORIES // (2 * block) * 2) * block
 
 
@@ -38,11 +35,10 @@ def _latest_first(indices: range) -> int:
 
 
 class IndexQueue:
-    """Assign indices in order, in tickets of whole blocks. Blocks are cut from the start of the queue.
+    """Assigns indices in order, in tickets of whole blocks cut from the start of the queue.
 
-    The blocks of a ticket are all of one size; only the last one may have fewer indices. Blocks get longer than the
-    first ones where the queue `lengthens` and workers run such blocks: see `block_at`. Until that is certain only the
-    first blocks are assigned, which are the same either way.
+    The blocks of a ticket have equal size, except a shorter last block. If the queue `lengthens`, later blocks are
+    longer; until workers are known to run these, only first blocks are assigned.
     """
 
     def __init__(self, own: range, block: int = 1, *, lengthens: bool = False) -> None:
@@ -54,25 +50,22 @@ class IndexQueue:
         self._returned: list[range] = []
 
     def block_of(self, indices: range) -> int:
-        """Return how many indices each block of a ticket has."""
         if not self.lengthens:
             return self.block
         return len(self.block_at((indices[0] - self.own.start) // self.own.step))
 
     @property
     def next_block(self) -> int:
-        """How many indices the next new block has."""
         return len(self.block_at(self._cursor)) if self.lengthens else self.block
 
     def block_at(self, position: int) -> range:
-        """Return the positions of the block that a position of the queue is in, all of which the queue may not have."""
+        """Return the positions of a position's block; the queue may end within it."""
         if self.lengthens:
             return block_at(position, self.block)
         start = position // self.block * self.block
         return range(start, start + self.block)
 
     def blocks_of(self, indices: range) -> list[range]:
-        """Return the blocks of a ticket."""
         block = self.block_of(indices)
         return [indices[start : start + block] for start in range(0, len(indices), block)]
 
@@ -87,13 +80,13 @@ class IndexQueue:
             return range(0)
         stop = cursor + max(1, math.ceil(min(size, in_sight) / block)) * block
         if self.lengthens and (doublings := _doublings(cursor, self.block)) < _MOST_DOUBLED:
-            stop = min(stop, _n_first(self.block) << doublings)  # where longer ones begin
+            stop = min(stop, _n_first(self.block) << doublings)  # start of longer blocks
         taken = own[cursor:stop]
         self._cursor += len(taken)
         return taken
 
     def has_at(self, position: int, indices: range, *, may_extend: bool) -> bool:
-        """Return whether a ticket could be cut at a position of the queue, which may become longer for it or not."""
+        """Return whether a ticket could be cut at a position, after extending the queue if allowed."""
         extended = may_extend and self.block == 1
         own = self._extended(indices) if extended else self.own
         stop = position + len(indices)
@@ -103,7 +96,6 @@ class IndexQueue:
         return first.start == position and len(first) == len(last) and stop in (len(own), last.stop)
 
     def skip(self, indices: range) -> None:
-        """Record that the next indices were assigned, which `has_at` has; the queue becomes longer if it must."""
         self.own = self._extended(indices)
         self._cursor += len(indices)
 
@@ -111,7 +103,7 @@ class IndexQueue:
         return range(self.own.start, max(self.own.stop, indices[-1] + 1), self.own.step)
 
     def take_returned(self, size: int, end: int) -> range:
-        """Assign about `size` indices that were put back, unless the first of them comes after `end`."""
+        """Assign about `size` returned indices, unless the first of them comes after `end`."""
         if not self._returned or self._returned[-1][0] > end:
             return range(0)
         indices = self._returned.pop()
@@ -122,5 +114,4 @@ class IndexQueue:
         return indices[:size]
 
     def put_back(self, indices: range) -> None:
-        """Put back a ticket, to be assigned before new indices."""
         insort(self._returned, indices, key=_latest_first)

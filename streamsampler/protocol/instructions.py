@@ -1,7 +1,6 @@
-"""The instructions that the scheduler gives. Values; the sampler carries them out in order.
+"""Define the scheduler's instructions. Values; the sampler carries them out in order.
 
-Reports and failures are named by the numbers of their events: the sampler has what they brought. Warnings and errors
-are facts, which the sampler puts into words.
+They name reports and failures by event number. Warnings and errors are facts, worded by the sampler.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from streamsampler.protocol.sections import Section, TaskName
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send a worker a message; a `Start` is without updates, which the sampler adds."""
+    """Send a message; the sampler adds the updates of a `Start`."""
 
     worker: int
     message: Message
@@ -27,17 +26,17 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Start a new worker in the place of a dead one."""
+    """Start a worker in a dead worker's place."""
 
     worker: int
 
 
 @dataclass(frozen=True, slots=True)
 class Retire:
-    """Let a worker without unanswered tickets close its environment and end."""
+    """Let a worker close its environment and end."""
 
     worker: int
-    is_too_large: bool = False  # whether the reason is its memory
+    is_too_large: bool = False  # whether its memory is the reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,50 +44,50 @@ class Kill:
     """Kill a worker."""
 
     worker: int
-    hangs: bool = False  # whether it makes no progress; then its stacks are looked at before
+    hangs: bool = False  # whether it makes no progress; then its stacks are read before
 
 
 @dataclass(frozen=True, slots=True)
 class AbandonOlder:
-    """Let workers abandon rollouts of versions older than `version` at their next timestep."""
+    """Abandon rollouts of versions older than `version` at their next timestep."""
 
     version: int
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Tell the scheduler the progress of these workers, at once."""
+    """Read the progress of these workers, for an event at once."""
 
     workers: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RequestProgress:
-    """Ask a worker to show each timestep and each action in its progress."""
+    """Ask a worker to write each timestep and action to its progress."""
 
     worker: int
 
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Forget what a dead worker was sent, and account for it."""
+    """Forget the messages of a dead worker, and account for it."""
 
     worker: int
 
 
 @dataclass(frozen=True, slots=True)
 class CountFailure:
-    """Add the times and timesteps of a failure to the accounts. Those of other answers are added with what follows."""
+    """Count a failure; `Keep` and `Discard` count reports."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Count a report, and keep its rollouts: its trajectories are new."""
+    """Count and keep a report."""
 
     number: int
-    fingerprint: str = ""  # the bits of its worker's fingerprint; empty where they are not known
+    fingerprint: str = ""  # bits of its worker's fingerprint; empty if unknown
 
 
 class Reason(Enum):
@@ -100,46 +99,43 @@ class Reason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """Discard what a report or a failure brought, and account for it."""
+    """Count and discard an answer."""
 
     number: int
     reason: Reason
 
 
-# Facts of warnings.
-
-
 @dataclass(frozen=True, slots=True)
 class LossReplaced:
-    """A worker was lost, and a new one takes its place."""
+    """A worker was lost, and replaced."""
 
     fault: WorkerFault
 
 
 @dataclass(frozen=True, slots=True)
 class LostInClosing:
-    """A worker was lost while it closed the environment of one of several tasks, and a new one takes its place."""
+    """A worker was lost while closing a task's environment, and replaced."""
 
     fault: WorkerFault
 
 
 @dataclass(frozen=True, slots=True)
 class NotNeeded:
-    """Something went wrong that the call did not need."""
+    """A fault in work the call did not need."""
 
     fault: WorkerFault
 
 
 @dataclass(frozen=True, slots=True)
 class NotClosed:
-    """A worker that is being replaced failed to close its environment."""
+    """A worker being replaced failed to close its environment."""
 
     fault: WorkerFault
 
 
 @dataclass(frozen=True, slots=True)
 class AlwaysTooLarge:
-    """A worker has more memory than it may after its first answer: every worker is replaced all the time."""
+    """A worker exceeds its memory limit after its first answer."""
 
     worker: int
     memory: int
@@ -148,7 +144,7 @@ class AlwaysTooLarge:
 
 @dataclass(frozen=True, slots=True)
 class LongTrajectory:
-    """A trajectory has far more timesteps than its batch needs, and goes on."""
+    """A trajectory has far more timesteps than its batch needs."""
 
     worker: int
     trajectory: int
@@ -157,7 +153,7 @@ class LongTrajectory:
 
 @dataclass(frozen=True, slots=True)
 class FilesOverwritten:
-    """Environments of one or two workers write to the same files."""
+    """Environments of two workers, or of the same, write to the same files."""
 
     workers: tuple[int, ...]
     place: str
@@ -168,38 +164,35 @@ class OtherKernels:
     """Workers compute with different kernels."""
 
     text: str  # a sentence about them
-    worker: int = 0  # that showed it, where that is an error
-
-
-# Facts of errors.
+    worker: int = 0  # the worker at fault, for an error
 
 
 @dataclass(frozen=True, slots=True)
 class FaultEndsCall:
-    """A fault whose turn has come ends the call."""
+    """A fault ends the call, at its turn."""
 
     fault: WorkerFault
-    quota: SpentQuota | None = None  # the quota that is spent, where the ticket would have been run again otherwise
-    history: tuple[Incident, ...] = ()  # all losses since the last error, this one included if it is one
+    quota: SpentQuota | None = None  # the spent quota, if the ticket would run again otherwise
+    history: tuple[Incident, ...] = ()  # all losses since the last error, including this
 
 
 @dataclass(frozen=True, slots=True)
 class NotReproducible:
-    """The check of a worker's environment failed."""
+    """A worker's run-twice check failed."""
 
     fault: WorkerFault
 
 
 @dataclass(frozen=True, slots=True)
 class RunsBlocks:
-    """A worker runs trajectories in blocks since the parameters of its agent were updated."""
+    """A worker runs trajectories in blocks since its agent's update."""
 
     worker: int
 
 
 @dataclass(frozen=True, slots=True)
 class NoMiddle:
-    """A stream cannot begin in the middle of blocks that get longer, of which the first ones have `block`."""
+    """A stream cannot start in the middle of growing blocks; the first have `block` trajectories."""
 
     block: int
     task: TaskName | None = None
@@ -207,7 +200,7 @@ class NoMiddle:
 
 @dataclass(frozen=True, slots=True)
 class TooManyDropped:
-    """Nearly every trajectory is left out; where workers run several tasks, of one of them."""
+    """Nearly every trajectory of the call, or of a task, is dropped."""
 
     last: LeftOut
     version: int
@@ -217,7 +210,7 @@ class TooManyDropped:
 
     @classmethod
     def of(cls, last: LeftOut, version: int, result: Result, section: Section | None) -> TooManyDropped:
-        """Return the fact of a call, of whose result `last` is one too many: in a section, where there are several."""
+        """Describe the call, or a section of it, at the last dropped trajectory."""
         if section is None:
             return cls(last, version, result.n_dropped, result.n_trajectories)
         own = last._replace(trajectory=section.own_index(last.trajectory))
@@ -239,7 +232,7 @@ class Warn:
 
 
 class Refused(Enum):
-    """Which updates are not in force any more after an error."""
+    """Updates withdrawn after an error."""
 
     NOTHING = "the updates stay"
     CALL = "those of the call"
@@ -251,10 +244,10 @@ class Raise:
     """End the call with an error; no instruction follows."""
 
     fact: ErrorFact
-    refused: Refused = Refused.NOTHING  # the updates that are the cause
+    refused: Refused = Refused.NOTHING  # the updates at fault
 
 
 Instruction = (
-    Send | Launch | Retire | Kill | Forget | AbandonOlder | Look | RequestProgress  # to workers, and about them
+    Send | Launch | Retire | Kill | Forget | AbandonOlder | Look | RequestProgress
     | CountFailure | Keep | Discard | Warn | Raise
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Limits of time, memory and restarts that few users change: the argument `limits` of samplers and managers. Pure."""
+"""Define the argument `limits` of samplers and managers: time, memory and restarts. Pure."""
 
 from __future__ import annotations
 
@@ -10,35 +10,33 @@ from streamsampler.core.errors import UsageError, positive, positive_seconds
 from streamsampler.core.keywords import suggesting
 
 Quota = int | Literal["auto"] | None
-"""How many losses end no call; "auto" depends on the number of workers, and None is any number."""
+"""Most losses before an error; "auto" depends on the number of workers, None is any number."""
 
 
 @suggesting()
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Limits whose defaults fit most programs: the argument `limits` of samplers, managers, `evaluate` and `compare`.
+    """Set limits that few programs change: the argument `limits` of samplers, managers, `evaluate` and `compare`.
 
-    For example `MultiprocessingSampler(agent, env, limits=Limits(close_timeout=30.0))`. A sampler or manager refuses a
-    limit that it cannot keep.
+    For example `MultiprocessingSampler(agent, env, limits=Limits(close_timeout=30.0))`. Samplers and managers refuse
+    limits without effect on them.
 
     Attributes:
-        construction_timeout: Seconds that a worker may take from its start to its first reset, for an update, and to
-            send a report. None for 60 or `step_timeout` (of managers `reset_timeout`, too), whichever is longer; for no
-            limit where there is no `step_timeout`. Needs worker processes.
-        close_timeout: Seconds that all workers together may take to close their environments and to run the exit
-            handlers (`atexit`) that were registered in them, at the end and when a worker is replaced. Then they are
-            killed. A worker that does not begin within a second is killed, too. Where the tasks of a suite share
-            workers, also the seconds that a worker may take to close the environment of a task before it makes that of
-            another one. Needs worker processes.
+        construction_timeout: Seconds for a worker to start and finish its first reset, to apply an update, and to send
+            a report. None for 60 or `step_timeout` (of managers also `reset_timeout`), whichever is longer; no limit
+            without a `step_timeout`. Needs worker processes.
+        close_timeout: Seconds for all workers together to close their environments and run their exit handlers
+            (`atexit`), at the end and when a worker is replaced. Then they are killed; a worker that does not start
+            closing within a second is killed, too. If tasks of a suite share workers, also the seconds to close a
+            task's environment before making the next. Needs worker processes.
         restart_window: Seconds within which `max_restarts` counts; None for the whole life of the sampler or manager.
-        max_lifetime_restarts: How many workers are replaced in the whole life; None for any number of losses that are
-            not equal (three times the same exception in one trajectory is an error), and "auto" for 100 with up to
-            eight workers, in proportion with more.
+        max_lifetime_restarts: Most workers replaced in the whole life. "auto" is 100 with up to eight workers, and in
+            proportion with more. None is any number, but the same exception three times in a trajectory is an error.
         max_worker_memory: Bytes of private memory above which a worker is replaced between two tickets (see
-            `stats.replaced`), which does not count as a loss; None for no limit. Needs the engine "processes" or Ray.
+            `stats.replaced`), which is no loss; None for no limit. Needs the engine "processes" or Ray.
 
     Raises:
-        UsageError: A value cannot work.
+        UsageError: A value is out of range.
     """
 
     construction_timeout: float | None = None
@@ -58,7 +56,7 @@ class Limits:
 
 
 def check_quota(name: str, quota: Any) -> None:
-    """Refuse a value that is no quota of losses."""
+    """Raise a UsageError unless `quota` is a number of losses, None or "auto"."""
     if quota not in (None, "auto") and (isinstance(quota, bool) or not isinstance(quota, int) or quota < 0):
         raise UsageError(f'{name} must be an integer of at least 0, None for any number, or "auto", got {quota!r}')
 
@@ -69,7 +67,7 @@ DEFAULT_LIMITS = Limits()
 
 
 def limits_of(given: Any, owner: str, lacks: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return the argument `limits` as a dict by name; refuse those that its owner lacks, with the reasons."""
+    """Return the argument `limits` as a dict; raise a UsageError for those its owner `lacks`, with reasons."""
     if not isinstance(given, Limits):
         raise UsageError(f"limits must be a Limits, such as Limits(close_timeout=30.0), got {given!r}")
     limits = {name: getattr(given, name) for name in LIMITS}

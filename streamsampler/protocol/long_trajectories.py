@@ -1,7 +1,7 @@
-"""Find a trajectory that is far longer than the whole batch needs, while it still runs. Pure.
+"""Find a running trajectory far longer than its whole batch needs. Pure.
 
-Such a trajectory may never end, and the call with it. Workers' progress is looked at a few times, after times that
-double: a call that takes long is not woken at a fixed rate.
+Such a trajectory may never end, nor the call. Workers' progress is read a few times, at doubling intervals, so that
+long calls are not woken at a fixed rate.
 """
 
 from __future__ import annotations
@@ -10,28 +10,25 @@ import math
 from collections.abc import Mapping
 
 _TIMES = 10
-"""A trajectory of more than so many times the timesteps that a batch needs is reported."""
+"""A trajectory is reported above so many times the timesteps of its batch."""
 
 _FIRST_LOOK = 1.0
-"""Seconds after a call's beginning at which it is looked for first; each look comes after twice that time."""
+"""Seconds from the start of a call to the first reading; each later interval is twice as long."""
 
 
 class LengthWatch:
-    """Find the first trajectory that is too long, in any call of a sampler; only one is reported."""
+    """Finds the first trajectory too long over all calls of a sampler."""
 
     def __init__(self) -> None:
-        self.next_look = math.inf  # a time; infinite where there is nothing to look for
-        self.needed = 0  # timesteps, for the call's batch
+        self.next_look = math.inf  # time; infinite when nothing is searched for
+        self.needed = 0  # timesteps of the call's batch
         self._has_reported = False
         self._seconds = _FIRST_LOOK
         self._most = 0
-        self._seen: dict[int, tuple[int, int]] = {}  # by worker: a trajectory, and the timesteps when it was first seen
+        self._seen: dict[int, tuple[int, int]] = {}  # by worker: trajectory, and its timesteps when first seen
 
     def begin(self, needed: int | None, side_by_side: int, now: float) -> None:
-        """Begin a call whose batch needs so many timesteps; None if it does not count timesteps.
-
-        A worker shows the timesteps of its `side_by_side` trajectories together.
-        """
+        """Start a call for `needed` timesteps, with `side_by_side` trajectories counted together."""
         self._seen = {}
         self._seconds = _FIRST_LOOK
         self.needed = needed or 0
@@ -39,10 +36,10 @@ class LengthWatch:
         self.next_look = math.inf if needed is None or self._has_reported else now + self._seconds
 
     def look(self, shown: Mapping[int, tuple[int, int]], now: float) -> tuple[int, int] | None:
-        """Return the worker and the index of a trajectory that is too long; None if there is none, or it is no time.
+        """Return worker and index of a trajectory too long; or None.
 
-        `shown` has, for each worker with a trajectory in hand, its index and the worker's timesteps. Only what was seen
-        to be added to one trajectory counts: a ticket's timesteps may be those of many.
+        `shown` has workers' current trajectories and timesteps. Only timesteps added during the same trajectory count,
+        since a ticket may have many.
         """
         if now < self.next_look:
             return None

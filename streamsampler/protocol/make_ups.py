@@ -1,9 +1,8 @@
-"""Choose the trajectories that take the places of those left out, where only some may: those of the same task. Pure.
+"""Replace dropped trajectories by further trajectories of the same task. Pure.
 
-A call for `n_of_task` trajectories of each task runs the indices of all tasks, one task after the other: a *round*. The
-next round has as many indices after those, in the same order, and so on. Of each task the call returns the first
-`n_of_task` that are not left out; of later rounds only what is needed for that is run. So the indices of a batch follow
-from which trajectories are left out, and from nothing else.
+A call for `n_of_task` trajectories of each task runs the indices of all tasks in order: a *round*. Later rounds follow,
+and run only the indices needed for `n_of_task` trajectories that are not dropped. So the dropped trajectories alone
+decide the indices of a batch.
 """
 
 from __future__ import annotations
@@ -12,10 +11,7 @@ from collections import Counter, deque
 
 
 class MakeUps:
-    """Whose turn it is, round by round.
-
-    A round has `limit` indices, the first one from `first` on; `n_of_task` consecutive ones of them have the same task.
-    """
+    """Computes the next index of a call, for rounds of `limit` indices, `n_of_task` in a row for each task."""
 
     def __init__(self, first: int, limit: int, n_of_task: int) -> None:
         self._first = first
@@ -23,14 +19,14 @@ class MakeUps:
         self._n_of_task = n_of_task
         self._base = first  # of this round
         self._turns = deque([range(first, first + limit)])
-        self._lacking: Counter[int] = Counter()  # by task: how many the rounds before lack
-        self._missing: Counter[int] = Counter()  # by task: how many will be lacking after this round
+        self._lacking: Counter[int] = Counter()  # by task: trajectories missing before this round
+        self._missing: Counter[int] = Counter()  # by task: trajectories missing after this round
         self._left_out_now: Counter[int] = Counter()  # by task, in this round
         self._left_out: Counter[int] = Counter()  # by task, in all rounds
         self._new: list[range] = []
 
     def leave_out(self, index: int) -> tuple[int, int]:
-        """Leave out the trajectory whose turn it is; return how many of its task were left out, and kept, so far."""
+        """Drop the current trajectory; return the numbers dropped and kept of its task."""
         task = (index - self._first) % self._limit // self._n_of_task
         start = self._base + task * self._n_of_task
         kept = index - start - self._left_out_now[task]
@@ -47,7 +43,7 @@ class MakeUps:
         return self._left_out[task], kept
 
     def turn_after(self, index: int) -> int:
-        """Return the index whose turn it is when `index` follows the last one; a round may end before it."""
+        """Return the next index to run: `index`, or a later index at the end of a turn or round."""
         while index == self._turns[0].stop:
             self._turns.popleft()
             if not self._turns:
@@ -65,6 +61,6 @@ class MakeUps:
         self._new.extend(self._turns)
 
     def pop_new(self) -> list[range]:
-        """Return, once, the indices of later rounds that have turned out to be needed."""
+        """Return, once, newly needed indices of later rounds."""
         new, self._new = self._new, []
         return new

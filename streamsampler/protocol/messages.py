@@ -1,4 +1,4 @@
-"""The messages between sampler and worker: frozen dataclasses, no I/O."""
+"""Define the messages between sampler and worker: frozen dataclasses, no I/O."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ NEVER_AGAIN = 2**62
 
 
 class Ticket(NamedTuple):
-    """Trajectories of one agent version that one worker is to run, in order.
+    """Trajectories of an agent version for a worker to run, in order.
 
     Attributes:
-        version: A number that is larger for each call: the agent version. With `staleness`, tickets of an older agent
-            version may come later; then what the call says of its trajectories has the agent version.
+        version: A number that grows with each call: the agent version. With `staleness`, older agent versions may
+            follow; then `Start.resets` has the agent version.
         indices: The trajectory indices; never empty.
         block: How many of them may influence each other; the last block may have fewer.
     """
@@ -39,12 +39,12 @@ class Ticket(NamedTuple):
 @by_position
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """Report what a worker looked at in a new environment.
+    """Report a worker's examination of a new environment.
 
     Attributes:
-        trajectories: How many trajectories were begun to check that they depend on their seeds alone.
+        trajectories: Trajectories started for the run-twice check.
         timesteps: Their timesteps.
-        files: Where wrappers of the environment write files.
+        files: Files written by wrappers of the environment.
     """
 
     trajectories: int = 0
@@ -55,23 +55,23 @@ class Checked:
 @by_position
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Begin an agent version: update the agent and the environment, then run the tickets.
+    """Update the agent and the environment, then run the tickets.
+
+    Payloads are in the engine's form; None changes nothing.
 
     Attributes:
-        version: The agent version; all tickets are of it.
-        tickets: At least one.
-        agent: A new agent, as the engine carries payloads; None keeps the agent.
-        parameters: New parameters for it; None keeps them.
-        env: A new environment; None keeps the environment.
-        settings: The settings of the sampler's process and the levels of its loggers (`core.settings.ProcessSettings`,
-            `workers.logs.Levels`), as the engine carries payloads; None if neither has changed.
-        check: Whether to check, before the first ticket, that trajectories depend on their seeds alone.
-        resets: What the call says of its trajectories (`workers.resets.Resets`), as the engine carries payloads.
-        filters: New filters (`filters.Filters`); None keeps them.
-        goes_on: The version in which the fragments began whose episodes go on in this worker's environments; 0 where
-            none do. Those of others end.
-        tasks: The agents and environments of several tasks (`workers.task_loops.TaskTable`), in the place of one of
-            each; None keeps them.
+        version: The agent version of all tickets.
+        tickets: At least 1.
+        agent: A new agent.
+        parameters: New parameters of the agent.
+        env: A new environment.
+        settings: Settings of the sampler's process, and levels of its loggers (`core.settings.ProcessSettings`,
+            `workers.logs.Levels`).
+        check: Whether to run the run-twice check first.
+        resets: Seeds, options and version of the trajectories (`workers.resets.Resets`).
+        filters: New filters (`filters.Filters`).
+        goes_on: The version at the start of the fragments to continue in this worker; 0 for none. Other episodes end.
+        tasks: Agents and environments of several tasks (`workers.task_loops.TaskTable`).
     """
 
     version: int
@@ -90,14 +90,14 @@ class Start:
 @by_position
 @dataclass(frozen=True, slots=True)
 class Continue:
-    """Run these tickets too."""
+    """Add these tickets."""
 
     tickets: tuple[Ticket, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Give up the remaining tickets."""
+    """Discard the remaining tickets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +112,12 @@ _NO_TIME = Times()
 
 
 class Dropped(NamedTuple):
-    """A trajectory of a ticket that raised and was left out.
+    """A trajectory of a ticket, dropped because it raised.
 
     Attributes:
         position: Its position in the ticket.
-        phase: What the worker was doing.
-        error: The exception in one line.
+        phase: The worker's phase.
+        error: The exception in a line.
     """
 
     position: int
@@ -128,29 +128,27 @@ class Dropped(NamedTuple):
 @by_position
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Answer a ticket that was run to its end, or given up.
+    """Answer a ticket that was run to its end, or abandoned.
 
     Attributes:
-        ticket: The ticket this answers.
-        given_up: Whether the version was abandoned; then there are no rollouts.
-        n_trajectories: Trajectories that were finished, delivered or not.
+        ticket: The ticket.
+        given_up: Whether it was abandoned, without rollouts.
+        n_trajectories: Finished trajectories, delivered or not.
         n_timesteps: Their timesteps.
-        n_abandoned: Rollouts that were cut short, 0 or 1 per environment.
+        n_abandoned: Abandoned rollouts, 0 or 1 per environment.
         abandoned_timesteps: Their timesteps.
-        seconds: Where the worker's time went since its last answer.
-        dropped: The ticket's trajectories that raised and were left out, in order.
-        lost_timesteps: Further timesteps, which were run in vain because something raised.
-        checked: What the worker looked at in a new environment since its last answer; None for nothing.
+        seconds: The worker's time since its last answer, by phase.
+        dropped: The ticket's dropped trajectories, in order.
+        lost_timesteps: Further timesteps, run in vain because of exceptions.
+        checked: The worker's examination of a new environment, if any.
         runs_lanes: See `Worker.runs_lanes`.
         runs_longer_blocks: See `Worker.runs_longer_blocks`.
-        fingerprint: How the worker's process computes; None where the worker has said so before.
-        timed: What user code measured since the worker's last report; see `timing.timed`. None for nothing.
-        metrics: How each metric of the ticket's trajectories becomes one number for a batch, as pairs; see `hooks`.
-        further_envs: How many environments the worker made for whole trajectories since its last report, because
-            fragments go on in those that it had.
-        ended_fragments: Whether it has none of those any more.
-        n_timed_out: How often a trajectory exceeded a time limit that the worker keeps itself, and was run again or
-            left out.
+        fingerprint: How the worker's process computes; None if reported before.
+        timed: Times measured by user code; see `timing.timed`.
+        metrics: Pairs of a metric and its reduction over a batch; see `hooks`.
+        further_envs: Environments made since the last report because fragments continue in the others.
+        ended_fragments: Whether none of those fragments are left.
+        n_timed_out: Trajectories above the worker's own time limit, run again or dropped.
     """
 
     ticket: Ticket
@@ -174,7 +172,7 @@ class Report:
 
     @property
     def ran_timesteps(self) -> int:
-        """All timesteps that the answer reports."""
+        """All timesteps of the answer."""
         checked = 0 if self.checked is None else self.checked.timesteps
         return self.n_timesteps + self.abandoned_timesteps + self.lost_timesteps + checked
 
@@ -185,13 +183,13 @@ class Failure:
     """Answer a ticket that could not be run.
 
     Attributes:
-        ticket: The ticket this answers; None after `Exit`, when closing failed.
-        phase: What the worker was doing.
-        trajectory: Index of the trajectory in hand; None outside trajectories.
-        summary: The exception in one line.
+        ticket: The ticket; None if closing failed after `Exit`.
+        phase: The worker's phase.
+        trajectory: Index of the current trajectory; None outside trajectories.
+        summary: The exception in a line.
         traceback: The worker's traceback, as text.
-        exception: The pickled exception, or None where it cannot be pickled.
-        kinds: The names (module and qualified name) of its class and of that class's bases.
+        exception: The pickled exception; None if it cannot be pickled.
+        kinds: Module and qualified name of its class and bases.
         lost_timesteps: All timesteps of the ticket.
         checked: As in `Report`.
         runs_lanes: As in `Report`.
@@ -212,7 +210,7 @@ class Failure:
 
     @property
     def ran_timesteps(self) -> int:
-        """All timesteps that the answer reports."""
+        """All timesteps of the answer."""
         return self.lost_timesteps + (0 if self.checked is None else self.checked.timesteps)
 
 

@@ -1,4 +1,4 @@
-"""Cut the indices of an evaluation into contiguous ranges, which several runs sample and `merge` joins. Pure."""
+"""Split an evaluation's indices into contiguous parts, for several runs to sample and `merge` to join. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from streamsampler.core.errors import UsageError
 
 PartArgument: TypeAlias = tuple[int, int]
-"""The number of a part, from 1 on, and how many parts there are."""
+"""The number of a part, from 1 on, and the number of parts."""
 
 _EXAMPLE = "a part is two integers, its number from 1 on and how many parts there are, such as (2, 7)"
 _MOST = 2**62
@@ -17,10 +17,10 @@ _MOST = 2**62
 
 @dataclass(frozen=True)
 class Part:
-    """One of several contiguous ranges of trajectory indices, which together are those of one run."""
+    """A contiguous range of a run's trajectory indices."""
 
     number: int  # from 1 on
-    of: int  # how many there are
+    of: int  # number of parts
     first_trajectory: int
     trajectories: int  # at least 1
     of_trajectories: int  # of all parts together
@@ -30,16 +30,13 @@ class Part:
 
     @property
     def stop(self) -> int:
-        """The index after its last one."""
         return self.first_trajectory + self.trajectories
 
     def facts(self) -> dict[str, int]:
-        """Return this part as JSON has it."""
         return asdict(self)
 
 
 def checked_part(part: Any) -> PartArgument:
-    """Return what was given for a part as two integers."""
     if isinstance(part, str) or not isinstance(part, Sequence) or len(part) != 2 or {*map(type, part)} != {int}:
         raise UsageError(f"{_EXAMPLE}; got {part!r:.60}")
     number, of = part
@@ -49,10 +46,9 @@ def checked_part(part: Any) -> PartArgument:
 
 
 def part_of(part: Any, n_trajectories: int, block: int = 1) -> Part:
-    """Return a part of trajectories 0 to `n_trajectories - 1`; the sizes of two parts differ by one block at most.
+    """Return a part of trajectories 0 to `n_trajectories - 1`; sizes differ by a block at most.
 
-    `part` is its number from 1 on, and how many there are. A block of consecutive trajectories is run together, and not
-    cut.
+    `part` is its number from 1 on, and the number of parts. Blocks are not split.
     """
     number, of = checked_part(part)
     n_blocks = -(-n_trajectories // block)
@@ -66,7 +62,7 @@ def part_of(part: Any, n_trajectories: int, block: int = 1) -> Part:
 
 
 def part_of_facts(facts: Any) -> Part | None:
-    """Return the part that a file says it is; None for a file that holds everything. Other facts are a ValueError."""
+    """Return the part recorded in a file, or None for a whole run; raise a ValueError for other facts."""
     if facts is None:
         return None
     names = Part.__dataclass_fields__.keys()
@@ -80,7 +76,7 @@ def part_of_facts(facts: Any) -> Part | None:
 
 
 def in_order(parts: Mapping[str, Part | None]) -> list[str]:
-    """Return the names of parts in the order of their indices; refuse what are not all parts of one run, each once."""
+    """Return the names of parts in the order of their indices; raise a UsageError unless they make up a run."""
     if not parts:
         raise UsageError("there is nothing to merge")
     known = {name: part for name, part in parts.items() if part is not None}
@@ -106,7 +102,7 @@ def in_order(parts: Mapping[str, Part | None]) -> list[str]:
 
 
 def _check_contiguous(names: Sequence[str], parts: Mapping[str, Part]) -> None:
-    """Check that each part begins where the one before it ends: parts may have been cut at other blocks."""
+    """Raise a UsageError unless each part starts at its predecessor's end: their blocks may differ."""
     following = 0
     for name in names:
         part = parts[name]

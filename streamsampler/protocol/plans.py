@@ -1,4 +1,4 @@
-"""Say how much a call needs, and which worker may run which index. Values; pure."""
+"""Define a call's plan: which indices it needs, and which worker may run them. Values; pure."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ class Layout:
     """How a worker runs the trajectories of consecutive indices.
 
     Attributes:
-        rows: How many trajectories a worker runs side by side.
-        block: How many consecutive trajectories may influence each other; 1 where each is a function of itself alone.
-        lengthens: Whether blocks get longer within a call (see `block_at`), if its workers run such blocks
-            (`Worker.runs_longer_blocks`): that is known when they answer.
+        rows: Trajectories run together by a worker, each in its own row.
+        block: Consecutive trajectories with possible influence on each other; 1 if independent.
+        lengthens: Whether blocks grow within a call, if its workers run such blocks (`Worker.runs_longer_blocks`).
 
     Raises:
-        UsageError: One of the two numbers is not positive.
+        UsageError: `rows` or `block` is below 1.
     """
 
     rows: int = 1
@@ -42,19 +41,18 @@ _FOREVER = 2**62
 
 
 class GatherPlan:
-    """How much a call needs, and which worker may run which index.
+    """The needs of a call, and the worker of each index.
 
     Attributes:
         first: The index of the first trajectory.
-        limit: How many trajectories the batch has; None if lengths decide.
-        timesteps: How many timesteps suffice; None if only trajectories count.
-        fixed: Whether no other trajectory may take the place of one that is left out.
-        n_of_task: How many consecutive trajectories have one task, if only further ones of that task may take the
-            places of those left out (see `make_ups`); None if any may.
-        counts_agents: Whether timesteps are those of each of several agents, and not steps of the environment.
-        sections: Which indices are trajectories of which task, where workers run several.
-        kept_before: The number of trajectories that were kept before the first one. They count where it is decided
-            whether too many are left out.
+        limit: Number of trajectories in the batch; None if lengths decide.
+        timesteps: Least number of timesteps; None if only trajectories count.
+        fixed: Whether dropped trajectories are not replaced.
+        n_of_task: Consecutive trajectories of each task, if only its own may replace dropped trajectories (see
+            `make_ups`).
+        counts_agents: Whether timesteps are summed over several agents, instead of environment steps.
+        sections: The indices of each task, if workers run several.
+        kept_before: Trajectories kept before `first`, counted in the limit on dropped trajectories.
     """
 
     first: int = 0
@@ -67,32 +65,29 @@ class GatherPlan:
     kept_before: int = 0
 
     def starting_at(self, first: int) -> Self:
-        """Return a plan for as much, from another first trajectory on."""
+        """Return an equal plan with another first trajectory."""
         return replace(self, first=first)  # type: ignore[type-var]
 
     @property
     def goal(self) -> tuple[int, str]:
-        """What progress counts up to, and in which unit."""
+        """Total and unit of the progress bar."""
         return (self.limit or 0, "trajectories") if self.timesteps is None else (self.timesteps, "timesteps")
 
     def place_of(self, trajectory: int | None) -> int | None:
-        """Return the index in the plan that a trajectory belongs to; None for none."""
+        """Return a trajectory's index in the plan; None for None."""
         return trajectory
 
     def section_of(self, indices: range) -> Section | None:
-        """Return the section that a ticket is cut from; None where there is one task."""
+        """Return a ticket's section; None with a single task."""
         return self.sections.of(indices) if self.sections else None
 
     def begins_in_the_middle(self, indices: range) -> bool:
-        """Whether the queue that a ticket is cut from begins with another trajectory than number 0 of its task."""
+        """Whether a ticket's queue starts after trajectory 0 of its task."""
         section = self.section_of(indices)
         return (self.first if section is None else section.first) > 0
 
     def queue(self, number: int, n_queues: int) -> range:
-        """Return the indices that worker `number` runs if each worker has its own agent or environment.
-
-        Unless the plan says otherwise, these are every `n_queues`-th index.
-        """
+        """Return the indices of worker `number` if workers differ: by default every `n_queues`-th."""
         stop = _FOREVER if self.limit is None else self.first + self.limit
         return range(self.first + (number - self.first) % n_queues, stop, n_queues)
 
@@ -108,11 +103,7 @@ class AtLeast(GatherPlan):
 
 @dataclass(frozen=True)
 class Exactly(GatherPlan):
-    """Trajectories `first` to `first + limit - 1`.
-
-    With `fixed` each has its place, because it has a seed or options of its own: no other one replaces it.
-    See `GatherPlan` for `n_of_task`.
-    """
+    """Trajectories `first` to `first + limit - 1`; `fixed` if each has a seed or options of its own."""
 
     limit: int = field()
     fixed: bool = False
@@ -124,7 +115,7 @@ class Exactly(GatherPlan):
 class ExactlyPerWorker(GatherPlan):
     """`n_traj_per_worker` trajectories of each worker, in worker order.
 
-    Worker w's k-th has index `first + w * n_traj_per_worker + k`. Any worker may run it, unless workers differ.
+    Worker w's k-th has index `first + w * n_traj_per_worker + k`; unless workers differ, any may run it.
     """
 
     n_traj_per_worker: int
@@ -137,7 +128,7 @@ class ExactlyPerWorker(GatherPlan):
         return self.n_traj_per_worker * self.n_workers
 
     def queue(self, number: int, n_queues: int) -> range:
-        """One block of indices for each worker; all of them for the only queue."""
+        """Return a worker's consecutive indices; all of them for a single queue."""
         if n_queues == 1:
             return range(self.first, self.first + self.limit)
         start = self.first + number * self.n_traj_per_worker
@@ -146,10 +137,7 @@ class ExactlyPerWorker(GatherPlan):
 
 @dataclass(frozen=True)
 class Streamed(GatherPlan):
-    """Trajectories `first`, `first + 1`, … as a consumer takes them: `limit` of them, or without end.
-
-    See `Exactly` for `fixed`, and `GatherPlan` for `n_of_task`, `sections` and `kept_before`.
-    """
+    """Trajectories `first`, `first + 1`, … in order of consumption: `limit` of them, or endless."""
 
     first: int = 0
     limit: int | None = None
@@ -161,13 +149,11 @@ class Streamed(GatherPlan):
 
 @dataclass(frozen=True)
 class Fragments(GatherPlan):
-    """`n_timesteps` timesteps of each of `n_envs` environments, of episodes that go on from call to call.
+    """`n_timesteps` timesteps of each of `n_envs` environments, with episodes that continue from call to call.
 
-    Indices are the numbers of groups of `n_rows` environments that a worker runs side by side: group g belongs to
-    worker g modulo the number of workers, because its episodes run there. A ticket has one group where workers run
-    environments `side_by_side`, and all environments of a worker otherwise.
-
-    Of episodes that have more than `restore_limit` timesteps nothing is kept to restore them from after a loss.
+    Indices are groups of `n_rows` environments. Group g stays in worker g modulo the number of workers. A ticket has a
+    single group with `side_by_side`, otherwise all environments of a worker. Episodes above `restore_limit` timesteps
+    cannot be restored after a loss.
     """
 
     n_timesteps: int
@@ -180,16 +166,15 @@ class Fragments(GatherPlan):
 
     @property
     def limit(self) -> int:  # type: ignore[override]
-        """How many groups there are."""
+        """Number of groups."""
         return math.ceil(self.n_envs / self.n_rows)
 
     @property
     def goal(self) -> tuple[int, str]:
-        """All timesteps."""
         return self.n_timesteps * self.n_envs, "timesteps"
 
     def place_of(self, trajectory: int | None) -> int | None:
-        """Return the group whose environment runs a trajectory."""
+        """Return the group of a trajectory's environment."""
         return None if trajectory is None else trajectory % self.n_envs // self.n_rows
 
     def envs_of(self, worker: int) -> list[int]:
@@ -199,13 +184,13 @@ class Fragments(GatherPlan):
 
     @property
     def layout(self) -> Layout:
-        """How many groups a ticket has."""
+        """The groups of a ticket as rows, and as a block."""
         share = 1 if self.side_by_side else math.ceil(self.limit / self.n_workers)
         return Layout(share, share)
 
 
 def endless(queue: range, n_queues: int) -> range:
-    """Return a plan's queue without its end; refuse where another queue begins there."""
+    """Return a plan's queue without an end; raise a UsageError if another starts at its end."""
     if n_queues > 1 and queue.step == 1:
         raise UsageError(
             'with on_failure="drop" or drop_if, obtain_exact_trajectories cannot replace trajectories of workers that '
@@ -215,7 +200,7 @@ def endless(queue: range, n_queues: int) -> range:
 
 
 def expected_rows(plan: GatherPlan, mean: float | None) -> tuple[int, int]:
-    """Estimate how many timesteps and trajectories a plan's result will have, from the mean length if it is known."""
+    """Estimate the timesteps and trajectories of a plan's result, from the mean length if known."""
     mean = mean or 1.0
     if plan.timesteps is None:
         return math.ceil((plan.limit or 0) * mean * 1.1), plan.limit or 0

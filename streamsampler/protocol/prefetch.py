@@ -1,9 +1,8 @@
-"""Send tickets of the next batch between two calls: `staleness=1`. Pure.
+"""Send tickets of the next batch between two calls, for `staleness=1`. Pure.
 
-The plan of the next call is guessed: as much as the last one. Each worker is sent as many tickets as it may have
-unanswered, which together are expected to have all of it. What workers answer is handled by the next call, so that no
-thread runs in the sampler's process while the learner learns. The call keeps the tickets if they are those that it
-would have cut, of the same parameters and options; otherwise it abandons them. Either way its batch is the same.
+The next plan is guessed from the last. Each worker gets as many tickets as may be unanswered, together enough for the
+plan. The next call handles the answers, so no thread runs while the learner learns. If it would have cut other tickets,
+it abandons them; its batch is the same either way.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from streamsampler.protocol.states import SamplerState
 
 
 class Prefetch:
-    """The tickets of a plan that the next call is expected to have, cut from a gathering of it."""
+    """Sends tickets of the next call's expected plan."""
 
     def __init__(
         self, gathering: Gathering, version: int, workers: Sequence[KnownWorker], dispatch: Dispatch, capacity: int,
@@ -36,12 +35,11 @@ class Prefetch:
                 self._send(worker, 1, now)
 
     def send_more(self, now: float) -> None:
-        """Send tickets to the workers that have answered those of the last call in the meantime."""
+        """Send tickets to workers that meanwhile answered the last call."""
         for worker in self._sizes:
             self._send(worker, self._capacity, now)
 
     def _send(self, worker: int, most: int, now: float) -> None:
-        """Send tickets to a worker, as far as it has room and there are some."""
         known = self._workers[worker]
         for _ in range(min(most, known.side.room)):
             assignment = self._gathering.take_in_advance(worker, self._sizes[worker])
@@ -51,11 +49,11 @@ class Prefetch:
 
     @property
     def awaits_answers(self) -> bool:
-        """Whether workers that are to get tickets have not answered those of the last call."""
+        """Whether workers that will get tickets still owe answers to the last call."""
         return any(self._workers[worker].side.state is SamplerState.STOPPING for worker in self._sizes)
 
     def takes(self, event: Event) -> bool:
-        """Put an event off that the next call is to handle; return whether it was one."""
+        """Postpone an event of the next call; return False for any other event."""
         match event:
             case ReportReceived(report=answer) | FailureReceived(failure=answer):
                 if answer.ticket is None or answer.ticket.version != self._version:
@@ -64,7 +62,7 @@ class Prefetch:
                 self._sizes.pop(worker, None)
                 self._dead.add(worker)
             case LaunchPossible(worker=worker) if worker in self._dead:
-                pass  # it is about the worker in the dead one's place, of which the scheduler knows later
+                pass  # about the dead worker's replacement, still unknown to the scheduler
             case _:
                 return False
         self.put_off.append(event)
@@ -72,7 +70,7 @@ class Prefetch:
 
 
 def _may_get_tickets(known: KnownWorker) -> bool:
-    """Whether a worker has room for tickets, or will have when it has answered those of the last call."""
+    """Whether a worker has room now, or after its answers to the last call."""
     side = known.side
     is_stopping = side.state is SamplerState.STOPPING and not side.is_to_be_replaced
     return side.state is not SamplerState.ABSENT and (side.room > 0 or is_stopping)

@@ -1,4 +1,4 @@
-"""The progress that a worker shows."""
+"""Define the progress of a worker."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from streamsampler.core.errors import Phase
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The progress that a worker showed last."""
+    """A worker's latest progress."""
 
-    version: int  # the agent version in hand
-    timesteps: int  # of that ticket so far
-    trajectory: int | None  # index of the trajectory in hand; None outside trajectories
-    phase: Phase  # what the worker was doing
-    waits: int = 0  # how often it has waited for environments or agents: an event loop that goes on is not stuck
-    task: int | None = None  # outside trajectories the number of the task that it works for, where there are several
+    version: int  # the current agent version
+    timesteps: int  # of the current ticket so far
+    trajectory: int | None  # index of the current trajectory; None outside trajectories
+    phase: Phase  # the worker's phase
+    waits: int = 0  # waits for environments or agents so far: a running event loop is not stuck
+    task: int | None = None  # outside trajectories: number of the worker's task, with several
 
     @property
     def is_closing(self) -> bool:
-        """Whether the worker closes the environment of one of several tasks."""
+        """Whether the worker is closing a task's environment."""
         return self.task is not None and self.phase is Phase.CLOSE

@@ -1,11 +1,9 @@
-"""Decide whether the tickets of a dead worker are run again. Pure.
+"""Decide whether the tickets of a lost worker run again. Pure: times are arguments.
 
-Every decision follows from the arguments, times included. So a test needs neither processes nor clocks.
-
-*Losses.* A worker that died or hung, or that raised what `Policy.restart_on` names, is a loss. Other workers run its
-tickets again, from the same seeds, so that nothing shows in the batch. `Losses` counts them against two quotas; over
-either, the call ends with one error that lists them all, and the counting begins from 0. Where a quota is None, equal
-losses end the call instead: what fails the same way three times is a function of the seed, and would fail forever.
+A worker that died, hung, or raised an exception named in `Policy.restart_on` is a loss. Other workers run its tickets
+again, from the same seeds. `Losses` counts losses against two quotas. Above either, the call ends with an error that
+lists all. Where a quota is None, equal losses end the call instead: a failure repeated three times is a function of the
+seed, and would repeat forever.
 """
 
 from __future__ import annotations
@@ -26,25 +24,25 @@ from streamsampler.protocol.sections import TaskName
 
 OnFailure = Literal["raise", "drop"]
 Doing = Literal["steps", "constructs", "closes"]
-"""What a worker does, by the limit that holds for it: anything within trajectories, what may take as long as its
-construction, or closing the environment of a task."""
+"""The time limit of a worker's activity: anything within trajectories, anything as slow as construction, or closing a
+task's environment.
+"""
 
 _RESTARTS, _LIFETIME_RESTARTS, _WORKERS = 10, 100, 8
-"""The quotas by default, for up to so many workers: with more of them, each as likely to die, more die."""
+"""Default quotas, for up to `_WORKERS` workers: with more workers, each as likely to die, more die."""
 
 _IN_ALL = "limits.max_lifetime_restarts"  # as users set it
 _REMEMBERED = 100
 
 _EQUAL, _EQUAL_BY_CHANCE = 2, 9
-"""How many equal losses end no call where a quota is None: what was killed from outside may have met the same killer
-again."""
+"""Most equal losses before an error if a quota is None: workers killed from outside may meet the same killer again."""
 
 LEAST_CONSTRUCTION_SECONDS = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Policy(Limits):
-    """What is done about losses: the limits, and the arguments that samplers have besides; see `Sampler`."""
+    """The response to losses: the limits, and further arguments of `Sampler`."""
 
     max_restarts: Quota = "auto"
     restart_on: tuple[type[BaseException], ...] = ()
@@ -64,18 +62,14 @@ class Policy(Limits):
 
     @property
     def drops(self) -> bool:
-        """Whether trajectories may be left out."""
         return self.on_failure != "raise"
 
     def restarts_on(self, kinds: tuple[str, ...]) -> bool:
-        """Whether an exception counts as a loss.
-
-        Its class and the bases are given by name (see `messages.Failure`): the class need not exist in this process.
-        """
+        """Whether an exception counts as a loss, by the names of its class and bases (see `messages.Failure`)."""
         return any(f"{kind.__module__}.{kind.__qualname__}" in kinds for kind in self.restart_on)
 
     def watch(self, *, closes: bool = False) -> Watch | None:
-        """Return the watch for hangs, with a limit for each `Doing`; None without any.
+        """Return the watch for hangs, with a limit for each `Doing`, or None.
 
         Args:
             closes: Whether workers close environments within calls.
@@ -91,38 +85,35 @@ class Policy(Limits):
 
 @dataclass(frozen=True, slots=True)
 class Likeness:
-    """What equal losses have in common."""
+    """The common features of equal losses."""
 
     subject: str  # "trajectory 7", "environment 3", or what `unready` returns
-    cause: Hashable  # class of an exception and the line that raised it, or cause of a death
-    by_chance: bool = False  # whether something outside may have caused it, such as a signal
-    of_call: bool = False  # whether the subject exists in one call only
+    cause: Hashable  # class and line of an exception, or cause of a death
+    by_chance: bool = False  # whether the cause may be outside, such as a signal
+    of_call: bool = False  # whether the subject exists in a single call
 
 
 def unready(worker: int) -> str:
-    """Return the subject of losses of a worker that was lost before it could work."""
     return f"worker {worker} before it became ready"
 
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """One loss."""
+    """A loss."""
 
     worker: int
     what: str  # the end of a sentence: "was killed by SIGKILL"
-    phase: Phase  # what the worker was last seen doing
+    phase: Phase  # the worker's last known phase
     trajectory: int | None  # None outside trajectories
-    version: int | None  # None if the worker had not begun any work of the call
+    version: int | None  # None if the worker had not started on the call
     seconds: float  # since the sampler was made
-    exitcode: int | None = None  # negative for a signal; None if unknown, and for what is no death
-    stack: str = ""  # the Python stacks of a hung worker, as far as they are known
-    hung: bool = False  # whether the worker was killed because it made no progress
-    hopeless: bool = False  # whether a new worker would do the same, so that none is started
-    likeness: Likeness | None = None  # None where another one like it would be chance
-    task: TaskName | None = None  # where workers run several
-    in_closing: bool = (
-        False  # of that task's environment, when others were to be made; see `WorkerFault.costs_nothing_in`
-    )
+    exitcode: int | None = None  # negative for a signal; None if unknown or not dead
+    stack: str = ""  # the Python stacks of a hung worker, if known
+    hung: bool = False  # whether the worker was killed for lack of progress
+    hopeless: bool = False  # whether a new worker would be lost, too, so none is started
+    likeness: Likeness | None = None  # None if a similar loss would be chance
+    task: TaskName | None = None  # if workers run several
+    in_closing: bool = False  # of that task's environment; see `WorkerFault.costs_nothing_in`
 
     def __str__(self) -> str:
         where = "" if self.trajectory is None else f" in trajectory {self.trajectory}"
@@ -145,31 +136,29 @@ class Losses:
     _equal: dict[Likeness, int] = field(default_factory=dict)
 
     def begin_call(self) -> None:
-        """Forget the equal losses of what existed in the last call only."""
+        """Forget equal losses with subjects of the last call."""
         if self._equal:
             self._equal = {likeness: n for likeness, n in self._equal.items() if not likeness.of_call}
 
     @property
     def has_equal(self) -> bool:
-        """Whether there are losses to forget."""
         return bool(self._equal)
 
     def forget(self, subject: str) -> None:
-        """Forget the equal losses of what has succeeded since."""
+        """Forget the equal losses of a subject after its success."""
         if self._equal:
             self._equal = {likeness: n for likeness, n in self._equal.items() if likeness.subject != subject}
 
     def count(self, incident: Incident) -> SpentQuota | None:
-        """Count a loss; return the quota that is spent, if one is.
+        """Count a loss; return the quota it exceeds, or None.
 
-        Then, and after a hopeless loss, the counting begins from 0: a caller who goes on after the error has decided
-        to.
+        After an exceeded quota or a hopeless loss the count starts at 0 again.
         """
         self.incidents.append(incident)
         self._n += 1
         window = self.policy.restart_window
         if window is not None:
-            # What counts now may have happened earlier than what was counted last, which is the latest so far.
+            # This loss may precede the last counted, the latest so far.
             now = max(incident.seconds, self._recent[-1]) if self._recent else incident.seconds
             self._recent.append(now)
             while self._recent[0] <= now - window:
@@ -183,7 +172,6 @@ class Losses:
         return spent
 
     def _repeated(self, likeness: Likeness) -> SpentQuota | None:
-        """Count an equal loss; return what is spent where it is one too many."""
         n = self._equal[likeness] = self._equal.get(likeness, 0) + 1
         quotas = {"max_restarts": self.policy.max_restarts, _IN_ALL: self.policy.max_lifetime_restarts}
         unlimited = [name for name, quota in quotas.items() if quota is None]
@@ -209,21 +197,15 @@ class Losses:
         return quota
 
     def history(self) -> tuple[Incident, ...]:
-        """Return the incidents since the last error, and forget them."""
         history = tuple(self.incidents)
         self.incidents.clear()
         return history
 
 
 class LossesByTask(dict[TaskName | None, Losses]):
-    """Counts losses for each of several tasks by itself, as a sampler of that task alone would.
+    """Counts the losses of each task separately, as a sampler of that task alone would.
 
-    Deaths of workers that have no ticket, or that had not begun with it, are of no task: the sampler's own. So are all
-    losses where there is one task.
-
-    Args:
-        policy: The quotas, which hold for each task.
-        n_workers: How many workers there are.
+    Losses under None are the sampler's own: before work on a ticket, or with a single task.
     """
 
     def __init__(self, policy: Policy, n_workers: int) -> None:
@@ -235,18 +217,16 @@ class LossesByTask(dict[TaskName | None, Losses]):
         return losses
 
     def begin_call(self) -> None:
-        """Forget the equal losses of what existed in the last call only."""
         for losses in self.values():
             losses.begin_call()
 
     def forget(self, subject: str) -> None:
-        """Forget the equal losses of what has succeeded since, of all tasks."""
         for losses in self.values():
             losses.forget(subject)
 
 
 def cause_of_exception(kind: str, traceback: str) -> tuple[str, str]:
-    """Return what equal exceptions have in common: their class, and the line that raised, if a frame is known."""
+    """Return an exception's class and innermost line, if known: equal exceptions agree in both."""
     frames = _FRAME.findall(traceback)
     return kind, frames[-1] if frames else ""
 
@@ -257,14 +237,14 @@ _FAULTS = {"SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGTRAP", "SIGSY
 
 
 def was_killed(exitcode: int | None) -> bool:
-    """Whether a process may have been ended from outside: by a signal that is no fault of its own, or nobody knows."""
+    """Whether a process may have been killed from outside: by a signal without a fault of its own, or unknown."""
     if exitcode is None:
         return True
     return exitcode < 0 and -exitcode not in [getattr(signal, name, None) for name in _FAULTS]
 
 
 def cause_of_death(exitcode: int | None) -> str:
-    """Return what an exit code says, as the end of a sentence."""
+    """Return the meaning of an exit code, as the end of a sentence."""
     if exitcode is None:
         return "ended with an unknown exit code"
     if exitcode >= 0:

@@ -1,14 +1,9 @@
-"""Put the trajectories of a call in order, and hold back failures until their turn comes. Pure.
+"""Put the trajectories of a call in order, and hold back failures until their turn. Pure.
 
-Trajectories arrive in any order, and some fail. In index order neither shows in the result: it is a prefix of
-trajectories 0, 1, 2, …, and the turn of a failure comes when all trajectories before it are in an incomplete result.
-Then the caller raises it, or has the trajectory run again. If the result is complete before, the failure is surplus. So
-whether a call fails, and with which trajectory, depends on the seed alone, as the batch does.
-
-A failure concerns the trajectories that may influence each other: one trajectory, or one block. Its turn is that of
-the first of them.
-
-In arrival order it is every failure's turn at once.
+Trajectories arrive in any order, and some fail. In index order neither affects the result, a prefix of trajectories 0,
+1, 2, …. A failure's turn comes when an incomplete result has all trajectories before it; then the caller raises it, or
+retries. So the seed alone decides whether a call fails, and at which trajectory. In arrival order a failure's turn
+comes at once.
 """
 
 from __future__ import annotations
@@ -30,15 +25,12 @@ _DROPPED_FOR_EACH = 10  # kept
 
 
 def too_many_dropped(n_dropped: int, n_kept: int) -> bool:
-    """Return whether so many trajectories were left out that the call must end: nearly all of them fail."""
+    """Return whether nearly all trajectories are dropped, so that the call must end."""
     return n_dropped >= _MANY_DROPPED and n_dropped > _DROPPED_FOR_EACH * n_kept
 
 
 class Span(NamedTuple):
-    """Consecutive trajectories of one report that stand together in the result.
-
-    They are numbers `start` to `stop` - 1 of those that the report brought.
-    """
+    """Trajectories with positions `start` to `stop` - 1 in a report, adjacent in the result."""
 
     report: int
     start: int
@@ -47,31 +39,31 @@ class Span(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-    """A trajectory that is not in the result because it raised."""
+    """A trajectory dropped from the result because it raised."""
 
     worker: int
     trajectory: int
     dropped: Dropped
-    n_before: int  # how many trajectories of the result precede it
+    n_before: int  # trajectories of the result before it
 
 
 @dataclass(frozen=True, slots=True)
 class HeldFailure:
-    """Trajectories that could not be run."""
+    """A failed block or trajectory, held back until its turn."""
 
-    indices: range  # one block, or one trajectory
-    reason: Any  # as the caller gave it
-    final: bool  # whether they are never run again once they are needed
+    indices: range  # a block, or a single trajectory
+    reason: Any  # as given by the caller
+    final: bool  # whether it is never run again at its turn
 
     @property
     def turn(self) -> int:
-        """The index at whose turn the failure counts."""
+        """The index at which the failure counts."""
         return self.indices[0]
 
 
 @dataclass(slots=True)
 class _Arrived:
-    """Trajectories that wait for their turn; `start` is the position of the first one in its report."""
+    """Trajectories before their turn, from position `start` of a report."""
 
     report: int
     start: int
@@ -80,7 +72,7 @@ class _Arrived:
 
 
 class Result:
-    """Collect the result of one call, in index order from index `first` on."""
+    """Collects the result of a call, in index order from index `first` on."""
 
     def __init__(self, plan: GatherPlan, order: Order, first: int) -> None:
         self._plan = plan
@@ -88,30 +80,29 @@ class Result:
         self._first = first
         self._pending: dict[int, _Arrived | LeftOut] = {}  # by their first index
         self._held: dict[int, HeldFailure] = {}
-        self._spans: list[Span | None] = []  # None for those that were forgotten
+        self._spans: list[Span | None] = []  # None after `forget_spans`
         self._left_out: list[LeftOut] = []
-        self._passed = 0  # indices that are in the result, or left out of it
-        self._skipped = 0  # indices that nothing is run for
+        self._passed = 0  # indices in the result, or dropped
+        self._skipped = 0  # indices never run
         n, limit = plan.n_of_task, plan.limit
         self._make_ups = None if n is None or limit is None else MakeUps(first, limit, n)
-        self._section, self._n_dropped_before = -1, 0  # the last one with a trajectory left out; those before it
+        self._section, self._n_dropped_before = -1, 0  # the last section with a dropped trajectory; dropped before it
         self.n_trajectories = self.n_timesteps = 0
         self.complete = False
-        self.n_popped = 0  # indices in the result, or left out of it, at the last call of `pop_spans`
-        self.end = _NEVER  # the first index that failed for good: nothing from it on is of use
-        self.one_too_many: LeftOut | None = None  # with which too many were left out: nothing more is added then
+        self.n_popped = 0  # `_passed` at the last call of `pop_spans`
+        self.end = _NEVER  # the first index with a final failure: none from it on is needed
+        self.one_too_many: LeftOut | None = (
+            None  # the dropped trajectory that exceeded the limit; then nothing is added
+        )
         self._is_open = True  # whether more may be added
 
     def receive(
         self, worker: int, indices: range, lengths: Sequence[int], report: int, dropped: Sequence[Dropped]
     ) -> None:
-        """Add the trajectories of a report when their turn comes, and leave out those that were dropped.
-
-        The lengths are those of the others.
-        """
+        """Add a report's trajectories at their turn, and drop the dropped; `lengths` excludes these."""
         if self._held:
             for held in [held for held in self._held.values() if held.turn in indices]:
-                self.remove_failure(held)  # a copy succeeded: what failed does not do so each time
+                self.remove_failure(held)  # a copy succeeded, so the failure does not repeat each time
         start = position = 0
         for left_out in dropped:
             if n := left_out.position - position:
@@ -133,19 +124,17 @@ class Result:
             self._accept(self._pending.pop(first))
 
     def hold_failure(self, held: HeldFailure) -> None:
-        """Hold back a failure until its turn comes."""
         self._held[held.turn] = held
         if held.final:
             self.end = min(self.end, held.turn)
 
     def remove_failure(self, held: HeldFailure) -> None:
-        """Forget a failure, after the caller's decision."""
         del self._held[held.turn]
         if held.final:
             self.end = min((other.turn for other in self._held.values() if other.final), default=_NEVER)
 
     def _accept(self, entry: _Arrived | LeftOut) -> None:
-        """Add as much of `entry` to the result as is in order and needed; the rest stays pending."""
+        """Add the needed part of `entry`; the rest stays pending."""
         plan = self._plan
         if isinstance(entry, LeftOut):
             self._leave_out(entry)
@@ -186,7 +175,7 @@ class Result:
             self.one_too_many = self._left_out[-1]
 
     def counts_of_section(self, index: int) -> tuple[int, int]:
-        """Return how many trajectories were left out of, and kept from, the section of the index passed last."""
+        """Return the trajectories dropped and kept so far in the section of the last index."""
         number = self._plan.sections.number_of(index)
         if number != self._section:
             self._section, self._n_dropped_before = number, self.n_dropped - 1
@@ -194,11 +183,11 @@ class Result:
         return n_dropped, index + 1 - self._plan.sections[number].start - n_dropped
 
     def pop_made_up(self) -> list[range]:
-        """Return, once, further indices that take the places of those left out; none where the plan says nothing."""
+        """Return, once, further indices in place of dropped trajectories; see `make_ups`."""
         return [] if self._make_ups is None else self._make_ups.pop_new()
 
     def _needed_of(self, lengths: Sequence[int]) -> tuple[int, int]:
-        """Return how many of the next trajectories the result needs, and their timesteps."""
+        """Return how many of the next trajectories are needed, and their timesteps."""
         plan, n, n_timesteps = self._plan, len(lengths), sum(lengths)
         if plan.timesteps is not None:
             missing = plan.timesteps - self.n_timesteps
@@ -210,46 +199,41 @@ class Result:
 
     @property
     def next(self) -> int:
-        """The index whose turn it is, in index order."""
         return self._first + self._passed + self._skipped
 
     @property
     def due(self) -> HeldFailure | None:
-        """The failure whose turn it is: the call ends, or what failed is run again. None if there is none."""
+        """The failure at its turn, or None."""
         if not self._held or not self._is_open:
             return None
         return self._held.get(self.next) if self._in_order else next(iter(self._held.values()))
 
     def held_failures(self) -> list[HeldFailure]:
-        """Return the failures that are held back."""
         return list(self._held.values())
 
     @property
     def n_dropped(self) -> int:
-        """How many trajectories were left out."""
         return self._passed - self.n_trajectories
 
     @property
     def has_spans(self) -> bool:
-        """Whether there are spans that `pop_spans` has not returned."""
         return bool(self._spans)
 
     def spans(self, first: int = 0) -> list[Span]:
-        """Return the result so far, in order, from span number `first` on, without those that were forgotten."""
+        """Return the result so far, from span `first` on, without forgotten spans."""
         return list(filter(None, self._spans[first:]))
 
     def forget_spans(self, first: int, stop: int) -> None:
-        """Forget spans number `first` to `stop` - 1: the caller has all that is needed of them."""
         self._spans[first:stop] = [None] * (stop - first)
 
     def pop_spans(self) -> list[Span]:
-        """Return the result so far and forget it: for the consumer of a stream."""
+        """Return and forget the result so far, for the consumer of a stream."""
         spans, self._spans = self.spans(), []
         self.n_popped = self._passed
         return spans
 
     def pop_left_out(self, n_before: int | None = None) -> list[LeftOut]:
-        """Return and forget the trajectories that were left out: those that fewer than `n_before` precede, or all."""
+        """Return and forget dropped trajectories: all, or those with fewer than `n_before` before them."""
         if not self._left_out:
             return []
         left_out = [it for it in self._left_out if n_before is None or it.n_before < n_before]
@@ -257,7 +241,7 @@ class Result:
         return left_out
 
     def pending(self) -> tuple[int, int]:
-        """Return how many trajectories and timesteps arrived and are not in the result."""
+        """Return the numbers of trajectories and timesteps not yet in the result."""
         if not self._pending:
             return 0, 0
         lengths = [entry.lengths for entry in self._pending.values() if isinstance(entry, _Arrived)]

@@ -1,19 +1,13 @@
-"""The sampler's decisions as one state machine: events in, instructions out. Pure: no I/O, no clock.
+"""Make the sampler's decisions in a state machine: events in, instructions out. Pure: no I/O, no clock.
 
-The scheduler decides everything about workers, over all calls of a sampler: which ticket a worker gets next and how
-large it is, which one runs a second time, when the batch is complete, what a loss costs, who hangs, who is replaced,
-who checks its environment. It does nothing: the sampler's loop waits for events, asks `handle`, and carries the
-instructions out.
+The scheduler decides everything about workers, over all calls of a sampler: tickets and their sizes, copies,
+completion, losses, hangs, replacements, run-twice checks. The sampler's loop waits for events, calls `handle`, and
+carries out the instructions.
 
-*All events of a wait are handled before anything is decided*, in an order that does not depend on timing: first what
-went wrong outside of trajectories, by worker; then the failures whose turn has come. Only then workers get tickets. So
-whether a call fails, and with which error, is a function of the seed.
-
-*Reports are numbers.* The scheduler knows how many trajectories came and how long they were; the sampler has their
-rows.
-
-*Nothing is looked up.* Progress of workers comes as an event, after the instruction `Look`. So the plans and the events
-of a scheduler, with their times, repeat every decision: `trace` has the last ones.
+All events of a wait are handled before any decision, in an order independent of timing: first faults outside of
+trajectories, by worker; then failures at their turn; then tickets are assigned. So the seed decides whether a call
+fails, and with which error. The sampler has the contents of reports, the scheduler their numbers and lengths. Progress
+comes as an event, requested by `Look`, so plans and events reproduce every decision; `trace` records the last.
 """
 
 from __future__ import annotations
@@ -90,7 +84,7 @@ from streamsampler.protocol.ways import Structure, Ways
 
 
 class Scheduler:
-    """Decides what workers do; see the module."""
+    """Decides for all workers; see the module."""
 
     def __init__(
         self, n_workers: int, *, policy: Policy | None = None, order: Order = "index", version: int = 0,
@@ -110,13 +104,13 @@ class Scheduler:
             known.side.apply(Happened.LAUNCHED)
         self.layout = self._layout = layout
         self.throughput = Throughput()
-        self._throughputs: dict[int, Throughput] = {}  # of several tasks, by their numbers
+        self._throughputs: dict[int, Throughput] = {}  # by task number
         self.losses = LossesByTask(self.policy, n_workers)
-        self._tasks: dict[int, TaskName] = {}  # of all calls so far, by their numbers
+        self._tasks: dict[int, TaskName] = {}  # of all calls so far, by number
         self.checks = checks or PurityChecks(None)
         self.fingerprints = fingerprints or Fingerprints(None)
         self.gathering: Gathering | None = None  # None before the first call
-        self._gathering: Gathering  # the same, once a call has begun
+        self._gathering: Gathering  # the same, after the first call started
         self._order, self._concurrent, self._shortest_ticket = order, concurrent, shortest_ticket
         self._instructions: list[Instruction] = []
         self._dispatch = Dispatch(self.workers, self.checks, self._instructions)
@@ -127,25 +121,24 @@ class Scheduler:
         self._ways = Ways()
         self._base_version = 0
         self._is_open = False  # whether a call is
-        self._outside: list[WorkerFault] = []  # of no trajectory
+        self._outside: list[WorkerFault] = []  # outside of trajectories
         self._refusal: Raise | None = None
         self._prefetch: Prefetch | None = None
-        self._seen: dict[int, Progress] = {}  # by worker, when it was looked at last
-        self._asked: set[Question] = set()  # whose answers are awaited
-        self._overdue: list[int] = []  # workers whose tickets may be copied
+        self._seen: dict[int, Progress] = {}  # by worker, as last read
+        self._asked: set[Question] = set()  # without an answer yet
+        self._overdue: list[int] = []  # workers with tickets that may be copied
         self._next_ask = math.inf  # when idle workers are asked again
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "trace": SchedulerTrace()}  # it begins with a pickled scheduler
+        return {**vars(self), "trace": SchedulerTrace()}  # a trace starts with a pickled scheduler
 
     def _new_worker(self, worker: int) -> KnownWorker:
         return KnownWorker(SamplerSide(worker, self.ticket_version, self._capacity))
 
     def gathering_for(self, plan: GatherPlan, structures: Sequence[Structure] = ((),)) -> Gathering:
-        """Return a gathering of the agents and environments that workers use now.
+        """Return a gathering for the workers' current agents and environments.
 
-        `structures` has that of each queue of indices: one for all workers, or one for each. Where no other indices can
-        take the places of trajectories that are left out, it is a UsageError.
+        `structures` is for all workers, or for each. Raise a UsageError if no indices can replace dropped trajectories.
         """
         is_whole = not isinstance(plan, Fragments)
         options: dict[str, Any] = {
@@ -167,11 +160,11 @@ class Scheduler:
         self, plan: GatherPlan, now: float, *, sampled_version: int | None = None, base_version: int = 0,
         structures: Sequence[Structure] = ((),), keeps_prefetched: bool = False,
     ) -> list[Instruction]:  # fmt: skip
-        """Begin a call: workers get tickets when `handle` is asked next.
+        """Start a call; the next `handle` assigns its tickets.
 
-        Its trajectories are of `sampled_version`, or else of the version that begins with the call. `base_version` is
-        that in which the environments of fragments began, 0 for whole trajectories. `keeps_prefetched` says that the
-        trajectories which workers have begun in advance are the call's, if its plan has them.
+        `sampled_version` is the agent version of its trajectories; None for the call's own. `base_version` is the
+        version at the start of the fragments' environments, 0 for whole trajectories. `keeps_prefetched` adopts tickets
+        in advance if the plan has them.
         """
         options = {
             "sampled_version": sampled_version, "base_version": base_version, "structures": structures,
@@ -194,7 +187,7 @@ class Scheduler:
             self._begin_tasks(plan.sections)
         self._supervision.lengths.begin(plan.timesteps, self._layout.rows, now)
         if self.checks.is_exclusive:
-            # Only worker 0 has work at first: it is not left out for having been slow.
+            # Only worker 0 gets tickets at first: do not pass it over as slow.
             self.throughput.forget(0)
         self._dispatch.line_up_all()
         for event in [] if prefetch is None else prefetch.put_off:
@@ -208,25 +201,25 @@ class Scheduler:
             self.checks.begin_call()
 
     def _begin_tickets(self) -> None:
-        """Let workers abandon all that runs; what they are given from now on does not mix with it."""
+        """Let workers abandon all older tickets, so that they do not mix with new tickets."""
         self.ticket_version = max(self.ticket_version + 1, self.version)
-        # The word first: older rollouts are surplus from now on.
+        # First of all, since older rollouts are surplus from now on.
         self._instructions.append(AbandonOlder(self.ticket_version))
         for known in self.workers:
             known.side.begin_version(self.ticket_version)
 
     def continue_from(self, version: int, sampled_version: int) -> None:
-        """Let the next call be the one after an agent version, whose trajectories may be of another one."""
+        """Set the last agent version, and that of its trajectories."""
         self.trace.calls.append(("continue_from", version, sampled_version))
         self.version, self.sampled_version = version, sampled_version
 
     def renew_checks(self) -> None:
-        """Check the environment again: it may be another one."""
+        """Make a run-twice check due after a change of the environment."""
         self.trace.calls.append(("renew_checks",))
         self.checks.renew()
 
     def pop_spans(self) -> list[Span]:
-        """Return what the consumer of a stream takes; see `Result.pop_spans`."""
+        """Return a stream's new spans; see `Result.pop_spans`."""
         self.trace.calls.append(("pop_spans",))
         return self._gathering.result.pop_spans()
 
@@ -238,13 +231,12 @@ class Scheduler:
             self._is_open = False
             self._stop_workers()
             for held in self._gathering.result.held_failures():
-                if not held.final:  # a loss, whose worker is replaced all the same
+                if not held.final:  # a loss: its worker is replaced all the same
                     self._instructions.append(Warn(NotNeeded(held.reason)))
         self._warn_of_kernels()
         return self.pop_instructions()
 
     def stop(self, now: float) -> list[Instruction]:
-        """Stop busy workers: the call is complete."""
         self.trace.calls.append(("stop", now))
         self._now = now
         self._stop_workers()
@@ -257,10 +249,7 @@ class Scheduler:
                 self._instructions.append(Send(known.worker, stop))
 
     def prefetch(self, plan: GatherPlan, now: float, structures: Sequence[Structure] = ((),)) -> list[Instruction]:
-        """Let workers begin with the plan that the next call is expected to have, after a complete call has ended.
-
-        Workers that still have tickets of the last call get theirs when they have answered: see `awaits_answers`.
-        """
+        """Start on the expected next plan after a complete call; busy workers get tickets later."""
         self.trace.calls.append(("prefetch", plan, now, structures))
         self._begin_tickets()
         gathering = self.gathering_for(plan, structures)
@@ -269,11 +258,11 @@ class Scheduler:
 
     @property
     def awaits_answers(self) -> bool:
-        """Whether workers that are to get tickets in advance have not answered those of the last call."""
+        """Whether workers that will get tickets in advance still owe answers."""
         return self._prefetch is not None and self._prefetch.awaits_answers
 
     def pop_instructions(self) -> list[Instruction]:
-        """Return the instructions, once; after an interrupt, those that `handle` did not return any more."""
+        """Return all instructions, once; after an interrupt, those not returned by `handle`."""
         instructions = [*self._instructions]
         self._instructions.clear()
         self.trace.returned.append(instructions)
@@ -282,10 +271,7 @@ class Scheduler:
         return instructions
 
     def handle(self, events: Sequence[Event], now: float) -> list[Instruction]:
-        """Handle the events of a wait, in the order in which they came; decide, and assign tickets.
-
-        Return the instructions, in order. After a `Raise` the call is to be ended.
-        """
+        """Handle the events of a wait in their order of arrival; return instructions. End the call after a `Raise`."""
         self.trace.room -= len(events)
         self.trace.calls.append(("handle", events, now))
         self._now = now
@@ -308,7 +294,6 @@ class Scheduler:
         return self.pop_instructions()
 
     def _ask(self, questions: set[Question]) -> None:
-        """Ask for the progress that answers questions."""
         self._asked = questions
         if not questions:
             return
@@ -318,7 +303,7 @@ class Scheduler:
         self._instructions.append(Look(tuple(sorted(workers))))
 
     def seconds_to_wait(self, now: float) -> float | None:
-        """Return for how many seconds to wait for events at most; None for any number."""
+        """Return the most seconds to wait for events; None for any number."""
         first = min(self._next_ask, self._supervision.next_deadline()) - now
         limit = max(0.0, min(first, self._supervision.interval))
         return None if limit == math.inf else limit
@@ -342,7 +327,7 @@ class Scheduler:
         self._dispatch.line_up(known)
 
     def _assign_tickets(self, *, knows_progress: bool) -> set[Question]:
-        """Assign tickets to workers with room, and copies to idle ones; return the questions that copies depend on."""
+        """Assign tickets and copies; return the questions to answer before copying."""
         gathering, now = self._gathering, self._now
         self._dispatch.assign(gathering, now)
         if knows_progress:
@@ -354,7 +339,7 @@ class Scheduler:
         if may_copy:
             self._dispatch.assign_copies(gathering, now)
         look = gathering.copies.next_look
-        self._next_ask = look if look > now else math.inf  # idle workers have been asked just now
+        self._next_ask = look if look > now else math.inf  # idle workers were asked just now
         return set()
 
     def _receive_report(self, event: ReportReceived) -> None:
@@ -365,7 +350,7 @@ class Scheduler:
             self._record_files(known, report.checked.files)
         if report.fingerprint is not None:
             self._record_fingerprint(event.worker, report.fingerprint)
-        # By the plan of this call: it may be another one than when the report came.
+        # By this call's plan, which may have changed since the report.
         counts_agents = gathering.plan.counts_agents and event.agent_steps is not None
         lengths = (event.agent_steps if counts_agents else event.lengths) or ()
         self.trace.room -= len(lengths) >> LENGTHS_SHIFT
@@ -387,7 +372,7 @@ class Scheduler:
             self._instructions.append(Discard(event.number, Reason.SURPLUS))
 
     def _measure(self, event: ReportReceived, lengths: Sequence[int], *, is_current: bool) -> None:
-        """Learn how long trajectories are, and how fast a worker is; of several tasks, of each by itself."""
+        """Update the estimates of lengths and speeds, by task."""
         gathering, report, throughput = self._gathering, event.report, self.throughput
         if isinstance(gathering.plan, Fragments):
             return
@@ -399,7 +384,7 @@ class Scheduler:
         throughput.measure(lengths, report.seconds.rollout, event.worker, event.n_bytes, fills_rows=fills_rows)
 
     def _is_run_right(self, worker: int, report: Report) -> bool:
-        """Return whether a worker ran a ticket as its call has them; otherwise the call ends."""
+        """Return whether a ticket was run as the call needs; otherwise end the call."""
         plan, indices = self._gathering.plan, report.ticket.indices
         if not self._ways.record(self._gathering, self._layout, worker, report):
             self._refuse(Raise(RunsBlocks(worker), Refused.AGENT))
@@ -454,7 +439,7 @@ class Scheduler:
         gathering.add_failure(event.worker, indices, index, fault, final=fault.is_final, now=self._now)
 
     def _fault_of(self, event: FailureReceived, trajectory: int | None) -> WorkerFault:
-        """Return the fault that an exception is; where it is a loss, the worker is replaced."""
+        """Return an exception as a fault; if it is a loss, mark the worker for replacement."""
         version, ticket = self._version_of(event.failure.trajectory), event.failure.ticket
         assert ticket is not None
         section = self._gathering.plan.section_of(ticket.indices)
@@ -471,7 +456,6 @@ class Scheduler:
         return WorkerFault(event.worker, failure, event.number, event.is_of_engine, incident, task)
 
     def _version_of(self, trajectory: int | None) -> int:
-        """Return the agent version that a trajectory is named by."""
         return self.sampled_version if trajectory is None or not self._base_version else self._base_version
 
     def _receive_death(self, event: WorkerDied) -> None:
@@ -488,7 +472,7 @@ class Scheduler:
         if section is not None and fault is not None:
             if isinstance(self.checks, TaskChecks) and section.checks_with(tickets[0]):
                 self.checks.record_death_in(section.task.number, worker)
-            index = tickets[0][0] if index is None else index  # as of an exception before the first trajectory
+            index = tickets[0][0] if index is None else index  # as for an exception before the first trajectory
         for indices in tickets:
             if fault is not None and has_begun and index in indices:
                 gathering.add_failure(worker, indices, index, fault, final=False, now=self._now)
@@ -501,7 +485,7 @@ class Scheduler:
             self._instructions.append(Warn(NotNeeded(fault)))
 
     def _fault_of_death(self, event: WorkerDied, version: int | None, section: Section | None) -> WorkerFault | None:
-        """Return the fault that a death is, in a ticket of a section; None if the worker was retiring."""
+        """Return a death as a fault; None for a retiring worker."""
         known = self.workers[event.worker]
         if known.hang is None and known.side.state in LEAVING:
             if known.is_ready:
@@ -533,14 +517,14 @@ class Scheduler:
         self._dispatch.line_up(new)
 
     def _refuse(self, error: Raise) -> None:
-        """End the call with an error, because its environment or agent cannot be used; the first one counts."""
+        """End the call with an error because of its environment or agent."""
         self._refusal = self._refusal or error
 
     def _decide(self) -> bool:
-        """Decide about everything whose turn it is, whatever the timing; return whether the call goes on.
+        """Decide all faults at their turn, independent of timing; return whether the call continues.
 
-        A fault in a trajectory is decided about when its turn has come; until then it uses up no quota. A fault outside
-        of trajectories (in a constructor, an update, while a worker was idle) is decided about at once.
+        A fault in a trajectory waits for its turn, and uses up no quota before. A fault outside of trajectories
+        (construction, update, idle worker) is decided at once.
         """
         if self._refusal is not None:
             self._instructions.append(self._refusal)
@@ -552,7 +536,7 @@ class Scheduler:
         gathering = self._gathering
         result = gathering.result
         if isinstance(gathering.plan, Streamed) and result.has_spans:
-            return True  # the consumer gets what comes before first
+            return True  # the consumer first gets the trajectories before it
         while (held := result.due) is not None:
             if not self._makes_good(held.reason):
                 result.remove_failure(held)
@@ -566,13 +550,13 @@ class Scheduler:
 
     def _decide_outside(self, fault: WorkerFault) -> bool:
         if self._gathering.result.complete:
-            # If an update is the cause, the next call, which sends this worker all updates, fails.
+            # If an update is the cause, the next call fails: it sends this worker all updates.
             self._instructions.append(Warn(NotNeeded(fault)))
             return True
         return self._makes_good(fault)
 
     def _makes_good(self, fault: WorkerFault) -> bool:
-        """Count a loss; return whether its tickets run again. Otherwise the call ends."""
+        """Count a loss; return whether its tickets run again, or else end the call."""
         refused = Refused.NOTHING
         if fault.is_of_update:
             refused = Refused.AGENT if fault.phase in AGENT_PHASES else Refused.CALL
@@ -588,12 +572,12 @@ class Scheduler:
         return False
 
     def _shown_timesteps(self, worker: int) -> int:
-        """Return the timesteps that a worker had shown of its unanswered tickets when it was looked at last."""
+        """Return the last shown timesteps of a worker's unanswered tickets."""
         seen = self._seen.get(worker)
         return seen.timesteps if seen is not None and seen.version == self.ticket_version else 0
 
     def _is_checking(self, worker: int) -> bool:
-        """Whether a worker owes the answer after its check: a call that copies complete without it would not warn."""
+        """Whether a worker owes a check's answer, without which a call completed by copies would not warn."""
         known, sections = self.workers[worker], self._gathering.plan.sections
         tickets = known.side.current_tickets() if sections else ()
         return known.is_checking or any(sections.of(indices).checks_with(indices) for indices in tickets)

@@ -1,8 +1,6 @@
-"""Let one call run the trajectories of several tasks: its indices are cut into sections, each of one task. Pure.
+"""Cut the indices of a call into sections, each for a task. Pure.
 
-A task has an environment and an agent of its own, and its trajectories are those that a sampler of it alone would
-give: they have indices of their own, from which follow their seeds, blocks and rows. To the scheduler they are
-trajectories of one call, so that workers go on with the next task while the last trajectories of one run.
+Trajectories of a task equal those of a sampler of it alone: their own indices decide seeds, blocks and rows.
 """
 
 from __future__ import annotations
@@ -25,42 +23,32 @@ class TaskName(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Consecutive indices of a call whose trajectories are of one task.
-
-    Attributes:
-        task: The task.
-        start: The first index.
-        stop: The index after the last one.
-        first: The task's own index of the first trajectory.
-        check: Whether the worker that runs the first trajectory is to check the task's environment before.
-    """
+    """Consecutive indices of a call, for the trajectories of a task."""
 
     task: TaskName
-    start: int
-    stop: int
-    first: int = 0
-    check: bool = False
+    start: int  # the first index
+    stop: int  # the index after the last
+    first: int = 0  # the task's own index of the first trajectory
+    check: bool = False  # whether the worker of the first trajectory runs the run-twice check before
 
     def own_index(self, index: int) -> int:
-        """Return the task's own index of a trajectory."""
+        """Convert an index of the call to the task's own."""
         return index - self.start + self.first
 
     def own_indices(self, indices: range) -> range:
-        """Return the task's own indices of trajectories."""
         first = self.own_index(indices.start)
         return range(first, first + indices.stop - indices.start, indices.step)
 
     def index_of_call(self, own: int) -> int:
-        """Return the index that a trajectory of the task has in the call."""
+        """Convert a task's own index to the call's."""
         return own - self.first + self.start
 
     def indices_of_call(self, own: range) -> range:
-        """Return the indices that trajectories of the task have in the call."""
         start = self.index_of_call(own.start)
         return range(start, start + own.stop - own.start, own.step)
 
     def checks_with(self, indices: range) -> bool:
-        """Whether the task's environment is to be checked before a ticket."""
+        """Whether a run-twice check precedes this ticket."""
         return self.check and indices[0] == self.start
 
 
@@ -68,18 +56,18 @@ _START = attrgetter("start")
 
 
 class Sections(tuple[Section, ...]):
-    """The sections of a call, in the order of their indices, without gaps; none where there is one task."""
+    """The sections of a call, in the order of their indices, without gaps; empty with a single task."""
 
     __slots__ = ()
 
     def number_of(self, index: int) -> int:
-        """Return the position of the section that an index is in."""
+        """Return the position of an index's section."""
         return bisect_right(self, index, key=_START) - 1
 
     def of(self, indices: range) -> Section:
-        """Return the section that a ticket is cut from."""
+        """Return a ticket's section."""
         return self[self.number_of(indices[0])]
 
 
 NO_SECTIONS = Sections()
-"""Those of a call for one task."""
+"""The sections of a call for a single task."""

@@ -1,4 +1,4 @@
-"""Both ends of the conversation between sampler and worker, as state machines. Pure: no I/O, no clock.
+"""Define both ends of the conversation between sampler and worker, as state machines. Pure: no I/O, no clock.
 
 Theory of operation
 -------------------
@@ -13,8 +13,7 @@ The worker's end (`WorkerSide`):
    └──────── Exit ──────┴───────────────── Exit ───────────┴────▶ EXITED
 ```
 
-The sampler's end (`SamplerSide`); a worker that dies is ABSENT from any state, and one that is killed is CONDEMNED
-until it is dead:
+The sampler's end (`SamplerSide`). A dead worker is ABSENT; a killed worker is CONDEMNED until it is dead:
 
 ```text
            launched          Start             all answered
@@ -25,22 +24,20 @@ until it is dead:
                RETIRING └─────────── STOPPING
 ```
 
-*Tickets are the flow control.* A ticket names trajectories of one agent version, and is answered exactly once: by a
-`Report` (with the rollouts, or without them where the ticket was given up) or by a `Failure`. As a worker never has
-more than `CAPACITY` unanswered tickets, no more answers are ever on the way back: the way back can be bounded, and a
+*Tickets are the flow control.* A ticket is answered exactly once: by a `Report` (without rollouts if abandoned) or by a
+`Failure`. A worker never has more than `CAPACITY` unanswered tickets, so the queue of answers can be bounded, and a
 worker never blocks on sending.
 
-*A new version starts clean.* `Start` goes only to a worker without unanswered tickets, and `Stop` only to one with
-unanswered tickets of the current version. So at most `CAPACITY` messages with tickets, two `Stop` (the last version's
-may be unread) and one `Exit` are ever on their way to a worker, however slow it is: the way there can be bounded, too.
+*A new version starts clean.* `Start` goes only to workers without unanswered tickets, `Stop` only to workers with
+unanswered tickets of the current version. So at most `CAPACITY` messages with tickets, two `Stop` (that of the last
+version may be unread) and one `Exit` are on their way to a worker: that queue can be bounded, too.
 
-*Old versions end within a step.* Between environment steps a worker also reads one shared word, the oldest version
-that is not abandoned. A rollout of an older version ends there. `Stop` says the same as a message, for engines
-without shared memory, and empties the worker's tickets.
+*Old versions end within a step.* Between environment steps a worker reads a shared word, the oldest version not
+abandoned, and abandons older rollouts. `Stop` is the same as a message, for engines without shared memory, and discards
+the worker's tickets.
 
-*A worker that failed stops working until the next `Start`.* After a `Failure` the worker gives up every ticket until
-then: its agent or environment may be half updated, and the `Start` brings new ones. That `Start` may be of the same
-version, since a call continues while it is open whether it needs the trajectory that failed.
+*After a `Failure` a worker abandons every ticket until the next `Start`:* its agent or environment may be half updated,
+and the `Start` brings new ones. That `Start` may have the same version, if the call may not need the failed trajectory.
 """
 
 from __future__ import annotations
@@ -53,13 +50,13 @@ from streamsampler.core.errors import ProtocolError
 from streamsampler.protocol.messages import Answer, Continue, Exit, Failure, Message, Report, Start, Stop, Ticket
 
 CAPACITY = 2
-"""Unanswered tickets that a worker may have: one in hand, and the next before the worker finishes that one."""
+"""Most unanswered tickets of a worker: the current, and the next."""
 
 
 class WorkerState(Enum):
-    """The states of a worker's end."""
+    """States of the worker's end."""
 
-    __hash__ = object.__hash__  # quicker in a dict: that of enums is a function in Python
+    __hash__ = object.__hash__  # faster in a dict: the hash of enums is a Python function
 
     NEW = "new"
     STREAMING = "streaming"
@@ -68,13 +65,13 @@ class WorkerState(Enum):
 
 
 class SamplerState(Enum):
-    """What the sampler knows of a worker."""
+    """States of the sampler's end."""
 
     __hash__ = object.__hash__
 
     ABSENT = "absent"  # not started, or dead
-    READY = "ready"  # no unanswered ticket; the next one travels in a Start
-    WORKING = "working"  # unanswered tickets of the current version; the next one travels in a Continue
+    READY = "ready"  # no unanswered ticket; the next travels in a Start
+    WORKING = "working"  # unanswered tickets of the current version; the next travels in a Continue
     WAITING = "waiting"  # the same without an unanswered ticket
     STOPPING = "stopping"  # unanswered tickets of an older version, or from before a Stop or a failure
     RETIRING = "retiring"  # was sent Exit
@@ -82,7 +79,7 @@ class SamplerState(Enum):
 
 
 class Happened(Enum):
-    """Events that are no messages."""
+    """Events other than messages."""
 
     __hash__ = object.__hash__
 
@@ -97,7 +94,7 @@ class Happened(Enum):
 _W, _S = WorkerState, SamplerState
 State = TypeVar("State", WorkerState, SamplerState)
 
-# All legal transitions of both ends. What is not here raises.
+# All legal transitions of both ends; any other raises.
 _TRANSITIONS: dict[Any, dict[Any, Any]] = {
     _W.NEW: {Start: _W.STREAMING, Exit: _W.EXITED},
     _W.STREAMING: {Continue: _W.STREAMING, Stop: _W.IDLE, Happened.NO_TICKET_LEFT: _W.IDLE, Exit: _W.EXITED},
@@ -139,7 +136,7 @@ _TAKES_TICKETS = {SamplerState.ABSENT, SamplerState.READY, SamplerState.WORKING,
 
 
 def next_state(state: State, event: type[Message | Answer] | Happened) -> State:
-    """Return the state after `event`: a message or an answer was sent or received, or something else happened."""
+    """Return the state after `event`; raise a ProtocolError if it is illegal."""
     try:
         following: State = _TRANSITIONS[state][event]
     except KeyError:
@@ -149,35 +146,32 @@ def next_state(state: State, event: type[Message | Answer] | Happened) -> State:
 
 
 class SamplerSide:
-    """The sampler's end of the conversation with one worker, from one start of the worker to its death."""
+    """The sampler's end of the conversation with a worker."""
 
     def __init__(self, worker: int, version: int = 0, capacity: int = CAPACITY) -> None:
         self.worker = worker
         self.state = SamplerState.ABSENT
         self.version = version  # the current agent version
-        self.unanswered: list[Ticket] = []  # oldest first; two at most: a deque takes ten times as much memory
-        self.room = capacity  # how many more tickets the worker may be sent now; if it is ABSENT, after its start
-        self.is_to_be_replaced = False  # gets no more tickets, and is to end when it has answered all
+        self.unanswered: list[Ticket] = []  # oldest first; a list, since a deque takes ten times as much memory
+        self.room = capacity  # how many more tickets fit; if ABSENT, after its start
+        self.is_to_be_replaced = False  # gets no more tickets, and ends after all answers
         self._capacity = capacity
 
     def apply(self, event: type[Message | Answer] | Happened) -> None:
-        """Take the transition of an event; what `assign`, `record_answer` and `stop` return is applied already."""
+        """Apply an event outside of `assign`, `record_answer` and `stop`."""
         self.state = next_state(self.state, event)
         takes_tickets = self.state in _TAKES_TICKETS and not self.is_to_be_replaced
         self.room = self._capacity - len(self.unanswered) if takes_tickets else 0
 
     def begin_version(self, version: int) -> None:
-        """Begin an agent version: answers for older ones are stale from now on."""
+        """Start an agent version; older answers are stale from now on."""
         if version <= self.version:
             raise ProtocolError(f"agent version {version} does not follow {self.version}")
         self.version = version
         self.apply(Happened.NEW_VERSION)
 
     def assign(self, indices: range, block: int = 1) -> Start | Continue:
-        """Add a ticket, and return the message that carries it; see `messages.Ticket`.
-
-        A `Start` is without updates, which the caller adds.
-        """
+        """Add a ticket; return its message, without the updates of a `Start`."""
         if self.room <= 0:
             raise ProtocolError(f"worker {self.worker} has no room for another ticket")
         tickets = (Ticket(self.version, indices, block),)
@@ -187,7 +181,7 @@ class SamplerSide:
         return message
 
     def record_answer(self, answer: Answer) -> bool:
-        """Remove the ticket that was answered; return whether it is of the current version, and not stale."""
+        """Remove the answered ticket; return whether it is of the current version, and not stale."""
         ticket = answer.ticket
         try:
             self.unanswered.remove(ticket)  # type: ignore[arg-type]
@@ -201,28 +195,23 @@ class SamplerSide:
         return ticket.version == self.version
 
     def stop(self) -> Stop | None:
-        """Return the message that makes the worker give up its tickets; None where it has none, or was sent it."""
+        """Return a `Stop`; None if the worker has no tickets or was stopped before."""
         if self.state is not SamplerState.WORKING:
             return None
         self.apply(Stop)
         return Stop()
 
     def mark_for_replacement(self) -> None:
-        """Give the worker no more tickets."""
         self.is_to_be_replaced = True
         self.room = 0
 
     def current_tickets(self) -> list[range]:
-        """Return the indices of the unanswered tickets of the current version: if the worker dies, others run them."""
+        """Return the unanswered tickets of the current version, which others run if this worker dies."""
         return [ticket.indices for ticket in self.unanswered if ticket.version == self.version]
 
 
 class WorkerSide:
-    """One worker's end of the conversation: its state, the version in hand and the unanswered tickets.
-
-    The worker loop reports each message and failure to it and does what it says; the processes of the exhaustive
-    exploration do, too.
-    """
+    """The worker's end of the conversation."""
 
     def __init__(self) -> None:
         self.state = WorkerState.NEW
@@ -231,10 +220,7 @@ class WorkerSide:
         self._failed = False
 
     def receive(self, message: Message) -> tuple[Ticket, ...]:
-        """Receive a message; return the tickets that are given up by it.
-
-        Each is to be answered with `Report(ticket, given_up=True)`, except after `Exit`, which ends the conversation.
-        """
+        """Receive a message; return the tickets to answer with `Report(ticket, given_up=True)`."""
         self.state = next_state(self.state, type(message))
         match message:
             case Start(version=version, tickets=tickets):
@@ -255,27 +241,22 @@ class WorkerSide:
         return ()
 
     def next_ticket(self) -> Ticket | None:
-        """Return the ticket to run now; None if there is none."""
         return self._tickets.popleft() if self._tickets else None
 
     def later_ticket(self, number: int) -> Ticket | None:
-        """Return the ticket of a number after the one that runs, 1 for the next; None if it has not come yet."""
+        """Return a ticket after the current, 1 for the next; None before it is received."""
         return self._tickets[number - 1] if number <= len(self._tickets) else None
 
     def before_answer(self) -> None:
-        """Become idle if the ticket that is about to be answered is the last one.
+        """Become idle if the ticket about to be answered is the last.
 
-        Before, not after: with its last answer the worker has no ticket left, and the sampler's next message may be a
-        `Start`, which only an idle worker can receive.
+        Before, not after: the last answer allows the sampler to send a `Start`, which only an idle worker can receive.
         """
         if not self._tickets and self.state is WorkerState.STREAMING:
             self.state = next_state(self.state, Happened.NO_TICKET_LEFT)
 
     def fail(self) -> tuple[Ticket, ...]:
-        """Give up this version after a failure: to be called before the failure is sent.
-
-        Return the tickets that are given up by it, besides those that arrive before the next `Start`.
-        """
+        """Return the tickets abandoned by a failure; call before sending it."""
         self._failed = True
         dropped = self._drop_all()
         self.before_answer()

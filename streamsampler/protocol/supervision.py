@@ -1,4 +1,4 @@
-"""Watch workers: who hangs, who takes too long to retire, whose memory or trajectory has no end. Pure."""
+"""Find hung, slowly retiring and too large workers, and endless trajectories. Pure."""
 
 from __future__ import annotations
 
@@ -25,45 +25,44 @@ from streamsampler.protocol.restarts import Doing, Policy
 from streamsampler.protocol.states import Happened, SamplerState
 
 Question: TypeAlias = Literal["copies", "hangs", "lengths"]
-"""A question that only the progress of workers answers."""
+"""A question answered by workers' progress."""
 
 LEAVING = {SamplerState.RETIRING, SamplerState.CONDEMNED}
 
 _CONSTRUCTING = {
     *(Phase.AGENT_CONSTRUCTION, Phase.AGENT_UPDATE, Phase.ENV_CONSTRUCTION, Phase.HOOK_CREATED),
-    *(Phase.RECORDING, Phase.SENDING),  # on the board: packing a whole ticket, which takes the longer the more there is
+    *(Phase.RECORDING, Phase.SENDING),  # on the board: packing a whole ticket, slower with more data
 }
-"""What may take as long as a worker's construction."""
+"""Phases that may take as long as a worker's construction."""
 
 
 class Supervision:
-    """Decides which workers are killed or retire, over all calls; of dead workers the scheduler knows anew."""
+    """Decides which workers are killed or retire, over all calls."""
 
     def __init__(
         self, workers: Sequence[KnownWorker], policy: Policy, *, can_retire: bool, instructions: list[Instruction]
     ) -> None:
         self._workers, self._policy, self._instructions = workers, policy, instructions
-        self._can_retire = can_retire  # whether a worker can be replaced while it lives
+        self._can_retire = can_retire  # whether a living worker can be replaced
         self._watch = policy.watch()
-        self.interval = math.inf if self._watch is None else self._watch.interval  # seconds to wait at most
-        self._closes_within_calls = False  # whether workers close environments of tasks, to make those of others
+        self.interval = math.inf if self._watch is None else self._watch.interval  # most seconds to wait
+        self._closes_within_calls = False  # whether workers close environments of tasks within calls
         self.lengths = LengthWatch()
         self._has_warned_of_memory = False
-        self._deadlines: dict[int, float] = {}  # when workers that retire are killed
+        self._deadlines: dict[int, float] = {}  # when retiring workers are killed
 
     def watch_closing(self) -> None:
-        """Watch workers that close environments of tasks within calls, to make those of others."""
         if not self._closes_within_calls:
             self._closes_within_calls, self._watch = True, self._policy.watch(closes=True)
             self.interval = math.inf if self._watch is None else self._watch.interval
 
     def mark(self, known: KnownWorker) -> None:
-        """Let a worker be replaced when it has answered all its tickets, if it can be."""
+        """Mark a worker for replacement after its last answer, if the engine can replace it."""
         if self._can_retire:
             known.side.mark_for_replacement()
 
     def follow_answer(self, known: KnownWorker, memory: int, now: float) -> None:
-        """Decide whether a worker that answered is replaced; its private memory is in bytes."""
+        """Decide whether a worker is replaced after an answer; `memory` is in bytes."""
         known.stillness.reset()
         limit = self._policy.max_worker_memory
         if limit is not None and memory > limit and not known.side.is_to_be_replaced and self._can_retire:
@@ -79,17 +78,16 @@ class Supervision:
             self._instructions.append(Retire(known.worker, known.is_too_large))
 
     def next_deadline(self) -> float:
-        """Return when `watch` has something to do, whatever comes; infinity for never."""
+        """Return when `watch` must run next, even without events."""
         look = self.lengths.next_look
         return min((look, *self._find_deadlines().values())) if self._deadlines else look
 
     def watch(
         self, waits: Sequence[Waited], seen: Mapping[int, Progress], answered: set[Question], version: int, now: float,
     ) -> set[Question]:  # fmt: skip
-        """Kill workers that hang or take too long to retire, and warn of a trajectory that is far too long.
+        """Kill hung and slowly retiring workers, and warn of an endless trajectory.
 
-        `seen` is the progress of workers when they were looked at last: for the questions in `answered`, just now.
-        Return the questions whose time has come.
+        `seen` is the last progress of workers, new for the questions in `answered`. Return the questions to ask now.
         """
         if self._deadlines:
             for worker, deadline in self._find_deadlines().items():
@@ -105,13 +103,12 @@ class Supervision:
         return questions - answered
 
     def _has_waited(self, waits: Sequence[Waited]) -> bool:
-        """Whether the sampler has waited for as long as it may without a look at its workers."""
         assert self._watch is not None
         is_due = self._watch.is_due
         return any(waited.limit is not None and is_due(waited.limit, waited.elapsed) for waited in waits)
 
     def _find_deadlines(self) -> dict[int, float]:
-        """Return the deadlines of the workers that are retiring still: some have ended since, or were killed."""
+        """Return the deadlines of workers still retiring, neither ended nor killed."""
         states = {worker: self._workers[worker].side.state for worker in self._deadlines}
         retiring = {worker for worker, state in states.items() if state is SamplerState.RETIRING}
         self._deadlines = {worker: self._deadlines[worker] for worker in retiring}
@@ -127,7 +124,7 @@ class Supervision:
         for known in self._workers:
             progress = seen.get(known.worker)
             if progress is not None and progress.phase is Phase.IN_FLIGHT:
-                known.stillness.reset()  # its event loop waits, and ends what waits for too long
+                known.stillness.reset()  # its event loop has time limits of its own
             elif progress is not None and known.side.unanswered and known.side.state is not SamplerState.CONDEMNED:
                 rows[known.worker] = known.stillness, progress, self._doing(known, progress)
         suspects, hung = self._watch.look(rows)
@@ -137,7 +134,7 @@ class Supervision:
             self._kill(self._workers[worker], hangs=True)
 
     def _doing(self, known: KnownWorker, progress: Progress) -> Doing:
-        """Return what a worker with tickets does, by which it has a time limit."""
+        """Return the activity of a worker with tickets, for its time limit."""
         if self._closes_within_calls and progress.is_closing:
             return "closes"
         has_begun = progress.version >= known.side.unanswered[0].version

@@ -1,14 +1,8 @@
-"""Assign tickets of a call for several tasks: a queue of indices for each section, one after the other. Pure.
+"""Assign tickets of a call for several tasks, with a queue of indices for each section. Pure.
 
-A ticket lies in one section, and has blocks where the queue of the task alone would have them.
-
-*None waits.* Workers take what the first unfinished section has left, then what the next one has: while the last
-trajectories of a task run, other workers have begun with the next task. So the last tickets of a section need not be
-small, but for those of the last sections. What came early is kept until the consumer's turn comes to it: workers run
-ahead until that is as much memory as they may fill, however long the trajectory is that the consumer waits for.
-
-*Lengths and speeds are of one task.* A task without a report gets tickets of one block, or of what runs side by side.
-Copies are assigned while all tickets in flight are of one section: how long they last is comparable.
+No task waits: workers take indices of the first unfinished section, then of the next, until early trajectories fill the
+allowed memory. A task without a report gets tickets of a block, or of all rows. Copies are assigned while all tickets
+in flight are of a single section, with comparable times.
 """
 
 from __future__ import annotations
@@ -23,18 +17,18 @@ from streamsampler.protocol.throughput import Throughput
 from streamsampler.protocol.tickets import TICKET_BYTES, ticket_size
 
 _TICKETS_AHEAD = 4
-"""How many tickets each worker may run ahead of the consumer: as many bytes as the largest ones have, or as many
-trajectories as the smallest ones, if these take more."""
+"""Tickets that each worker may run ahead of the consumer, counted in bytes of the largest or, if more, trajectories of
+the smallest.
+"""
 
 _BYTES_OF_TRAJECTORY, _BYTES_OF_TIMESTEP = 2048, 64
-"""What a trajectory takes besides its observations, and what each of its timesteps takes."""
+"""Bytes of a trajectory and of a timestep besides observations."""
 
 
 class TaskGathering(Gathering):
     """Tracks a call's progress through the sections of its plan.
 
-    Throughputs, by the numbers of tasks, are those of earlier calls as well; those of new tasks are added. For the
-    other arguments see `Gathering`.
+    `throughputs`, by task number, include earlier calls; those of new tasks are added.
     """
 
     def __init__(
@@ -46,16 +40,13 @@ class TaskGathering(Gathering):
         self._queues = [
             IndexQueue(range(it.start, it.stop), layout.block, lengthens=layout.lengthens) for it in plan.sections
         ]
-        self._taken = [0] * len(plan.sections)  # of each section how many indices were assigned, or assigned again
-        self._n_new = plan.limit or 0  # indices that were never assigned
-        self._first_new = 0  # the first section that has some
-        self._returned: set[int] = set()  # sections with tickets that were put back
+        self._taken = [0] * len(plan.sections)  # by section: indices assigned so far
+        self._n_new = plan.limit or 0  # indices never assigned
+        self._first_new = 0  # the first section with new indices
+        self._returned: set[int] = set()  # sections with returned tickets
 
     def assign(self, worker: int, *, ahead: bool = False, now: float = 0.0) -> Assignment | None:
-        """Return the ticket that `worker` should run next, or None if there is none for it now.
-
-        Trajectories without which the result has a gap come first.
-        """
+        """Return the next ticket of `worker`, or None; gaps in the result come first."""
         self.refuses_all = self.result.complete or (ahead and not self._has_plenty)
         indices = range(0) if self.refuses_all else self._take_lost(worker) or self._take_further(worker)
         if not indices:
@@ -67,7 +58,6 @@ class TaskGathering(Gathering):
 
     @property
     def _has_plenty(self) -> bool:
-        """Whether workers may get a ticket ahead: enough remains for all, or rows that are free begin with it."""
         if self._first_new < len(self._queues) and self._runs_lanes(self._queues[self._first_new]):
             return True
         return self._n_new > self._n_workers * self._unit
@@ -80,11 +70,11 @@ class TaskGathering(Gathering):
             queue = self._queues[number]
             if indices := queue.take_returned(self._size(number, worker), self.result.end):
                 return indices
-            self._returned.discard(number)  # all that it had, or what is of no use
+            self._returned.discard(number)  # empty, or its indices are not needed
         return range(0)
 
     def _take_further(self, worker: int) -> range:
-        """Assign indices that were never assigned, as far as there is memory for what workers run ahead."""
+        """Assign new indices within the memory for running ahead."""
         room = self._room()
         for number in range(self._first_new, len(self._sections) if room > 0 else 0):
             section = self._sections[number]
@@ -106,7 +96,6 @@ class TaskGathering(Gathering):
         return section.stop - section.start - self._taken[number]
 
     def _size(self, number: int, worker: int) -> int:
-        """Return how many trajectories the next ticket of a section has for a worker."""
         queue, throughput = self._queues[number], self._throughputs[number]
         unit = max(self._unit, queue.next_block)
         if throughput.timesteps is None:
@@ -119,7 +108,7 @@ class TaskGathering(Gathering):
         )  # fmt: skip
 
     def _room(self) -> float:
-        """Return how many more bytes workers may run ahead of the consumer; above 0 while they hold little."""
+        """Return the bytes left to run ahead of the consumer; above 0 while workers hold little."""
         n_popped, n_ahead, n_bytes = self.result.n_popped, 0, 0.0
         for number in range(self._sections.number_of(n_popped), len(self._sections)):
             taken = self._taken[number]
@@ -132,7 +121,7 @@ class TaskGathering(Gathering):
         return max(n_tickets * TICKET_BYTES - n_bytes, float(n_ahead < n_tickets * self._unit))
 
     def _bytes_of(self, number: int) -> float:
-        """Return how much memory a trajectory of a section takes, as far as that is known."""
+        """Return the known memory of a section's trajectory."""
         throughput = self._throughputs[number]
         n_timesteps = throughput.timesteps or 1.0
         return throughput.n_bytes + _BYTES_OF_TRAJECTORY + _BYTES_OF_TIMESTEP * n_timesteps
@@ -142,23 +131,21 @@ class TaskGathering(Gathering):
         self._returned.add(self._sections.number_of(indices[0]))
 
     def _queue_for(self, worker: int) -> IndexQueue:
-        """Return a queue by its number, which is that of a section: no worker has a queue of its own."""
+        """Return a section's queue: workers have none of their own."""
         return self._queues[worker]
 
     def _queue_of(self, indices: range) -> IndexQueue:
         return self._queues[self._sections.number_of(indices[0])]
 
     def throughput_of(self, indices: range) -> Throughput:
-        """Return the throughput of the task that a ticket is of."""
         return self._throughputs[self._sections.number_of(indices[0])]
 
     @property
     def may_copy(self) -> bool:
-        """Whether idle workers may run what others hold: while all of that is of one section."""
         return super().may_copy and self._measures_one()
 
     def _measures_one(self) -> bool:
-        """Whether all tickets in flight are of one section; then they are expected to last as its task's do."""
+        """Return whether all tickets in flight are of a single task; if so, estimate by its throughput."""
         running = {self._sections.number_of(held[0]) for _, queue in self._in_flight.busy() for held in queue}
         if len(running) != 1:
             return False
@@ -170,7 +157,6 @@ class TaskGathering(Gathering):
         return True
 
     def assign_copy(self, worker: int, now: float = 0.0) -> Assignment | None:
-        """Return a copy of a part of another worker's ticket for an idle one; None if that does not pay."""
         indices = self.copies.assign(worker, now, self._block_of, self.result.end) if self.may_copy else None
         return Assignment(indices, self._block_of(indices)) if indices else None
 

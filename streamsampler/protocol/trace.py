@@ -1,19 +1,14 @@
-"""Keep the last calls of a scheduler, from which all that it decided can be decided again. Pure.
+"""Record the last calls of a scheduler, for an exact replay of its decisions. Pure.
 
-A trace is a line of text and then pickles. The first has the arguments of the scheduler, or is a scheduler in the state
-that it had. Each other one is an *entry*:
+A trace is a line of text, then pickles: first a scheduler, or its arguments, then *entries*:
 
-- a call of the scheduler, as a tuple: the name of the method, and its arguments;
-- the instructions that the call returned, as a list, where they are kept;
-- the text of a `ProtocolError` that ended a call of the sampler.
+- a call of the scheduler, as a tuple of the method's name and arguments;
+- its instructions, as a list, where they are recorded;
+- the text of the `ProtocolError` at the end of a sampler's call.
 
-*An entry costs one append.* Events and plans are values, so the trace keeps them as they are, and pickles nothing until
-somebody asks. Instructions follow from them, and are not kept in memory. Reports have the lengths of trajectories: they
-count, too, so that the memory of a trace is bounded.
-
-*The first calls are forgotten in parts.* A replay needs the state before the first call that is kept, and that state is
-in no event. So when a part is full, the scheduler is pickled once, and its state begins the next part: .3 ms with two
-workers and 20 ms with 1,000, which is why more workers have longer parts. The last full part is kept, too.
+Recording costs one append: events and plans are values, pickled only on request. A full part ends with a pickle of the
+scheduler, as the start of the next part: 0.3 ms with two workers and 20 ms with 1,000, hence longer parts with more
+workers. The last full part is kept, too.
 """
 
 from __future__ import annotations
@@ -30,42 +25,40 @@ from streamsampler.core.version import __version__
 from streamsampler.protocol.restarts import Policy
 
 N_EVENTS = 10_000
-"""How many of the last events are kept, at least."""
+"""Least number of recorded events."""
 
 _BYTES_OF_STATE = 20  # of a pickled scheduler, for each event of a part
 
 LENGTHS_SHIFT = 6
-"""2 to the power of this many lengths of trajectories take about as much memory as an event, and count as one."""
+"""2 to this power lengths of trajectories take about the memory of an event, and count as an event."""
 
 HEADER = b"streamsampler trace 1, version "
-"""What a trace begins with; the version of the package follows."""
+"""Start of a trace, followed by the package's version."""
 
 
 class Entries(Protocol):
-    """What takes the entries of a part."""
+    """A list, or a stand-in that discards."""
 
-    def append(self, entry: Any, /) -> None:
-        """Add an entry."""
+    def append(self, entry: Any, /) -> None: ...
 
 
 class SchedulerTrace:
-    """The last calls of a scheduler, which adds them itself: without a function that would do it."""
+    """The last calls of a scheduler, which appends them itself."""
 
     def __init__(self) -> None:
-        self.calls: Entries = []  # takes the calls of the part that grows
-        self.returned: Entries = deque[Any](maxlen=0)  # takes the instructions that they return
-        self.room = N_EVENTS  # how many more events the part takes
+        self.calls: Entries = []  # calls in the current part
+        self.returned: Entries = deque[Any](maxlen=0)  # instructions of these calls
+        self.room = N_EVENTS  # how many more events fit in the part
         self._parts: deque[tuple[bytes, list[Any]]] = deque(maxlen=2)
 
     def begin_part(self, state: object) -> None:
-        """Begin a part with the scheduler, or with the arguments that it is made with."""
         pickled_state, entries = pickled(state), list[Any]()
         self.room = max(N_EVENTS, len(pickled_state) // _BYTES_OF_STATE)
         self.calls = entries
         self._parts.append((pickled_state, entries))
 
     def ended_with(self, error: ProtocolError) -> bytes:
-        """Add the error that ended a call of the sampler, and return the trace as it stands in files."""
+        """Add the error that ended a sampler's call; return the trace."""
         self.calls.append(text_of(error))
         state = self._parts[0][0]
         entries = [entry for _, part in self._parts for entry in part]
@@ -73,12 +66,11 @@ class SchedulerTrace:
 
 
 def text_of(error: BaseException) -> str:
-    """Return the entry of an error."""
     return f"{type(error).__name__}: {error}"
 
 
 def pickled(value: object) -> bytes:
-    """Pickle an entry, or a scheduler; of exception types only the names, by which schedulers know them."""
+    """Pickle an entry or a scheduler, with exception types by name."""
     buffer = BytesIO()
     pickler = pickle.Pickler(buffer, pickle.HIGHEST_PROTOCOL)
     pickler.dispatch_table = _REDUCERS
@@ -87,7 +79,7 @@ def pickled(value: object) -> bytes:
 
 
 def unpickled(file: BinaryIO) -> Iterator[Any]:
-    """Yield what follows the first line of a trace; a process that was killed may have left a part of an entry."""
+    """Yield the pickles of a trace; a killed process may have left the last incomplete."""
     while True:
         try:
             yield pickle.load(file)
@@ -105,7 +97,7 @@ def _reduced(policy: Policy) -> tuple[Any, ...]:
 
 
 def _policy_of(values: dict[str, Any], names: list[tuple[str, str]]) -> Policy:
-    """Return a policy with exception types of these names; users' own ones need not exist here."""
+    """Return a policy with stand-ins for exception types of these names."""
     types = [type("Named", (Exception,), {"__module__": module, "__qualname__": name}) for module, name in names]
     return Policy(**{**values, "restart_on": tuple(types)})
 

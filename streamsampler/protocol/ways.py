@@ -1,7 +1,7 @@
-"""How workers run trajectories, as far as they have told: one after another, in blocks, in lanes. Pure.
+"""Learn from answers how workers run trajectories: sequentially, in blocks, or in lanes. Pure.
 
-A ticket of a worker whose way is not known yet is cut so that any way can run it; its answer tells. With another agent
-or environment a worker may run trajectories in another way, so that what is known holds for one structure.
+Until a worker's way is known, its tickets suit any way. Another agent or environment may change it, so it is known by
+structure.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from streamsampler.protocol.messages import Failure, Report
 from streamsampler.protocol.plans import Layout
 
 Structure: TypeAlias = tuple[int, ...]
-"""Names the agent and the environment of a queue's workers."""
+"""Identifies the agent and environment of a queue's workers."""
 
 
 class Ways:
-    """The ways of the workers of each queue of indices, or of each task where workers run several."""
+    """The known ways, by queue or task."""
 
     def __init__(self) -> None:
-        self.structures: Sequence[Structure] = ((),)  # of each queue: one for all workers, or one for each
+        self.structures: Sequence[Structure] = ((),)  # of each queue: for all workers, or each
         self.known: dict[int, tuple[Literal["lanes", "blocks", "longer blocks"], Structure]] = {}
 
     def tell(self, gathering: Gathering, structures: Sequence[Structure]) -> None:
-        """Tell a new gathering what is known of workers with these structures; of several tasks, for each section."""
+        """Apply the known ways of these structures to a new gathering."""
         sections = gathering.plan.sections
         queues: Iterable[tuple[int, Structure]] = enumerate(structures)
         if sections:
@@ -38,7 +38,7 @@ class Ways:
                 gathering.run_blocks(queue, longer=way == "longer blocks")
 
     def record(self, gathering: Gathering, layout: Layout, worker: int, answer: Report | Failure) -> bool:
-        """Record how a worker ran a ticket; return whether the ticket was right for that: none cuts a block."""
+        """Record how a worker ran a ticket; return False if the ticket splits a block."""
         ticket, sections = answer.ticket, gathering.plan.sections
         assert ticket is not None
         queue = key = worker % len(self.structures)
