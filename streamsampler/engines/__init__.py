@@ -1,6 +1,5 @@
-"""Engines: where workers live, in this process, in processes of their own, or in a Ray cluster.
+"""Run workers: in this process, in processes of their own, or in a Ray cluster.
 
-An engine carries messages between the sampler and its workers. All engines share one gathering loop, so they give the
-same batches. To write an engine see `streamsampler/docs/extending.md`; `tests/contracts` in the repository runs against
-every engine.
+An engine carries messages between the sampler and its workers. All engines share the scheduler, so they give the same
+batches. To write an engine see `streamsampler/docs/extending.md`; `tests/contracts` runs against every engine.
 """

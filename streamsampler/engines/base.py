@@ -1,7 +1,7 @@
-"""The base class of engines: where workers live.
+"""Define the base class of engines.
 
-An engine starts workers, carries the messages of the sampler to them and brings back their answers. It knows nothing of
-calls, plans and batches. The guide is `streamsampler/docs/extending.md`.
+An engine starts workers, sends them the sampler's messages and returns their answers. It knows nothing of calls, plans
+and batches. The guide is `streamsampler/docs/extending.md`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from streamsampler.workers.board import StatusBoard
 __all__ = ["Answered", "Died", "Engine", "EnvsRestored", "Event", "Logged", "unreadable"]
 
 
-def _nothing() -> None:
-    """Release nothing."""
+def _nothing() -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +32,9 @@ class Answered:
     Attributes:
         worker: The worker number.
         answer: The report or failure.
-        contents: With a report: `(rollouts, spaces or None)`, whose arrays are valid until `release` is called.
-            With a failure: the exception itself, where it did not leave this process.
-        release: Gives the memory of the contents back; to be called exactly once.
+        contents: Of a report `(rollouts, spaces or None)`, with arrays valid until `release`; of a failure the
+            exception itself, if it did not leave this process.
+        release: Frees the memory of the contents; to be called exactly once.
     """
 
     worker: int
@@ -46,13 +45,13 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """A worker ended; all events of what it had sent came before.
+    """A worker ended, after the events of all it had sent.
 
     Attributes:
         worker: The worker number.
         exitcode: Negative for a signal; None if unknown.
-        why: Why the engine killed it, as the end of a sentence about the worker; empty if it ended by itself.
-        hopeless: Whether a new worker in its place would do the same.
+        why: The engine's reason to kill it, as the end of a sentence; empty if it ended by itself.
+        hopeless: Whether a new worker would die as well.
     """
 
     worker: int
@@ -63,7 +62,7 @@ class Died:
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """A worker made log records; comes before the answer that they were sent with.
+    """A worker sent log records; precedes the answer sent with them.
 
     Attributes:
         worker: The worker number.
@@ -76,11 +75,11 @@ class Logged:
 
 @dataclass(frozen=True, slots=True)
 class EnvsRestored:
-    """A process that a worker needs was lost and made again; the worker goes on.
+    """A process of a worker's environments was lost and replaced; the worker continues.
 
     Attributes:
         worker: The worker number.
-        hung: Whether it made no progress, and was killed.
+        hung: Whether it was killed for lack of progress.
     """
 
     worker: int
@@ -91,19 +90,18 @@ Event = Answered | Died | Logged | EnvsRestored
 
 
 class Engine(ABC):
-    """Workers, and how to talk to them; see the module's docstring.
+    """Runs workers, and carries messages to and from them.
 
     Attributes:
-        n_workers: How many workers there are.
-        board: What the sampler and the workers share besides messages: in shared memory, or, where workers are in this
-            process, `StatusBoard(memoryview(bytearray(board_bytes(n_workers))))`.
+        n_workers: The number of workers.
+        board: The status board, shared with the workers: in shared memory, or, for workers in this process,
+            `StatusBoard(memoryview(bytearray(board_bytes(n_workers))))`.
         concurrent: Whether workers run at the same time; otherwise they take turns.
-        can_retire: Whether a worker that is sent `Exit` closes its environment and ends, so that another one can be
-            started in its place. If not, its next `Start` brings a new agent and a new environment.
-        has_own_settings: Whether workers have settings and loggers of their own: they are in other processes.
-        shortest_ticket_seconds: Below this the last tickets of a call cost more than they are worth.
-        clock: Returns seconds, from any beginning: by them tickets are sized and deadlines kept. A simulation has its
-            own.
+        can_retire: Whether a worker ends after `Exit`, so that another can start in its place. If not, its next `Start`
+            brings a new agent and a new environment.
+        has_own_settings: Whether workers have settings and loggers of their own, because they are in other processes.
+        shortest_ticket_seconds: Least duration of a call's last tickets.
+        clock: Returns seconds, from any origin, for sizes of tickets and deadlines. A simulation has its own.
     """
 
     n_workers: int
@@ -114,55 +112,51 @@ class Engine(ABC):
     shortest_ticket_seconds = SHORTEST_TICKET_SECONDS
     clock: Callable[[], float] = staticmethod(perf_counter)
 
-    # ------------------------------------------------------------------ to be written
-
     @abstractmethod
     def send(self, worker: int, message: Message) -> None:
-        """Send a message without waiting; lower the worker's flag (`board.lower_flag`) before a `Start`.
+        """Send a message without waiting; before a `Start`, lower the worker's flag (`board.lower_flag`).
 
-        A message to a dead worker is dropped: `wait` reports the death.
+        Drop a message to a dead worker: `wait` reports the death.
         """
 
     @abstractmethod
     def wait(self, timeout: float | None) -> list[Event]:
-        """Sleep until a worker answers or dies, for at most `timeout` seconds, and return the events."""
+        """Sleep until a worker answers or dies, for at most `timeout` seconds; return the events."""
 
     @abstractmethod
     def restart(self, worker: int) -> None:
-        """Start a new worker in the place of a dead one."""
+        """Start a new worker in the place of a dead worker."""
 
     def can_restart(self, worker: int) -> bool:
-        """Return whether a new worker can be started in the place of a dead one; `wait` returns when that changes."""
+        """Return whether `restart` is possible now; `wait` returns when this changes."""
         del worker
         return True
 
     @abstractmethod
     def kill(self) -> None:
-        """End all workers at once, from any thread: `wait`, in another thread, returns."""
+        """End all workers at once, from any thread; a `wait` in another thread returns."""
 
     @abstractmethod
     def close(self, *, read_answers: bool = True) -> list[Answered | Logged]:
         """Let all workers close their environments and end, within a fixed time.
 
-        Nothing but `abandon_older` and `ran_timesteps` may be called afterwards.
+        Only `abandon_older` and `ran_timesteps` may be called afterwards.
 
         Args:
-            read_answers: Whether the workers' last answers are read. False where an interrupt may have left a message
-                half read.
+            read_answers: Whether to read the workers' last answers; False after an interrupt in the middle of a
+                message.
 
         Returns:
             The workers' last answers without contents (reports of abandoned rollouts, failures to close environments)
             and log records.
         """
 
-    # ------------------------------------------------------------------ payloads
-
     def publish(self, payload: Payload) -> Any:
-        """Return the handle that messages carry for a payload, to be loaded by any worker any number of times."""
+        """Return the handle of a payload for messages; any worker can load it any number of times."""
         return payload.owned()
 
     def publish_table(self, table: Any) -> Any:
-        """Return the handle of an object that has handles of payloads; it is loaded as a payload is."""
+        """Return the handle of an object with handles of payloads, to be loaded like a payload."""
         return self.publish(dumps(table, "a table of payloads"))
 
     def published(self, handle: Any) -> Payload:
@@ -171,9 +165,7 @@ class Engine(ABC):
         return payload
 
     def unpublish(self, handle: Any) -> None:  # noqa: B027 - to be overridden where memory is freed
-        """Free a payload: all messages that carry its handle are answered, and no other will be sent."""
-
-    # ------------------------------------------------------------------ the board
+        """Free a payload: all messages with its handle are answered, and none will follow."""
 
     def abandon_older(self, version: int) -> None:
         """Let workers abandon rollouts of versions older than `version` at their next timestep."""
@@ -184,38 +176,36 @@ class Engine(ABC):
         return self.board.progress(worker)
 
     def request_progress(self, worker: int) -> None:
-        """Ask a worker to show each timestep and each action in its progress, until its next `Start`."""
+        """Ask a worker to write each timestep and action to its progress until its next `Start`."""
         self.board.request_progress(worker)
 
     def ran_timesteps(self, worker: int) -> int:
-        """Return how many timesteps a worker has shown since its start; also after `close`."""
+        """Return a worker's timesteps since its start; also after `close`."""
         return self.board.ran_timesteps(worker)
 
     def memory_bytes(self, worker: int) -> int:
-        """Return the private memory of a worker at its last answer, in bytes; 0 where it is not known."""
+        """Return a worker's private memory at its last answer, in bytes; 0 if unknown."""
         return self.board.memory_bytes(worker)
 
     def begin_end(self) -> None:
-        """Let workers end as soon as they can, without waiting for it: all that comes is `close`, sooner or later."""
+        """Let workers end as soon as they can, without waiting; only `close` will follow."""
         self.abandon_older(NEVER_AGAIN)
-
-    # ------------------------------------------------------------------ workers that die, hang or are replaced
 
     def kill_worker(self, worker: int) -> None:  # noqa: B027 - to be overridden where workers can be killed
         """Kill a worker; `wait` reports its death."""
 
     def stacks(self, worker: int) -> str:
-        """Return the Python stacks of a worker that is about to be killed, or the reason why there are none."""
+        """Return the Python stacks of a worker about to be killed, or the reason for their absence."""
         del worker
         return ""
 
     def pids(self) -> list[int]:
-        """Return the workers' process ids; none where workers are no processes."""
+        """Return the workers' process ids, if they are processes."""
         return []
 
 
 def unreadable(answer: Answer, error: Exception) -> Failure:
-    """Return the failure of a report whose contents cannot be unpickled here."""
+    """Return the failure for a report with contents that cannot be unpickled here."""
     text = "".join(traceback.format_exception(error)).rstrip()
     summary = f"what it recorded was pickled there, but cannot be unpickled here: {type(error).__name__}: {error}"
     return Failure(

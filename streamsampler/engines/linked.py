@@ -1,7 +1,7 @@
-"""Start, watch, replace and end workers that are processes, whatever they are asked and answer.
+"""Start, watch, replace and end worker processes, for samplers and managers alike.
 
-Samplers and managers of environments have this in common. Each worker has a link: what only it shares with the process
-that started it. So its death breaks nothing that another worker uses. Imports nothing that only POSIX has.
+Each worker has a link: the ends it shares only with the process that started it. So its death breaks nothing of another
+worker. Imports nothing that only POSIX has.
 """
 
 from __future__ import annotations
@@ -26,30 +26,27 @@ from streamsampler.workers.board import StatusBoard
 _LOG = logging.getLogger("streamsampler")
 
 STUCK_SECONDS = 1.0
-"""How long a worker that is not closing its environment may take to begin with it, before it is killed."""
+"""Seconds for a worker to start closing its environment, before it is killed."""
 
 GRACE_SECONDS = 1.0
-"""How long a worker may take to end once it has closed its end of what it shares with the sampler."""
+"""Seconds for a worker to end after it closed its ends."""
 
 _LATE = (
     "worker %d was killed: to close its environments and to run their exit handlers took longer than close_timeout=%g s"
 )
 _TERM_SECONDS = 0.25  # from SIGTERM to SIGKILL
-_OURS = (  # frames that a user has no use for
+_OURS = (  # frames of no use to users
     "/streamsampler/workers/loop.py", "/streamsampler/workers/task_loops.py", "/streamsampler/engines/", '"<string>"',
 )  # fmt: skip
 
 
 class Link(ABC):
-    """This process's ends of what it shares with one worker process.
-
-    Args:
-        number: The worker number.
+    """This process's ends of a worker process.
 
     Attributes:
         number: The worker number.
-        ended: Whether the worker is dead, or counts as dead: it is sent nothing, and nothing of it is taken in.
-        lost: Why it never ran, as the end of a sentence: what was to start it is lost. Empty where it ran.
+        ended: Whether the worker is dead, or counts as dead: messages to and from it are discarded.
+        lost: Reason why it never ran, as the end of a sentence: its server is lost. Empty if it ran.
     """
 
     def __init__(self, number: int) -> None:
@@ -59,8 +56,7 @@ class Link(ABC):
 
     @property
     @abstractmethod
-    def pid(self) -> int:
-        """The worker's process id."""
+    def pid(self) -> int: ...
 
     @abstractmethod
     def ends_within(self, timeout: float) -> bool:
@@ -68,26 +64,25 @@ class Link(ABC):
 
     @abstractmethod
     def kill(self, *, gently: bool = False) -> None:
-        """Kill the worker; gently, if the system knows the difference, by SIGTERM. From any thread."""
+        """Kill the worker, from any thread; gently by SIGTERM, if the system has it."""
 
     @abstractmethod
     def stacks(self) -> str:
-        """Return the worker's Python stacks; the reason why there are none, in parentheses."""
+        """Return the worker's Python stacks, or the reason for their absence, in parentheses."""
 
     @abstractmethod
     def close(self, timeout: float) -> None:
         """Kill the worker if it lives, and close all ends; may be repeated, also after an interrupt.
 
-        Args:
-            timeout: Seconds that the worker may take to be gone; one that hangs in the kernel takes longer.
+        A worker that hangs in the kernel may not be gone after `timeout` seconds.
         """
 
 
 class EngineLink(Link):
-    """The sampler's ends of what it shares with one worker process.
+    """The sampler's ends of a worker process.
 
     Attributes:
-        spaces: The spaces that the worker sent last, pickled; empty before.
+        spaces: The spaces last sent by the worker, pickled; empty before.
     """
 
     def __init__(self, number: int) -> None:
@@ -96,19 +91,19 @@ class EngineLink(Link):
 
     @abstractmethod
     def send(self, message: Message) -> None:
-        """Send a message. The protocol bounds the messages under way, so there is always room."""
+        """Send a message; the protocol bounds the messages under way, so it fits."""
 
 
 class AnswerReader:
-    """Makes events of what workers said.
+    """Makes events of workers' messages.
 
     Attributes:
-        oldest_version: The oldest agent version whose rollouts are unpickled; of others the answer is enough.
+        oldest_version: The oldest agent version with rollouts to unpickle; older reports are reduced to their answers.
     """
 
     def __init__(self) -> None:
         self.oldest_version = 0
-        # Equal spaces are one object for all workers: Gymnasium takes long to compare two of them.
+        # Equal spaces share an object over all workers: Gymnasium takes long to compare two of them.
         self._pickled = b""
         self._spaces: Any = None
 
@@ -116,15 +111,15 @@ class AnswerReader:
         self, link: EngineLink, records: bytes, answer: Answer | None, contents: Contents | None,
         places: Sequence[Place], release: Callable[[], None] = lambda: None,
     ) -> list[Event]:  # fmt: skip
-        """Return the events of what a worker said at once: `Logged`, `Answered`, or both.
+        """Return the events of a worker's message: `Logged`, `Answered`, or both.
 
         Args:
             link: The worker.
             records: Its log records.
             answer: Its answer; None for log records alone.
-            contents: What came with a report besides arrays.
-            places: Where these arrays lie.
-            release: Gives their memory back.
+            contents: A report's contents without arrays.
+            places: The memory of these arrays.
+            release: Frees their memory.
         """
         events: list[Event] = [Logged(link.number, records)] if records else []
         if answer is None:
@@ -141,7 +136,7 @@ class AnswerReader:
         return [*events, Answered(link.number, answer, read, release)]
 
     def _new_spaces(self, link: EngineLink, pickled: bytes | None) -> Any:
-        """Return the spaces that a worker sent; None if they are those that it sent last."""
+        """Return a worker's new spaces; None if they have not changed."""
         if pickled is None or pickled == link.spaces:
             return None
         if pickled != self._pickled:
@@ -156,18 +151,18 @@ EngineLinkT = TypeVar("EngineLinkT", bound=EngineLink)
 
 
 class LinkedWorkers(ABC, Generic[LinkT]):
-    """Workers in processes, each behind a link.
+    """Runs workers in processes, each with a link.
 
-    A subclass makes `board` and the links, and closes what all workers share when `_opened` is left. What workers say
-    are events of any kind; a death is `Died`, after all that the worker had sent.
+    A subclass makes `board` and the links, and closes shared files and memory by `_opened`. Events are of any kind;
+    `Died` follows all other events of its worker.
 
     Args:
-        n_workers: How many workers there are.
-        close_timeout: Seconds that all workers together may take to close their environments at the end.
+        n_workers: The number of workers.
+        close_timeout: Seconds for all workers together to close their environments at the end.
 
     Attributes:
-        n_workers: How many workers there are.
-        board: What workers show of their progress.
+        n_workers: The number of workers.
+        board: The workers' status board.
     """
 
     board: StatusBoard
@@ -177,36 +172,32 @@ class LinkedWorkers(ABC, Generic[LinkT]):
         self._close_timeout = close_timeout
         self._owner = os.getpid()
         self._links: list[LinkT] = []
-        self._opened = contextlib.ExitStack()  # what all workers share
-        self._killed: dict[int, float] = {}  # workers, and the time at which their ends are no longer waited for
-        self._unstarted: list[Died] = []  # the deaths of workers that never ran, until they are reported
+        self._opened = contextlib.ExitStack()  # shared by all workers
+        self._killed: dict[int, float] = {}  # workers, and when to stop waiting for their ends
+        self._unstarted: list[Died] = []  # deaths, not yet reported, of workers that never ran
         self._restarting = self._closing = self._closed = self._stopped = False
-
-    # ------------------------------------------------------------------ to be written
 
     @abstractmethod
     def _started(self, number: int) -> LinkT:
-        """Start a worker; return its link. If the worker cannot be started, nothing is left of it."""
+        """Start a worker; return its link, or raise and leave nothing of it."""
 
     @abstractmethod
     def _events(self, timeout: float | None) -> list[Any]:
-        """Sleep until a worker says something or dies; return the events."""
+        """Sleep until a worker sends a message or dies; return the events."""
 
     @abstractmethod
     def _take_in_death(self, link: LinkT, *, given_up: bool = False) -> list[Any]:
-        """Return the last events of a worker which has ended, or is about to, or whose end is not waited for."""
+        """Return the last events of a worker that has ended, is about to, or is no longer waited for."""
 
     @abstractmethod
     def _let_end(self, link: LinkT) -> None:
-        """Let a worker close its environments and end, as soon as it has carried out what it was asked before."""
+        """Let a worker close its environments and end after all earlier requests."""
 
     def _stop_work(self) -> None:
-        """Let workers leave undone what they can."""
-
-    # ------------------------------------------------------------------ events
+        """Let workers skip unneeded work."""
 
     def _is_ours(self) -> bool:
-        """Whether this is the process that started the workers, and not a forked copy of it.
+        """Whether this process started the workers, and is no forked copy.
 
         A copy that leaves a stream's loop must not stop the workers: it shares the board, and the numbers of its
         descriptors may belong to other files.
@@ -214,18 +205,18 @@ class LinkedWorkers(ABC, Generic[LinkT]):
         return os.getpid() == self._owner
 
     def wait(self, timeout: float | None) -> list[Any]:
-        """Sleep until a worker says something, dies or is given up."""
+        """Sleep until a worker sends a message, dies or is no longer waited for; return the events."""
         return self._with_given_up(self._events(self._within(timeout)))
 
     def _note_start(self, link: LinkT) -> LinkT:
-        """Report the death of a worker that never ran; return its link."""
+        """Record the death of a worker that never ran; return its link."""
         if link.lost:
             link.ended = True
             self._unstarted.append(Died(link.number, None, link.lost))
         return link
 
     def _within(self, timeout: float | None) -> float | None:
-        """Return for how many seconds to sleep at most: until the end of a killed worker is no longer waited for."""
+        """Return the most seconds to sleep: until a killed worker is no longer waited for."""
         if self._unstarted:
             return 0.0
         if not self._killed:
@@ -233,7 +224,7 @@ class LinkedWorkers(ABC, Generic[LinkT]):
         return min([math.inf if timeout is None else timeout, *self._seconds_left().values()])
 
     def _with_given_up(self, events: list[Any]) -> list[Any]:
-        """Add the deaths of workers that never ran, and of killed ones whose ends are no longer waited for."""
+        """Add the deaths of workers that never ran, and of killed workers no longer waited for."""
         if self._unstarted:
             events += self._unstarted
             self._unstarted = []
@@ -244,13 +235,11 @@ class LinkedWorkers(ABC, Generic[LinkT]):
         return events
 
     def _seconds_left(self) -> dict[int, float]:
-        """Return for how many more seconds the end of each killed worker is waited for."""
+        """Return the seconds left to wait for each killed worker."""
         return {worker: max(0.0, until - time.monotonic()) for worker, until in self._killed.items()}
 
-    # ------------------------------------------------------------------ workers that hang or are replaced
-
     def restart(self, worker: int) -> None:
-        """Start a new process in the place of a dead one, with a link of its own."""
+        """Start a new process in the place of a dead worker, with a link of its own."""
         self.board.clear(worker)
         self._restarting = True
         try:
@@ -258,7 +247,7 @@ class LinkedWorkers(ABC, Generic[LinkT]):
             new, old = self._note_start(self._started(worker)), self._links[worker]
             self._links[worker] = new
             if self._stopped:
-                new.kill()  # another thread has killed all workers, and may not have seen this one
+                new.kill()  # another thread has killed all workers, perhaps without this new worker
             old.close(END_SECONDS)
             if self._closing:
                 new.close(END_SECONDS)
@@ -268,7 +257,6 @@ class LinkedWorkers(ABC, Generic[LinkT]):
                 self._close_shared()
 
     def stacks(self, worker: int) -> str:
-        """Return the Python stacks of a worker."""
         return self._links[worker].stacks()
 
     def kill_worker(self, worker: int) -> None:
@@ -278,14 +266,12 @@ class LinkedWorkers(ABC, Generic[LinkT]):
             self._killed.setdefault(worker, time.monotonic() + END_SECONDS)
 
     def pids(self) -> list[int]:
-        """Return the workers' process ids, of those that run or ran."""
+        """Return the process ids of workers that run or ran."""
         return [link.pid for link in self._links if link.pid]
-
-    # ------------------------------------------------------------------ ending
 
     @contextlib.contextmanager
     def _ended_at_errors(self) -> Iterator[None]:
-        """End all workers, and close what they share, if an error is raised."""
+        """End all workers, and close shared files, after an error."""
         try:
             yield
         except BaseException:
@@ -294,20 +280,19 @@ class LinkedWorkers(ABC, Generic[LinkT]):
             raise
 
     def kill(self) -> None:
-        """Kill all workers."""
         self._stopped = True
         self._stop_work()
         for link in self._links if self._is_ours() else ():
             link.kill()
 
     def close(self, *, read_answers: bool = True) -> list[Any]:
-        """Let all workers close their environments and end; send SIGTERM, then SIGKILL, to those that take too long.
+        """Let all workers close their environments and end; send SIGTERM, then SIGKILL, to late workers.
 
         May be repeated after an interrupt.
 
         Args:
-            read_answers: Whether the workers' last answers are read. False where an interrupt may have left a message
-                half read.
+            read_answers: Whether to read the workers' last answers; False after an interrupt in the middle of a
+                message.
 
         Returns:
             The last events.
@@ -325,13 +310,13 @@ class LinkedWorkers(ABC, Generic[LinkT]):
         finally:
             self._end_all()
         self._closed = True
-        # A worker that is being started is given what is shared: by its numbers, which other files may get once closed.
+        # A starting worker receives shared descriptors by number, and other files may get these numbers once closed.
         if not self._restarting:
             self._close_shared()
         return last_events
 
     def _close_shared(self) -> None:
-        self.board = self.board.copy()  # which is asked for timesteps still
+        self.board = self.board.copy()  # for later requests of timesteps
         self._opened.close()
 
     def _end_all(self) -> None:
@@ -349,7 +334,7 @@ class LinkedWorkers(ABC, Generic[LinkT]):
         for limit in sorted({STUCK_SECONDS, self._close_timeout}):
             if read_answers:
                 last_events += self._read_until(begin + limit)
-            else:  # the protocol leaves room for what they send until then
+            else:  # the protocol leaves room for their messages until then
                 for link in self._links:
                     link.ended = link.ended or link.ends_within(begin + limit - time.monotonic())
             late = [link for link in self._links if not link.ended and self._seconds_to_end(link.number) <= limit]
@@ -360,7 +345,7 @@ class LinkedWorkers(ABC, Generic[LinkT]):
         return last_events
 
     def _seconds_to_end(self, worker: int) -> float:
-        """Return how many seconds a worker has to end, from the beginning of `close`."""
+        """Return a worker's seconds to end, from the start of `close`."""
         return self._close_timeout if self._is_closing(worker) else STUCK_SECONDS
 
     def _is_closing(self, worker: int) -> bool:
@@ -375,7 +360,7 @@ class LinkedWorkers(ABC, Generic[LinkT]):
 
 
 class LinkedEngine(LinkedWorkers[EngineLinkT], Engine):
-    """An engine whose workers are processes, each behind a link."""
+    """An engine with worker processes, each with a link."""
 
     has_own_settings = True
     can_retire = True
@@ -385,7 +370,6 @@ class LinkedEngine(LinkedWorkers[EngineLinkT], Engine):
         self._answers = AnswerReader()
 
     def abandon_older(self, version: int) -> None:
-        """Let workers abandon rollouts of versions older than `version`."""
         self._answers.oldest_version = version
         if self._is_ours():
             self.board.abandon_older(version)
@@ -394,7 +378,7 @@ class LinkedEngine(LinkedWorkers[EngineLinkT], Engine):
         self.abandon_older(NEVER_AGAIN)
 
     def begin_end(self) -> None:
-        """Let workers end as soon as they can: one that waits for environments notices a message, and not the board."""
+        """Let workers end as soon as they can: while waiting for environments they notice messages, not the board."""
         self._stop_work()
         if self._is_ours():
             for link in self._links:
@@ -402,9 +386,8 @@ class LinkedEngine(LinkedWorkers[EngineLinkT], Engine):
                     self._let_end(link)
 
     def send(self, worker: int, message: Message) -> None:
-        """Send a message."""
         link = self._links[worker]
-        if link.ended or os.getpid() != self._owner:  # not a call of `_is_ours`: once a report
+        if link.ended or os.getpid() != self._owner:  # not a call of `_is_ours`: this runs once a report
             return  # `wait` reports its death
         if isinstance(message, Start):
             self.board.lower_flag(worker)
@@ -431,6 +414,6 @@ def _terminate(late: Iterable[Link]) -> None:
 
 
 def shown_stacks(text: str, hidden: Sequence[str] = ()) -> str:
-    """Return stacks without the frames of engines and of the worker's loop, and without those that are `hidden`."""
+    """Return stacks without the frames of engines, of the worker's loop, and of `hidden` files."""
     frames = (*_OURS, *hidden)
     return "\n".join(line for line in text.splitlines() if not any(it in line.replace(os.sep, "/") for it in frames))

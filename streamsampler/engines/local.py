@@ -33,13 +33,12 @@ class LocalChannel:
         self.messages: deque[Message] = deque()
 
     def receive(self, *, wait: bool) -> Message | None:
-        """Return the next message, or None."""
         del wait  # the sampler is in this thread: no message can come meanwhile
         self._threads.hold()
         return self.messages.popleft() if self.messages else None
 
     def load(self, payload: Payload) -> Any:
-        """Return a new object."""
+        """Unpickle a new object."""
         loaded = loads(payload)
         self._threads.hold()  # torch may have been imported with it
         return loaded
@@ -55,15 +54,15 @@ class LocalChannel:
 
 
 class LocalEngine(Engine):
-    """Workers in this process and thread; the reference for the other engines.
+    """Runs workers in this process and thread; the reference for other engines.
 
-    Agents and environments are pickled as for processes, so that later changes of the user's objects have no effect.
+    Agents and environments are pickled as for processes, so later changes of the user's objects have no effect.
 
     Args:
-        n_workers: How many workers there are.
+        n_workers: The number of workers.
         make_worker: Makes a worker.
         seed: The sampler's seed.
-        threads: How many threads libraries compute on while workers take turns; None for no limit.
+        threads: The number of threads for libraries while workers take turns; None for no limit.
     """
 
     concurrent = False
@@ -95,7 +94,6 @@ class LocalEngine(Engine):
         return WorkerLoop(self._channels[worker], self._make_worker, context)
 
     def send(self, worker: int, message: Message) -> None:
-        """Leave a message for a worker."""
         if isinstance(message, Start):
             self.board.lower_flag(worker)
         self._channels[worker].messages.append(message)
@@ -126,14 +124,13 @@ class LocalEngine(Engine):
         self.board.abandon_all()
 
     def close(self, *, read_answers: bool = True) -> list[Answered | Logged]:
-        """Close all environments."""
         del read_answers
         self.board.abandon_all()
         outside = not_measuring()
         with self._threads.held(), outside, outside:
             for worker, (channel, loop) in enumerate(zip(self._channels, self._loops, strict=True)):
                 if worker in self._told_to_end:
-                    continue  # an interrupt came after that
+                    continue  # closed before an interrupt
                 self._told_to_end.add(worker)
                 channel.messages.clear()
                 channel.messages.append(Exit())

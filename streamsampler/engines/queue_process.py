@@ -1,10 +1,10 @@
-"""Processes of Python's own `multiprocessing`, and a pair of queues for each; whatever they are asked and answer.
+"""Start and watch processes of `multiprocessing`, each with a pair of queues.
 
-For the engine `queues`, and for environments that are stepped from the parent. Imports nothing that only POSIX has.
+For the engine `queues`, and for environments stepped from the parent. Imports nothing that only POSIX has.
 
-A process is started by `multiprocessing`, with two differences. It does not import the user's main script: agents and
-environments that are defined there travel by value, so an unguarded script is not run again. And `multiprocessing` does
-not end it at the exit of the program, which would come before environments are closed.
+Unlike `multiprocessing` by default, a process does not import the user's main script: agents and environments defined
+there travel by value, so an unguarded script does not run again. And `multiprocessing` does not end it at the exit of
+the program, before environments are closed.
 """
 
 from __future__ import annotations
@@ -38,14 +38,10 @@ from streamsampler.engines.linked import GRACE_SECONDS, Link, LinkedWorkers, sho
 from streamsampler.engines.queue_worker import WorkerEnds
 from streamsampler.workers.board import StatusBoard, board_bytes
 
-# ----------------------------------------------------------------------
-# This process's ends of a worker's queues, and the worker's process.
-
-
 _STACKS_SECONDS = 1.0
 
 _UNREPORTED = 255
-"""What `multiprocessing` says where a fork server, which reports the exit codes of its children, is gone."""
+"""Exit code of `multiprocessing` after the loss of a fork server, which reports the codes of its children."""
 
 _links: weakref.WeakSet[QueueProcess] = weakref.WeakSet()
 _start_lock = threading.Lock()
@@ -53,16 +49,16 @@ _start_lock = threading.Lock()
 
 @dataclass(frozen=True)
 class QueueStart:
-    """How the workers of one pool are started.
+    """How the workers of a pool are started.
 
     Attributes:
-        context: What starts processes.
-        main: What a worker runs: a function of a module, see `queue_worker.main`.
-        setup: What a worker is given; it can be pickled.
+        context: Starts processes.
+        main: The workers' main function, of a module; see `queue_worker.main`.
+        setup: A pickleable object for workers.
         board: The status board's memory.
-        most_commands: How many messages may be on their way; 0 for any number.
-        most_answers: The same of answers, which a worker never waits for then: a thread writes them. None for a queue
-            that has room for what a pipe holds, to which the worker writes itself.
+        most_commands: Most messages under way; 0 for any number.
+        most_answers: Most answers under way: a thread writes them, and the worker never waits. None for a queue with
+            the room of a pipe, written by the worker itself.
     """
 
     context: BaseContext
@@ -74,11 +70,10 @@ class QueueStart:
 
 
 class QueueProcess(Link):
-    """A worker process, and this process's ends of a pair of queues; it starts the worker.
+    """A worker process and this process's ends of its queues; its constructor starts the process.
 
-    A thread reads the worker's answers: a worker that stops in the middle of one keeps only its own thread waiting.
-    Each end is open in one process only. So when a worker dies, the last thing that is read is the end, and a message
-    that it did not finish is the end as well.
+    A thread reads the worker's answers: a worker that stops in the middle of an answer blocks only its own thread. Each
+    end is open in a single process, so reading ends with the worker's death, even in the middle of a message.
 
     Args:
         start: How the worker is started.
@@ -88,7 +83,7 @@ class QueueProcess(Link):
         process: The process.
 
     Raises:
-        OSError: There are no processes or descriptors left.
+        OSError: No processes or descriptors are left.
     """
 
     def __init__(self, start: QueueStart, number: int) -> None:
@@ -99,9 +94,9 @@ class QueueProcess(Link):
         self._reader: threading.Thread | None = None
         self._commands = context.Queue(start.most_commands)
         self._answers: Any = context.SimpleQueue() if start.most_answers is None else context.Queue(start.most_answers)
-        self._commands.cancel_join_thread()  # what no worker reads must not keep this process from its end
+        self._commands.cancel_join_thread()  # an unread message must not delay the end of this process
         for one in (self._commands, self._answers):
-            one._ignore_epipe = True  # type: ignore[union-attr]  # the death of the other end is seen elsewhere
+            one._ignore_epipe = True  # type: ignore[union-attr]  # the death of the other end is noticed elsewhere
         alive, self._alive = context.Pipe(duplex=False)
         stacks, self._stacks = context.Pipe()
         theirs = WorkerEnds(self._commands, self._answers, alive, stacks)
@@ -128,11 +123,11 @@ class QueueProcess(Link):
             theirs.close()
 
     def read(self, post: Callable[[Any, Any], None]) -> None:
-        """Begin to read answers.
+        """Start reading answers in a thread.
 
         Args:
-            post: Is given, in another thread, each answer; then the exception that ended the reading, if there was
-                something else; then None.
+            post: Receives, in that thread, the link and each answer, then an exception that ended the reading, if any,
+                then None.
         """
         name = f"streamsampler-reader-{self.number}"
         self._reader = threading.Thread(target=self._read, args=(post,), name=name, daemon=True)
@@ -145,10 +140,10 @@ class QueueProcess(Link):
     def _read(self, post: Callable[[Any, Any], None]) -> None:
         reader, sentinel = self._answers._reader, self.process.sentinel
         try:
-            # The end of the process, too: something else may hold the worker's end of the queue.
+            # Also the end of the process: something else may hold the worker's end of the queue.
             while reader in wait([reader, sentinel]):
                 post(self, self._answers.get())
-        except (EOFError, OSError):  # the second one is what the end in the middle of a message raises
+        except (EOFError, OSError):  # OSError: the end in the middle of a message
             pass
         except Exception as error:
             post(self, error)
@@ -162,33 +157,29 @@ class QueueProcess(Link):
             self.kill()
 
     def stacks(self) -> str:
-        """Return the worker's Python stacks."""
         with contextlib.suppress(EOFError, OSError):
             self._stacks.send_bytes(b"?")
             if self._stacks.poll(_STACKS_SECONDS):
                 return shown_stacks(self._stacks.recv_bytes().decode(errors="replace"), ["/multiprocessing/"])
         return "(it did not answer: it is stopped, or native code holds the interpreter's lock)"
 
-    # ------------------------------------------------------------------ the end
-
     @property
     def pid(self) -> int:
-        """The worker's process id."""
         return self.process.pid or 0
 
     def ends_within(self, timeout: float) -> bool:
-        """Return whether the worker ends within `timeout` seconds; what it leaves in its group is killed."""
+        """Return whether the worker ends within `timeout` seconds; kill the rest of its group."""
         if not self._gone:
             self.process.join(max(0.0, timeout))
             self._gone = self.process.exitcode is not None
-            # At once: no new process gets the group's number while there is any in it.
+            # At once: while the group has members, no new process gets its number.
             if self._gone and hasattr(os, "killpg"):
                 with contextlib.suppress(OSError):
                     os.killpg(self.pid, signal.SIGKILL)
         return self._gone
 
     def end(self) -> tuple[int | None, str]:
-        """Return the exit code of a worker that has ended; or None, and what is known instead."""
+        """Return the exit code of an ended worker; or None, and the known facts."""
         exitcode = self.process.exitcode
         if self._has_server and exitcode == _UNREPORTED:
             # Without its server the worker ends with the ends of its queues.
@@ -196,7 +187,6 @@ class QueueProcess(Link):
         return exitcode, ""
 
     def kill(self, *, gently: bool = False) -> None:
-        """Kill the worker; gently, if the system knows the difference, by SIGTERM."""
         with contextlib.suppress(OSError, ValueError, AttributeError):  # gone, or closed by another thread just now
             if gently:
                 self.process.terminate()
@@ -204,7 +194,7 @@ class QueueProcess(Link):
                 self.process.kill()
 
     def close(self, timeout: float) -> None:
-        """Kill the worker if it lives, and close all ends. If it hangs in the kernel, it is left, with its ends."""
+        """Kill the worker if it lives, and close all ends; a worker that hangs in the kernel keeps them."""
         self.ended = True
         if self._closed:
             return
@@ -227,7 +217,7 @@ class QueueProcess(Link):
 
 
 def _close_copies() -> None:
-    """Close the copies of the ends in a forked process: open there, they would hide the end of this one."""
+    """Close copies of the ends in a forked process: open there, they would hide the end of this process."""
     for link in list(_links):
         link._close_ends()
 
@@ -237,7 +227,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _let_server_clean_up() -> None:
-    """Let the next fork server of this process remove the file of its socket; see `queue_server`."""
+    """Let this process's next fork server remove the file of its socket; see `queue_server`."""
     from multiprocessing import forkserver
 
     server: Any = forkserver._forkserver
@@ -248,7 +238,7 @@ def _let_server_clean_up() -> None:
 
 @contextlib.contextmanager
 def _main_module_left_out() -> Iterator[None]:
-    """Leave the main module out of what the processes that this thread starts prepare themselves with."""
+    """Exclude the main module from the preparation of processes started by this thread."""
     prepare, starter = multiprocessing.spawn.get_preparation_data, threading.get_ident()
 
     def without_main(name: str) -> dict[str, Any]:
@@ -267,9 +257,9 @@ def _main_module_left_out() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _variables_of_workers() -> Iterator[None]:
-    """Let processes that are started have the hash seed of workers, and find no modules in the current directory.
+    """Give started processes the hash seed of workers, and no modules of the current directory.
 
-    The directory is searched when they have our `sys.path`, and PYTHONSAFEPATH is forgotten with `ProcessSetup`.
+    After their start they have our `sys.path`, and `ProcessSetup` restores PYTHONSAFEPATH.
     """
     variables = {"PYTHONSAFEPATH": "1", "PYTHONHASHSEED": hash_seed()}
     before = {name: os.environ.get(name) for name in variables}
@@ -281,18 +271,15 @@ def _variables_of_workers() -> Iterator[None]:
             os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
-# ----------------------------------------------------------------------
-
-
 QueueProcessT = TypeVar("QueueProcessT", bound=QueueProcess)
 
 
 def check_startable(start_method: StartMethod) -> None:
-    """Refuse to start processes of `multiprocessing` where it cannot.
+    """Check that `multiprocessing` can start processes here.
 
     Raises:
         SamplerError: This is a daemonic process of `multiprocessing`, which may have no children; or the working
-            directory was removed, which `multiprocessing` needs for every start method but "fork".
+            directory was removed, which every start method but "fork" needs.
     """
     if multiprocessing.current_process().daemon:
         raise SamplerError(
@@ -307,10 +294,10 @@ def check_startable(start_method: StartMethod) -> None:
 
 
 class QueuedWorkers(LinkedWorkers[QueueProcessT]):
-    """Workers in processes of `multiprocessing`, with a pair of queues for each.
+    """Runs workers in processes of `multiprocessing`, with a pair of queues for each.
 
-    No queue is shared by workers: a killed worker would keep its lock, and everybody would wait. A worker that is
-    started in the place of a dead one gets new queues.
+    Workers share no queue: a killed worker would keep its lock, and everybody would wait. A replaced worker has new
+    queues.
     """
 
     _how: QueueStart
@@ -321,15 +308,15 @@ class QueuedWorkers(LinkedWorkers[QueueProcessT]):
 
     @abstractmethod
     def _heard(self, link: QueueProcessT, item: Any) -> list[Any]:
-        """Return the events of what a worker said; call `_untrusted` if that is nothing that a worker says."""
+        """Return the events of a worker's message; `_untrusted` for any other object."""
 
     def _start(self, start_method: StartMethod, main: Callable[..., None], setup: Any, **most: int) -> None:
-        """Start the workers. If that fails, those that were started have ended.
+        """Start the workers; after an error all started workers have ended.
 
         Args:
-            start_method: How processes are started.
-            main: What a worker runs.
-            setup: What a worker is given.
+            start_method: The start method of the processes.
+            main: The workers' main function.
+            setup: A pickleable object for workers.
             most: See `QueueStart`.
 
         Raises:
@@ -342,7 +329,7 @@ class QueuedWorkers(LinkedWorkers[QueueProcessT]):
         context = multiprocessing.get_context(start_method)
         memory: Any = context.RawArray(ctypes.c_char, board_bytes(self.n_workers))
         self._how = QueueStart(context, main, setup, memory, **most)
-        self._inbox: list[tuple[QueueProcessT, Any]] = []  # what was read; while it has something, there is a wake-up
+        self._inbox: list[tuple[QueueProcessT, Any]] = []  # messages read; while it has any, a wake-up is pending
         self._inbox_lock = threading.Lock()
         self.board = StatusBoard(memoryview(memory))
         woken, wake = context.Pipe(duplex=False)
@@ -373,28 +360,26 @@ class QueuedWorkers(LinkedWorkers[QueueProcessT]):
             raise
         return link
 
-    # ------------------------------------------------------------------ events
-
     def _post(self, link: QueueProcessT, item: Any) -> None:
-        """Take in what a link read; called in its thread."""
+        """Put a link's message into the inbox; called in its thread."""
         with self._inbox_lock, contextlib.suppress(OSError):  # closed just now
             self._inbox.append((link, item))
             if len(self._inbox) == 1:
                 self._wake.send_bytes(b"!")
 
     def _sleep(self, timeout: float | None) -> bool:
-        """Sleep until there is something in the inbox; return whether there is."""
-        # The first look lets the threads run that write what was sent. Where an answer is a signal to this process, it
-        # comes before the second one, so it is noticed: one that comes just before a thread blocks is not.
+        """Sleep until the inbox has something; return whether it has."""
+        # The first wait lets the threads run that write messages. If an answer is a signal to this process, it comes
+        # before the second wait, and is noticed; a signal just before a thread blocks is not.
         return bool(wait([self._woken], 0) or wait([self._woken], timeout))
 
     def _events(self, timeout: float | None) -> list[Any]:
         return self._read() if self._sleep(timeout) else []
 
     def _read(self) -> list[Any]:
-        """Return the events of what woke this process."""
+        """Return the events of the inbox."""
         with self._inbox_lock:
-            # In this order: after an interrupt in between there is a wake-up too many, and not one too few.
+            # In this order: an interrupt in between leaves a wake-up too many, not too few.
             items, self._inbox = self._inbox, []
             self._woken.recv_bytes()
         events: list[Any] = []
@@ -410,12 +395,12 @@ class QueuedWorkers(LinkedWorkers[QueueProcessT]):
         return events
 
     def _untrusted(self, link: QueueProcessT, error: Exception) -> list[Any]:
-        """Kill a worker that sent what no worker sends; return its death."""
+        """Kill a worker after an invalid message; return its death."""
         link.kill()
         return self._take_in_death(link, why=f"sent what is no answer ({type(error).__name__}: {error})")
 
     def _take_in_death(self, link: QueueProcessT, *, given_up: bool = False, why: str = "") -> list[Any]:
-        """Return the death of a worker; all that it had sent came before."""
+        """Return the death of a worker, after all its messages."""
         link.ended = True
         self._killed.pop(link.number, None)
         if not link.ends_within(0 if given_up else GRACE_SECONDS):

@@ -1,7 +1,7 @@
-"""Remove the file of the socket of `multiprocessing`'s fork server, also where the server's parent was killed.
+"""Remove the socket's file of `multiprocessing`'s fork server after its parent was killed.
 
-The server is reached by a socket in the temporary directory, which its parent removes at its own end: after SIGKILL it
-would stay. The server imports this module before it serves, and ends in order when its parent is gone.
+The socket is in the temporary directory. The parent removes it at its own end: after SIGKILL it would stay. The server
+imports this module before it serves, and ends regularly when its parent is gone.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 
 
 def remove_socket(server: int) -> None:
-    """Remove the file and its folder, if this process is the fork server of this process number."""
+    """Remove the file and its folder in the fork server with process id `server`."""
     known: Any = multiprocessing.forkserver._forkserver
     address = known._forkserver_address
-    # Neither in a process that an environment forked, nor in one that has a fork server instead of being one.
+    # Neither in a process forked by an environment, nor in a process that has a fork server instead of being it.
     if os.getpid() != server or known._forkserver_pid is not None or not isinstance(address, str):
         return
-    with contextlib.suppress(OSError):  # the parent ended in order, and has removed them
+    with contextlib.suppress(OSError):  # the parent ended regularly, and has removed them
         os.unlink(address)
         os.rmdir(os.path.dirname(address))
 

@@ -1,7 +1,4 @@
-"""A worker process of `multiprocessing`, from its queues to the worker loop of the engine `queues`.
-
-Imports nothing that only POSIX has.
-"""
+"""Run a worker process of `multiprocessing`, from its queues to its main loop. Imports nothing that only POSIX has."""
 
 from __future__ import annotations
 
@@ -39,18 +36,18 @@ _RANDOM_HASHES = (
     'before it starts, or use engine="processes"'
 )
 
-_MOST_STACK_BYTES = 1 << 14  # what a connection writes in one piece
+_MOST_STACK_BYTES = 1 << 14  # what a connection writes at once
 
 
 @dataclass(frozen=True)
 class WorkerEnds:
-    """A worker's ends of what it shares with its sampler.
+    """A worker's ends of its queues and pipes.
 
     Attributes:
-        commands: Pickled messages, which the worker reads.
-        answers: What the worker writes: its log records, the pickled answer, the pickled contents and their arrays.
-        alive: Nothing is ever written there: the worker ends when the sampler's end closes.
-        stacks: Anything that is written there is answered with the worker's Python stacks.
+        commands: Pickled messages to the worker.
+        answers: The worker's log records, pickled answers, pickled contents and their arrays.
+        alive: A pipe without data: the worker ends when the sampler's end closes.
+        stacks: Any data here is answered with the worker's Python stacks.
     """
 
     commands: Queue[bytes]
@@ -59,24 +56,23 @@ class WorkerEnds:
     stacks: Connection[Any, Any]
 
     def close_foreign(self) -> None:
-        """Close the sampler's ends of the queues: while they are open here, the sampler's end is not noticed."""
+        """Close the sampler's ends of the queues: open here, they would hide the sampler's end."""
         self.commands._writer.close()  # type: ignore[attr-defined]
         self.answers._reader.close()  # type: ignore[union-attr]
 
     def flush(self) -> None:
-        """Wait until the last answer is in the pipe; if the sampler does not read it, it kills this process."""
-        if isinstance(self.answers, Queue):  # of others it is
+        """Wait until the last answer is in the pipe; a sampler that does not read it kills this process."""
+        if isinstance(self.answers, Queue):  # other queues write at once
             self.answers.close()
             self.answers.join_thread()
 
     def close(self) -> None:
-        """Close the worker's ends."""
         for end in (self.commands._reader, self.answers._writer, self.alive, self.stacks):  # type: ignore[attr-defined, union-attr]
             end.close()
 
 
 class _Pickled:
-    """Sets an event when a queue's thread pickles it: all answers before it have been written then."""
+    """Sets an event when a queue's thread pickles it, after writing all earlier answers."""
 
     def __init__(self) -> None:
         self.event = threading.Event()
@@ -87,13 +83,13 @@ class _Pickled:
 
 
 class QueueChannel(WorkerChannel):
-    """A worker's connection to a sampler in another process.
+    """A worker's connection to a sampler in another process, through queues.
 
     Args:
         ends: The worker's queues.
-        keeper: Keeps log records until they are sent.
-        threads: How many threads libraries compute on.
-        settings: The settings of the sampler's process that this one has.
+        keeper: Collects log records until they are sent.
+        threads: Limits the threads of libraries.
+        settings: The sampler's settings in this process.
     """
 
     def __init__(self, ends: WorkerEnds, keeper: RecordKeeper, threads: ThreadLimit, settings: SettingsInForce) -> None:
@@ -117,8 +113,8 @@ class QueueChannel(WorkerChannel):
         return bytes(buffer)
 
     def _send(self, records: bytes, answer: Answer | None, contents: Contents | None, parts: list[Any]) -> None:
-        # Never full: the sampler leaves room for the answers to all tickets that it sent. And all of it is pickled:
-        # what cannot be is dropped there, in a thread, without an exception.
+        # Never full: the sampler leaves room for the answers to all its tickets. All of it is bytes: an object that
+        # cannot be pickled would be discarded in a thread, without an exception.
         self._answers.put_nowait((records, pickle.dumps(answer, protocol=5), contents, parts))
 
     def flush(self) -> None:
@@ -129,7 +125,7 @@ class QueueChannel(WorkerChannel):
 
 
 def main(number: int, ends: WorkerEnds, setup: Any, board: Any, *, forked: bool) -> None:
-    """Run worker `number` of a sampler until it is to exit, and end this process; see `run_process`."""
+    """Run worker `number` of a sampler until `Exit`, and end this process; see `run_process`."""
     run_process(_work, number, ends, setup, board, forked=forked)
 
 
@@ -143,7 +139,7 @@ def _work(begun: QueueBegun) -> WorkerChannel:
 
 @dataclass(frozen=True)
 class QueueBegun(Begun):
-    """What a worker process with queues has when it is like the process that started it.
+    """A started worker process with queues.
 
     Attributes:
         ends: The queues.
@@ -153,24 +149,24 @@ class QueueBegun(Begun):
 
 
 class SendsRecords(Protocol):
-    """What a worker sends its last log records with."""
+    """Sends a worker's last log records."""
 
     def send_records(self) -> None:
-        """Send the log records that were made since the last answer."""
+        """Send the log records since the last answer."""
 
 
 def run_process(
     work: Callable[[QueueBegun], SendsRecords], number: int, ends: WorkerEnds, setup: Any, board: Any, *, forked: bool
 ) -> None:
-    """Make this new process like the one that started it, let it work, and end it.
+    """Give this new process the settings of its starter, let it work, and end it.
 
     Args:
-        work: What it does until it is to exit.
+        work: Its work until `Exit`.
         number: The worker number.
         ends: The worker's queues.
-        setup: What all workers are given: a tuple whose first item is a `ProcessSetup`.
-        board: The status board, as an array that all workers share.
-        forked: Whether this process is a copy of another one.
+        setup: A tuple that starts with a `ProcessSetup`.
+        board: The status board, as an array shared by all workers.
+        forked: Whether this process is a forked copy of another.
     """
     forget_foreign_handlers(forked=forked)
     run_as_child(lambda: _run(work, number, ends, setup, board))
@@ -189,11 +185,11 @@ def _begin(number: int, ends: WorkerEnds, setup: Any, board: Any) -> QueueBegun:
     ignore_terminal()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a fork would inherit a handler of the user's program
     own_group()
-    # By the kernel, where it can: a thread does not run while native code holds the interpreter's lock.
+    # By the kernel, if possible: a thread does not run while native code holds the interpreter's lock.
     kill_at_end_of(ends.alive.fileno(), -os.getpid())
     ends.close_foreign()
     if hasattr(os, "register_at_fork"):
-        # A copy of this process that held the ends open would keep the sampler from noticing this one's death.
+        # A copy of this process with open ends would hide this process's death from the sampler.
         os.register_at_fork(after_in_child=ends.close)
     threading.Thread(target=_listen, args=(ends,), name="streamsampler-listener", daemon=True).start()
     keeper = RecordKeeper(number)
@@ -207,7 +203,7 @@ def _begin(number: int, ends: WorkerEnds, setup: Any, board: Any) -> QueueBegun:
 
 
 def _listen(ends: WorkerEnds) -> None:
-    """Answer with stacks until the sampler's process is gone, then end this one and its group; in a thread."""
+    """Answer with stacks until the sampler's process is gone, then end this process and its group; in a thread."""
     with contextlib.suppress(EOFError, OSError):
         while ends.alive not in wait([ends.alive, ends.stacks]):
             ends.stacks.recv_bytes()

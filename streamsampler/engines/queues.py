@@ -1,4 +1,4 @@
-"""The engine that needs nothing but Python's own `multiprocessing`: a process and a pair of queues for each worker.
+"""The engine of Python's own `multiprocessing`: a process and a pair of queues for each worker.
 
 ::
 
@@ -6,14 +6,14 @@
               ┌─────────┐                                                   ┌──────────┐
               │         │─── commands: Start, Continue, Stop, Exit ────────▶│          │
               │ sampler │                                                   │ worker w │
-              │         │◀── answers: one a ticket, with what was recorded ─│          │
+              │         │◀── answers: rollouts of a ticket ─────────────────│          │
               └─────────┘                                                   └──────────┘
 
-The textbook form, for every system that Python runs on. The queues are bounded, and tickets guarantee the room in them:
-neither side ever waits for it. No queue is shared by workers: a killed worker would keep its lock, and everybody would
-wait. A worker that is started in the place of a dead one gets new queues.
+It runs on every system that has Python. The queues are bounded, and tickets guarantee room in them, so neither side
+waits for it. Workers share no queue: a killed worker would keep its lock, and everybody would wait. A replaced worker
+has new queues.
 
-Slower than `processes` where observations are large: they are copied several times on their way.
+It is slower than `processes` with large observations, which are copied several times.
 """
 
 from __future__ import annotations
@@ -36,28 +36,27 @@ _MOST_ANSWERS = CAPACITY + 2  # to tickets, a failure to close the environment, 
 
 
 class QueueLink(QueueProcess, EngineLink):
-    """The sampler's ends of what it shares with one worker: a pair of bounded queues, and its process."""
+    """The sampler's ends of a worker's queues, and its process."""
 
     def send(self, message: Message) -> None:
-        """Send a message."""
         self._put(pickle.dumps(message, protocol=5))
 
 
 class QueueEngine(QueuedWorkers[QueueLink], LinkedEngine[QueueLink]):
-    """Workers in processes of `multiprocessing`.
+    """Runs workers in processes of `multiprocessing`.
 
     Args:
-        n_workers: How many workers there are.
+        n_workers: The number of workers.
         make_worker: A pickled callable that makes a worker from its context.
         seed: The sampler's seed.
-        start_method: How processes are started.
-        close_timeout: Seconds that all workers together may take to close their environments at the end.
-        threads: How many threads libraries compute on in workers; None for no limit.
+        start_method: The start method of the processes.
+        close_timeout: Seconds for all workers together to close their environments at the end.
+        threads: The number of threads for libraries in workers; None for no limit.
 
     Raises:
         ResourceLimitError: The system does not allow this process the descriptors (an OSError).
-        OSError: No process can be started; those that were started have ended.
-        SamplerError: Processes of `multiprocessing` cannot be started here; see `check_startable`.
+        OSError: No process can be started; those started before have ended.
+        SamplerError: `multiprocessing` cannot start processes here; see `check_startable`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The engine whose workers are actors of a Ray cluster, on one machine or many. Needs Ray: `pip install ray`.
+"""The engine of a Ray cluster, on one machine or many; its workers are actors. Needs Ray: `pip install ray`.
 
 ::
 
@@ -9,22 +9,19 @@
               │         │  run ◀── returns, or fails, at the end ──── │   worker's loop │
               └─────────┘                                             └─────────────────┘
 
-*Messages* are calls of an actor's method `talk`, each of which returns when its tickets are answered: one call for a
-message and its answer, some 1 ms of latency and half of it of processor time. So the shortest tickets of a call are
-longer than in processes of one machine. The protocol bounds the calls under way. Calls run in several threads of the
-actor, which keep no order, so messages are numbered.
+*Messages* are calls of the actor's method `talk`, which returns when its tickets are answered: a call costs about 1 ms
+of latency, half of it processor time, so shortest tickets are longer than in processes of one machine. Calls run in
+several threads of the actor, without order, so messages are numbered.
 
-*The board* lies in the actor. Calls in a second group of threads reach a busy actor and write the oldest version
-wanted: older rollouts are abandoned within a timestep. The sampler has a copy of each row, which comes with each
-answer, and is fetched in addition while somebody asks for progress.
+*The board* lies in the actor. Calls in another group of threads reach a busy actor and write the oldest version wanted.
+The sampler has a copy of each row, from the last answer or a request of progress.
 
-*Payloads* are put into the object store once for all workers. What workers recorded comes back through the store, is
-read where it lies, and is copied once into the batch, which may be written to.
+*Payloads* lie in the object store once for all workers. Rollouts also return through it, and are copied once into the
+batch, which may be modified.
 
-*Losses*: Ray restarts nothing (`max_restarts=0`), and a call of an actor that died is not repeated. The end of the call
-`run` is the end of the worker, whatever brought it. What was said before is waited for, but not for long: it may be
-lost with its node. A new actor is started at once. It gets no ticket before it runs, because the cluster may lack the
-room as long as a node is missing.
+*Losses*: Ray restarts nothing (`max_restarts=0`), and no call is repeated. The end of the call `run` is the end of the
+worker. Its earlier answers are awaited for a short time, since they may be lost with its node. A new actor starts at
+once, but gets tickets only when it runs: with a node missing, the cluster may lack room.
 """
 
 from __future__ import annotations
@@ -53,30 +50,30 @@ from streamsampler.protocol.messages import Message, Phase
 from streamsampler.protocol.progress import Progress
 from streamsampler.workers.board import StatusBoard, board_bytes
 
-_LAST_SECONDS = 1.0  # that the last answers of a dead worker are waited for
-_LOOK_SECONDS = 0.05  # between two looks at a worker's row
-_MOST_INLINE = 1 << 16  # bytes of a payload that travels in messages
+_LAST_SECONDS = 1.0  # for the last answers of a dead worker
+_LOOK_SECONDS = 0.05  # between two requests of a worker's row
+_MOST_INLINE = 1 << 16  # bytes of a payload inside messages
 
 _engines: weakref.WeakSet[RayEngine] = weakref.WeakSet()
 
 
 class RayEngine(LinkedEngine[RayLink]):
-    """Workers in actors of Ray.
+    """Runs workers in actors of Ray.
 
     Args:
-        n_workers: How many workers there are.
+        n_workers: The number of workers.
         make_worker: A pickled callable that makes a worker from its context.
         seed: The sampler's seed.
         address: See `streamsampler.engines.ray_link.attach`.
-        worker_resources: What Ray is asked for each worker.
-        runtime_env: Ray's runtime environment for workers; None for that of this process.
-        close_timeout: Seconds that all workers together may take to close their environments at the end.
-        threads: How many threads libraries compute on in workers; None for no limit.
-        report_memory: Whether `memory_bytes` is asked for.
+        worker_resources: Resources of Ray for each worker.
+        runtime_env: Ray's runtime environment for workers; None for this process's.
+        close_timeout: Seconds for all workers together to close their environments at the end.
+        threads: The number of threads for libraries in workers; None for no limit.
+        report_memory: Whether `memory_bytes` is used.
 
     Raises:
-        UsageError: An argument cannot work.
-        SamplerError: There is no cluster, it lacks room, or its nodes have other versions.
+        UsageError: An argument is invalid.
+        SamplerError: No cluster exists, it lacks room, or its nodes have other versions.
     """
 
     shortest_ticket_seconds = 0.02
@@ -108,14 +105,11 @@ class RayEngine(LinkedEngine[RayLink]):
             self._await_all()
         _engines.add(self)
 
-    # ------------------------------------------------------------------ starting
-
     def _post(self, link: RayLink, kind: Kind, place: int, future: Future[Any]) -> None:
-        """Take in that a call is done; called in a thread of Ray's."""
+        """Put a finished call into the inbox; called in a thread of Ray's."""
         self._inbox.put((link, kind, place, future))
 
     def _await_all(self) -> None:
-        """Wait until all workers run."""
         deadline = time.monotonic() + self._starts.seconds
         while missing := [link for link in self._links if link.hello is None]:
             if (left := deadline - time.monotonic()) <= 0:
@@ -125,43 +119,39 @@ class RayEngine(LinkedEngine[RayLink]):
                     raise SamplerError(f"worker {event.worker} could not be started: it {event.why}")
 
     def can_restart(self, worker: int) -> bool:
-        """Return whether a new worker has started in the place of a dead one: the cluster may lack the room."""
+        """Return whether a dead worker's replacement has started: the cluster may lack room."""
         return self._starts.is_ready(worker)
 
     def _started(self, number: int) -> RayLink:
         return self._starts.replacement_for(number)
 
-    # ------------------------------------------------------------------ talking
-
     def _is_ours(self) -> bool:
-        """Whether this is the process that started the workers, still attached, and not a forked copy of it."""
+        """Whether this process started the workers and is still attached, and is no forked copy."""
         return os.getpid() == self._owner and self._lease.valid
 
     def abandon_older(self, version: int) -> None:
-        """Let workers abandon rollouts of versions older than `version`; those without tickets need not know."""
+        """Let workers with tickets abandon rollouts of versions older than `version`."""
         self._answers.oldest_version = version
         for link in self._links if self._is_ours() else ():
             if link.unanswered and not link.ended:
                 link.abandon_older(version)
 
     def send(self, worker: int, message: Message) -> None:
-        """Send a message."""
         if os.getpid() == self._owner and not self._lease.valid:
             raise SamplerError("Ray was shut down in this process, and the workers with it: make a new sampler")
         super().send(worker, message)
 
     def publish(self, payload: Payload) -> Any:
-        """Put a payload into the object store, or, if it is small, into the handle itself."""
+        """Put a payload into the object store, or a small payload into the handle itself."""
         if payload.nbytes <= _MOST_INLINE:
             return super().publish(payload)
         return Published(ray.put((payload.data, [np.frombuffer(buffer, np.uint8) for buffer in payload.buffers])))
 
     def publish_table(self, table: Any) -> Any:
-        """Return a handle that brings the table along: only Ray itself can send references to its object store."""
+        """Return a handle with the table itself: only Ray can send references to its object store."""
         return SentAlong(table)
 
     def published(self, handle: Any) -> Payload:
-        """Return the payload of a handle."""
         if isinstance(handle, Published):
             data, buffers = ray.get(handle.ref)
             return Payload(data, tuple(bytes(buffer) for buffer in buffers))
@@ -180,12 +170,12 @@ class RayEngine(LinkedEngine[RayLink]):
         for link in self._links:
             if link.dying is not None and not link.ended and link.deadline <= time.monotonic():
                 events += self._take_in_death(link)
-        if not self._closing and not events:  # what came is handled first
+        if not self._closing and not events:  # first handle the events
             self._starts.raise_trouble()
         return events
 
     def _limit(self, limit: float) -> float:
-        """Return for how many seconds to wait at most."""
+        """Return the most seconds to wait."""
         alive = [link for link in self._links if not link.ended]
         dying = [link.deadline - time.monotonic() for link in alive if link.dying is not None]
         return min([limit, self._starts.seconds_left(idle=not any(link.unanswered for link in alive)), *dying])
@@ -210,7 +200,7 @@ class RayEngine(LinkedEngine[RayLink]):
         return []
 
     def _in_order(self, link: RayLink) -> list[Event]:
-        """Return what came, as far as nothing is missing before it; the death at last."""
+        """Return the events of messages without a gap before them, then a pending death."""
         events: list[Event] = []
         while (returned := link.take_next()) is not None:
             row, said = returned
@@ -227,15 +217,13 @@ class RayEngine(LinkedEngine[RayLink]):
         link.unanswered -= answer is not None and answer.ticket is not None
         return self._answers.events(link, records, answer, contents, [(array, 0) for array in arrays])
 
-    # ------------------------------------------------------------------ deaths
-
     def _die(self, link: RayLink, why: str, place: int = -1) -> list[Event]:
-        """Take in that a worker has ended, or that what it said is lost; its death follows what it said before.
+        """Record that a worker ended, or that answers are lost; its death follows its earlier messages.
 
         Args:
             link: The worker.
-            why: What Ray says.
-            place: The place of the call whose answers are lost; -1 for none.
+            why: Ray's message.
+            place: The number of the lost call; -1 for none.
         """
         if place >= 0:
             link.said[place] = None, []
@@ -245,12 +233,12 @@ class RayEngine(LinkedEngine[RayLink]):
         return self._in_order(link)
 
     def _take_in_death(self, link: RayLink, *, given_up: bool = False) -> list[Event]:
-        """Return the death of a worker, and start another one in its place."""
+        """Return the death of a worker, and start its replacement."""
         del given_up
         link.ended = True
         self._killed.pop(link.number, None)
         if link.unanswered and self.board.progress(link.number).phase is Phase.WAITING:
-            self.board.row(link.number).set_phase(Phase.UNSEEN)  # what was seen is older than its tickets
+            self.board.row(link.number).set_phase(Phase.UNSEEN)  # the row is older than its tickets
         is_current = any(link is other for other in self._links)
         if not self._closing and self._lease.valid:
             if not is_current:
@@ -259,10 +247,8 @@ class RayEngine(LinkedEngine[RayLink]):
                 self._starts.begin(link.number)
         return [Died(link.number, None, link.dying or "")] if is_current else []
 
-    # ------------------------------------------------------------------ progress
-
     def progress(self, worker: int) -> Progress:
-        """Return the last known progress of a worker, and ask for a newer one, which a later call returns."""
+        """Return the last known progress of a worker, and request newer progress for a later call."""
         link, now = self._links[worker], time.monotonic()
         if link.unanswered and self._looked.get(worker, 0.0) + _LOOK_SECONDS <= now and self._is_ours():
             self._looked[worker] = now
@@ -270,21 +256,17 @@ class RayEngine(LinkedEngine[RayLink]):
         return self.board.progress(worker)
 
     def request_progress(self, worker: int) -> None:
-        """Ask a worker to show each timestep and each action."""
         if not self._links[worker].ended and self._is_ours():
             self._links[worker].request_progress()
 
-    # ------------------------------------------------------------------ ending
-
     def kill(self) -> None:
-        """Kill all workers."""
         super().kill()
         for link in self._starts.links if self._is_ours() else ():
             link.kill()
         self._inbox.put(None)
 
     def _await_ends(self, *, read_answers: bool) -> list[Any]:
-        """Wait for the workers' ends; return the events until then. Their timesteps are known, read or not."""
+        """Wait for the workers' ends; return the events, and record last timesteps even without reading answers."""
         last_events = super()._await_ends(read_answers=read_answers)
         for link in self._links:
             if (row := link.last_row()) is not None:
@@ -301,7 +283,7 @@ class RayEngine(LinkedEngine[RayLink]):
 
 
 def _close_all() -> None:
-    """Close what is open at the end of the program, before Ray ends."""
+    """Close all engines at the end of the program, before Ray ends."""
     for engine in list(_engines):
         engine.close()
 

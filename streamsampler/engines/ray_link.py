@@ -1,4 +1,4 @@
-"""The sampler's end of what it shares with one actor; for the engine of Ray."""
+"""Attach to a Ray cluster, start actors and call them; for the engine of Ray. Needs `pip install ray`."""
 
 from __future__ import annotations
 
@@ -26,12 +26,8 @@ from streamsampler.engines.linked import EngineLink, shown_stacks
 from streamsampler.engines.ray_worker import GROUPS, Hello, RaySetup, RayWorker, versions
 from streamsampler.protocol.messages import Continue, Exit, Message, Start
 
-# ----------------------------------------------------------------------
-# The Ray cluster that workers live in: attach to one, or start one; say what it lacks. Needs `pip install ray`.
-
-
-_LOOK_SECONDS = 4.0  # that a machine may take to answer at a port
-_RELEASE_SECONDS = 3  # that Ray may take to count as free what an actor had that has ended
+_LOOK_SECONDS = 4.0  # for a machine to answer at a port
+_RELEASE_SECONDS = 3  # for Ray to free the resources of an ended actor
 _OPTIONS = (
     *("num_cpus", "num_gpus", "memory", "resources"),
     *("accelerator_type", "label_selector", "scheduling_strategy"),
@@ -40,11 +36,11 @@ _OPTIONS = (
 
 @dataclass(frozen=True)
 class Demand:
-    """What workers need of a cluster.
+    """The workers' needs of a cluster.
 
     Attributes:
-        n_workers: How many workers there are.
-        options: What Ray is asked for each of them; see `worker_resources` of `RaySampler`.
+        n_workers: The number of workers.
+        options: Resources of Ray for each worker; see `worker_resources` of `RaySampler`.
     """
 
     n_workers: int
@@ -58,7 +54,7 @@ class Demand:
                 raise UsageError(f"worker_resources: {name} must be a number of at least 0, got {amount!r}")
 
     def amounts(self) -> dict[str, Any]:
-        """Return how much a worker needs of each resource, by Ray's names."""
+        """Return a worker's amount of each resource, by Ray's names."""
         given = {"CPU": self.options.get("num_cpus", 1), "GPU": self.options.get("num_gpus", 0)}
         given["memory"] = self.options.get("memory", 0)
         return {**given, **self.options.get("resources", {})}
@@ -67,15 +63,15 @@ class Demand:
         return ", ".join(f"{amount:g} {name}" for name, amount in self.amounts().items() if amount) or "nothing"
 
     def check(self) -> None:
-        """Raise an error if the cluster has no room; what has just ended may be free soon.
+        """Check that the cluster has room, now or as soon as Ray has freed the resources of ended actors.
 
-        All that the workers need is reserved together, which Ray does as soon as it is free, and given back at once.
+        All resources are reserved together, and returned at once.
 
         Raises:
-            SamplerError: There is no room.
+            SamplerError: The cluster has no room.
         """
         bundle = {name: amount for name, amount in self.amounts().items() if amount}
-        if not bundle or self.options.get("scheduling_strategy") is not None:  # which may be room that is reserved
+        if not bundle or self.options.get("scheduling_strategy") is not None:  # perhaps with reserved room
             return
         group = placement_group(self.n_workers * [bundle])
         try:
@@ -89,7 +85,7 @@ class Demand:
             remove_placement_group(group)
 
     def in_use(self) -> str:
-        """Return what the cluster has of what workers need, and what of that is free."""
+        """Describe the cluster's total and free amounts of the needed resources."""
         names = self.amounts()
         has, free = (_listed(amounts, names) for amounts in (ray.cluster_resources(), ray.available_resources()))
         return f"it has {has}, of which {free} is free"
@@ -99,26 +95,24 @@ def _listed(has: Mapping[str, float], names: Mapping[str, float]) -> str:
     return ", ".join(f"{has.get(name, 0.0):g} {name}" for name, amount in names.items() if amount)
 
 
-# ---------------------------------------------------------------------- attaching
-
 _lock = threading.Lock()
 _leases: set[Lease] = set()
 _is_ours = False  # whether this module has called `ray.init`
 
 
 class Lease:
-    """The use of the cluster that this process is attached to; the last one to be released ends what was started."""
+    """The use of this process's cluster; the last release ends a cluster that was started here."""
 
     def __init__(self) -> None:
         self._job = ray.get_runtime_context().get_job_id()
 
     @property
     def valid(self) -> bool:
-        """Whether this process is still attached; somebody else may have called `ray.shutdown`."""
+        """Whether this process is still attached; other code may have called `ray.shutdown`."""
         return bool(ray.is_initialized() and ray.get_runtime_context().get_job_id() == self._job)
 
     def release(self) -> None:
-        """Release it; may be repeated."""
+        """End the use; may be repeated."""
         global _is_ours
         with _lock:
             if self not in _leases:
@@ -131,23 +125,23 @@ class Lease:
 
 
 def attach(address: str | None, demand: Demand) -> Lease:
-    """Attach this process to a cluster, or start one; check that it has room.
+    """Attach this process to a cluster, or start a cluster; check that it has room.
 
     Args:
-        address: `host:port`, "auto" for a cluster that runs on this machine, "local" to start one; None for what this
-            process is attached to already, or the variable RAY_ADDRESS says, or else "local".
-        demand: What the workers need.
+        address: `host:port`, "auto" for a running cluster of this machine, "local" to start a cluster; None for this
+            process's cluster, or the variable RAY_ADDRESS, or else "local".
+        demand: The workers' needs.
 
     Raises:
-        UsageError: This is no address, or this process is attached to another cluster.
-        SamplerError: There is no cluster, none can be started, or it has no room.
+        UsageError: The address is invalid, or this process is attached to another cluster.
+        SamplerError: No cluster is found or can be started, or it has no room.
     """
     global _is_ours
     with _lock:
         if ray.is_initialized():
             _check_same(address)
         else:
-            _leases.clear()  # somebody else called `ray.shutdown`
+            _leases.clear()  # other code called `ray.shutdown`
             _init(address or os.environ.get("RAY_ADDRESS") or "local", demand)
             _is_ours = True
         lease = Lease()
@@ -172,11 +166,7 @@ def _check_same(address: str | None) -> None:
 
 
 def _resolved(address: str) -> tuple[str, int]:
-    """Return the numbers of `host:port`.
-
-    Raises:
-        UsageError: It is none, or the host is unknown.
-    """
+    """Return IP address and port of `host:port`; raise a UsageError if that is invalid or unknown."""
     host, _, port = address.rpartition(":")
     try:
         return socket.gethostbyname(host.strip("[]")), int(port)
@@ -200,13 +190,13 @@ def _init(address: str, demand: Demand) -> None:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
     except (Exception, SystemExit) as error:
         with contextlib.suppress(Exception):
-            ray.shutdown()  # what was started before it failed
+            ray.shutdown()  # parts started before the failure
         what = "no Ray cluster could be started" if address == "local" else f"cannot attach to Ray at {address}"
         raise SamplerError(f"{what}: {' '.join(str(error).split()) or type(error).__name__}") from error
 
 
 def _check_listening(address: str) -> None:
-    """Check that there is a program at an address: Ray itself would try for minutes."""
+    """Check that a program listens at an address: Ray itself would try for minutes."""
     try:
         socket.create_connection(_resolved(address), timeout=_LOOK_SECONDS).close()
     except OSError as error:
@@ -218,7 +208,7 @@ def _check_listening(address: str) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Let Ray report nothing about its use, and print nothing on its way."""
+    """Stop Ray's usage reports and warnings."""
     names = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
     before = {name: os.environ.get(name) for name in names}
     for name, value in names.items():
@@ -231,11 +221,8 @@ def _quiet() -> Iterator[None]:
                 del os.environ[name]
 
 
-# ----------------------------------------------------------------------
-
-
 _MOST_SECONDS = 1.0
-"""How long the end of an actor that was killed is waited for."""
+"""Most seconds to wait for the end of a killed actor."""
 
 _STACKS_SECONDS = 1.0
 
@@ -243,7 +230,7 @@ _ACTOR = ray.remote(max_restarts=0, max_task_retries=0, concurrency_groups=GROUP
 
 
 class Kind(Enum):
-    """What a call of an actor's method was for."""
+    """The purpose of a call of an actor's method."""
 
     HELLO = "hello"
     END = "end"
@@ -255,21 +242,21 @@ Post = Callable[["RayLink", Kind, int, "Future[Any]"], None]
 
 
 class RayLink(EngineLink):
-    """An actor, and the calls of its methods that have not returned.
+    """An actor, and the unfinished calls of its methods.
 
-    Nothing here waits for the actor: each call's future tells the engine when it is done, in a thread of Ray's.
+    Nothing here waits for the actor: each call's future reports its result to the engine, in a thread of Ray's.
 
     Args:
         number: The worker number.
-        options: What Ray is to give the actor.
-        post: Is given the link, the kind and the place of a call, and its future.
+        options: Ray's options of the actor.
+        post: Receives the link, kind and number of a call, and its future.
 
     Attributes:
-        hello: What the worker said first; None before.
-        dying: Why the worker died, while its last answers may still arrive; None otherwise.
-        deadline: Until when they are waited for.
-        said: What calls returned, by place, that came before others of an earlier place.
-        unanswered: How many tickets are.
+        hello: The worker's first message; None before.
+        dying: Reason of the worker's death, while its last answers may still arrive; None otherwise.
+        deadline: When they are no longer awaited.
+        said: Results of calls ahead of an unfinished earlier call, by number.
+        unanswered: The number of unanswered tickets.
         closing: Whether the worker has received an `Exit`.
     """
 
@@ -282,7 +269,7 @@ class RayLink(EngineLink):
         self.unanswered = 0
         self.closing = False
         self._post = post
-        self._place = self._next_place = 0  # how many messages were sent, and how many calls are done
+        self._place = self._next_place = 0  # numbers of messages sent, and of calls done
         self._exit_place = -1
         self._looking = False
         self._end: Future[Any] = Future()
@@ -295,12 +282,11 @@ class RayLink(EngineLink):
         return future
 
     def run(self, hello: Hello, setup: RaySetup) -> None:
-        """Let the worker run, which has said hello."""
+        """Let the worker run, after its `hello`."""
         self.hello = hello
         self._end = self._call(Kind.END, self._actor.run, setup)
 
     def send(self, message: Message) -> None:
-        """Send a message."""
         if isinstance(message, Start | Continue):
             self.unanswered += len(message.tickets)
         elif isinstance(message, Exit):
@@ -309,9 +295,9 @@ class RayLink(EngineLink):
         self._place += 1
 
     def take_next(self) -> tuple[bytes | None, list[Any]] | None:
-        """Return what the next call in order returned, None if that has not come: a row of the board, and answers.
+        """Return the result of the next call in order, a row of the board and answers; None before it arrives.
 
-        The last one is that of the call which lasts as long as the worker.
+        The last result is from `run`.
         """
         if self._next_place not in self.said:
             return None
@@ -321,7 +307,7 @@ class RayLink(EngineLink):
         return row, said
 
     def note_end(self, returned: Any) -> None:
-        """Note what the call returned that lasts as long as the worker: it comes after all others."""
+        """Record the result of `run`, after all other calls."""
         self.said[self._place] = returned
         self._place += 1
 
@@ -331,24 +317,20 @@ class RayLink(EngineLink):
         return self._next_place == self._place
 
     def look(self) -> None:
-        """Ask for the worker's row of the board, unless it was asked already."""
+        """Request the worker's row of the board, unless a request is pending."""
         if not self._looking and not self.ended:
             self._looking = True
             self._call(Kind.LOOK, self._actor.look)
 
     def note_look(self) -> None:
-        """Note that the worker's row came, or never will."""
+        """Record that the requested row arrived, or never will."""
         self._looking = False
 
     def abandon_older(self, version: int) -> None:
-        """Let the worker abandon rollouts of older versions."""
         self._actor.abandon_older.remote(version)
 
     def request_progress(self) -> None:
-        """Ask the worker to show each timestep."""
         self._actor.request_progress.remote()
-
-    # ------------------------------------------------------------------ the end
 
     @property
     def pid(self) -> int:
@@ -356,24 +338,21 @@ class RayLink(EngineLink):
         return 0 if self.hello is None else self.hello.pid
 
     def ends_within(self, timeout: float) -> bool:
-        """Return whether the worker ends within `timeout` seconds."""
         return bool(wait([self._end], max(0.0, timeout)).done)
 
     def last_row(self) -> bytes | None:
-        """Return the worker's row of the board as it was at the end; None if the worker was lost, or has not ended."""
+        """Return the worker's row of the board from its end; None if it was lost, or has not ended."""
         if not self._end.done() or self._end.exception() is not None:
             return None
         row: bytes = self._end.result()[0]
         return row
 
     def kill(self, *, gently: bool = False) -> None:
-        """Kill the actor."""
         del gently
         with contextlib.suppress(Exception):  # Ray itself may be gone
             ray.kill(self._actor)
 
     def stacks(self) -> str:
-        """Return the worker's Python stacks."""
         with contextlib.suppress(Exception):
             text = ray.get(self._actor.stacks.remote(), timeout=_STACKS_SECONDS)
             threads = shown_stacks(text, ["/site-packages/ray/", "/threading.py"]).split("\n\n")
@@ -381,7 +360,7 @@ class RayLink(EngineLink):
         return "(it did not answer: it is stopped or lost, or native code holds the interpreter's lock)"
 
     def close(self, timeout: float) -> None:
-        """Kill the actor, and wait for its end, as far as it has run."""
+        """Kill the actor, and wait for its end if it has run."""
         if not self.ended:
             self.kill()
         self.ended = True
@@ -389,16 +368,12 @@ class RayLink(EngineLink):
             self.ends_within(min(timeout, _MOST_SECONDS))
 
 
-# ----------------------------------------------------------------------
-# Start actors, and find the reason where they do not start; for the engine of Ray.
-
-
-_START_SECONDS = 60.0  # that workers may take to start
-_PREPARED_SECONDS = 600.0  # the same where Ray installs packages or fetches files for them first
+_START_SECONDS = 60.0  # for workers to start
+_PREPARED_SECONDS = 600.0  # the same if Ray installs packages or fetches files before
 
 
 def _with_hash_seed(runtime_env: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a runtime environment whose processes hash alike, unless it says how they hash."""
+    """Return a runtime environment with the workers' hash seed, unless it sets its own."""
     return {**runtime_env, "env_vars": {"PYTHONHASHSEED": hash_seed(), **(runtime_env.get("env_vars") or {})}}
 
 
@@ -407,19 +382,19 @@ _MOST_FAILED = 3  # starts in a row
 
 
 class Starts:
-    """The actors that are started in the place of dead ones, and what holds for the start of each.
+    """Starts actors, replaces dead actors, and explains failed starts.
 
     Args:
-        setup: What all workers are given.
-        demand: What they need of the cluster.
-        runtime_env: Ray's runtime environment for them, if there is one.
+        setup: The workers' setup.
+        demand: Their needs of the cluster.
+        runtime_env: Ray's runtime environment for them, if any.
         post: See `RayLink`.
 
     Attributes:
-        seconds: How long actors may take to start.
+        seconds: Most seconds for actors to start.
 
     Raises:
-        UsageError: The runtime environment has something that Ray does not know.
+        UsageError: The runtime environment has keys unknown to Ray.
     """
 
     def __init__(self, setup: RaySetup, demand: Demand, runtime_env: Mapping[str, Any] | None, post: Post) -> None:
@@ -440,7 +415,7 @@ class Starts:
         """Return the link to a new actor.
 
         Raises:
-            UsageError: Ray refuses what it is asked for.
+            UsageError: Ray refuses the options.
         """
         try:
             return RayLink(worker, self._options, self._post)
@@ -448,11 +423,11 @@ class Starts:
             raise UsageError(f"Ray refuses worker_resources or runtime_env: {error}") from error
 
     def begin(self, worker: int) -> None:
-        """Start an actor that is to take the place of a dead one."""
+        """Start the replacement of a dead worker."""
         self._next[worker] = self.new(worker)
 
     def again(self, link: RayLink) -> None:
-        """Start another actor instead of one that ended before it ran, unless that happened too often."""
+        """Replace an actor that ended before it ran, unless that happened too often."""
         self._failed += 1
         if self._failed > _MOST_FAILED:
             self._failed = 0
@@ -462,22 +437,22 @@ class Starts:
             self.begin(link.number)
 
     def is_ready(self, worker: int) -> bool:
-        """Return whether an actor has started in the place of a dead one; start one if none is on its way."""
+        """Return whether a dead worker's replacement has started; start it if necessary."""
         if worker not in self._next:
             self.begin(worker)
         return self._next[worker].hello is not None
 
     def replacement_for(self, worker: int) -> RayLink:
-        """Return the link to the actor that takes the place of a dead one, whether or not it has started."""
+        """Return the link to a dead worker's replacement, started or not."""
         return self._next.pop(worker) if worker in self._next else self.new(worker)
 
     @property
     def links(self) -> Collection[RayLink]:
-        """The actors that have not yet taken the places of dead ones."""
+        """The replacements not yet in use."""
         return self._next.values()
 
     def greet(self, link: RayLink, hello: Hello) -> None:
-        """Let an actor run that has started, if it understands what it is sent."""
+        """Let a started actor run, if its versions are those of this process."""
         here = versions()
         named = [(name, there, here.get(name)) for name, there in hello.versions.items()]
         differ = [f"{name} {there}, here {ours}" for name, there, ours in named if there != ours]
@@ -491,14 +466,8 @@ class Starts:
         self._failed = 0
         link.run(hello, self._setup)
 
-    # ------------------------------------------------------------------ where nothing starts
-
     def seconds_left(self, *, idle: bool) -> float:
-        """Return for how many more seconds nothing may happen.
-
-        Args:
-            idle: Whether nothing can happen but that an actor starts.
-        """
+        """Return the seconds left for actors to start; `idle` if no other event can come."""
         if not idle or all(link.hello is not None for link in self._next.values()):
             self._deadline = math.inf
         elif self._deadline == math.inf:
@@ -506,10 +475,10 @@ class Starts:
         return self._deadline - time.monotonic()
 
     def raise_trouble(self) -> None:
-        """Raise what went wrong; in particular, if nothing could happen for too long.
+        """Raise the pending error, or an error after too long a wait.
 
         Raises:
-            SamplerError: It says why an actor cannot start, or what the cluster has.
+            SamplerError: Why an actor cannot start, or the cluster's resources.
         """
         trouble, self._trouble = self._trouble, None
         if trouble is None and time.monotonic() >= self._deadline:
@@ -519,7 +488,7 @@ class Starts:
             raise trouble
 
     def late(self, n_missing: int) -> SamplerError:
-        """Return the error of so many actors that have not started in time."""
+        """Return the error of `n_missing` actors that have not started in time."""
         return SamplerError(
             f"{n_missing} of {self._demand.n_workers} workers have not started within {self.seconds:g} s in the Ray "
             f"cluster, of which each needs {self._demand}: {self._demand.in_use()}; `ray list actors` and the logs of "

@@ -1,4 +1,4 @@
-"""A worker that is an actor of Ray: what runs on a node of the cluster. Needs Ray: `pip install ray`."""
+"""Run a worker as an actor of Ray, on a node of the cluster. Needs Ray: `pip install ray`."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from streamsampler.workers.loop import run_worker
 from streamsampler.workers.threads import VARIABLES, ThreadLimit
 
 GROUPS = {"talk": CAPACITY + 3, "board": 1}
-"""The actor's groups of threads besides the worker's own one, and how many each has.
+"""The actor's groups of threads besides the worker's own thread, with their sizes.
 
-A call in "talk" lasts until its tickets are answered: the protocol allows so many messages under way, two `Stop` and an
-`Exit` among them. A call in "board" is short.
+A call in "talk" lasts until its tickets are answered: the protocol allows so many messages under way, including two
+`Stop` and an `Exit`. A call in "board" is short.
 """
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -44,22 +44,22 @@ F = TypeVar("F", bound=Callable[..., Any])
 _COMPARED = ("cloudpickle", "gymnasium", "numpy")
 
 Said = tuple[bytes, Answer | None, Any, list[Any]]
-"""What a worker says at once: its log records, the answer, the pickled contents and their arrays as bytes."""
+"""A worker's message: its log records, the answer, the pickled contents and their arrays as bytes."""
 
 
 def versions() -> dict[str, str]:
-    """Return the versions, in this process, of what decides about trajectories and pickles, by name."""
+    """Return this process's versions of software that affects trajectories and pickles, by name."""
     found = {"python": platform.python_version(), "streamsampler": __version__}
     return found | {name: metadata.version(name) for name in _COMPARED}
 
 
 @dataclass(frozen=True)
 class Hello:
-    """The first thing that a worker says.
+    """A worker's first message.
 
     Attributes:
         versions: See `versions`.
-        host: The name of that machine.
+        host: The name of its machine.
         pid: Its process id there.
     """
 
@@ -70,7 +70,7 @@ class Hello:
 
 @dataclass(frozen=True, eq=False)
 class Published:
-    """The handle of a payload that lies in the object store.
+    """The handle of a payload in the object store.
 
     Attributes:
         ref: The reference to its data and buffers.
@@ -81,7 +81,7 @@ class Published:
 
 @dataclass(frozen=True, eq=False)
 class SentAlong:
-    """The handle of an object that travels in messages, unpickled.
+    """The handle of an object inside messages, unpickled.
 
     Attributes:
         contents: The object.
@@ -92,15 +92,15 @@ class SentAlong:
 
 @dataclass(frozen=True)
 class RaySetup:
-    """What all workers of a sampler are given.
+    """The settings an actor receives at its start.
 
     Attributes:
         make_worker: A pickled callable that makes a worker from its context.
         seed: The sampler's seed.
-        threads: How many threads libraries compute on; None for no limit.
+        threads: The number of threads for libraries; None for no limit.
         path: The sampler's `sys.path`.
         settings: The settings of the sampler's process, pickled.
-        variables: The environment variables about threads that are set in the sampler's process.
+        variables: The sampler's environment variables about threads.
         report_memory: Whether workers write their memory to the board.
     """
 
@@ -116,14 +116,14 @@ class RaySetup:
     def of_this_process(
         cls, make_worker: Payload, seed: int, threads: int | None, *, report_memory: bool = False
     ) -> Self:
-        """Return the setup of workers that are to find what this process finds; the arguments are as in the class."""
+        """Return the setup of workers with this process's settings."""
         variables = {name: os.environ[name] for name in VARIABLES if name in os.environ}
         settings = dumps(ProcessSettings.of_this_process(), "the settings of this process").owned()
         return cls(make_worker.owned(), seed, threads, list(sys.path), settings, variables, report_memory)
 
     def apply(self) -> tuple[ThreadLimit, SettingsInForce]:
-        """Let this process find the sampler's modules; return what keeps its threads and settings as they are there."""
-        # Its own ones first: on another machine the folders of the same name may be others.
+        """Give this process the sampler's settings and modules; return the objects that preserve them."""
+        # Its own folders first: another machine may have other folders of the same name.
         sys.path += [folder for folder in self.path if folder not in sys.path and os.path.isdir(folder or ".")]
         for name in VARIABLES if self.threads is not None else ():
             os.environ[name] = self.variables.get(name, str(self.threads))  # Ray has set some to the actor's CPUs
@@ -133,11 +133,7 @@ class RaySetup:
 
 
 class _Reply:
-    """What a call waits for.
-
-    Args:
-        n_tickets: How many tickets of its message are to be answered.
-    """
+    """The answers to a message with `n_tickets` tickets, for a waiting call."""
 
     def __init__(self, n_tickets: int) -> None:
         self.missing = n_tickets
@@ -146,20 +142,20 @@ class _Reply:
 
 
 class Mailbox:
-    """What came for the worker, and who waits for answers.
+    """Messages for the worker, and calls waiting for its answers.
 
     Args:
         board: The worker's own status board.
 
     Attributes:
-        last: What the worker said after its last ticket.
-        descriptor: Of a pipe that can be read when a message has come, or the board is to be looked at.
+        last: The worker's messages after its last ticket.
+        descriptor: Of a pipe, readable after a new message or a change of the board.
     """
 
     def __init__(self, board: StatusBoard) -> None:
         self._board = board
         self._messages: SimpleQueue[tuple[Message, _Reply]] = SimpleQueue()
-        self._early: dict[int, tuple[Message, _Reply]] = {}  # by place: they came before those in front of them
+        self._early: dict[int, tuple[Message, _Reply]] = {}  # by number: ahead of missing earlier messages
         self._place = 0
         self._replies: deque[_Reply] = deque()
         self._lock = threading.Lock()
@@ -170,16 +166,16 @@ class Mailbox:
         self.last: list[Said] = []
 
     def put(self, place: int, message: Message) -> list[Said]:
-        """Put a message into its place in the order; wait until its tickets are answered, or an `Exit` is received.
+        """Enqueue a message in order; wait until its tickets are answered, or an `Exit` is received.
 
-        Calls in several threads keep no order.
+        Calls in several threads arrive without order.
 
         Args:
-            place: How many messages come before.
+            place: The number of earlier messages.
             message: The message.
 
         Returns:
-            The answers; those that a worker which has ended did not give are missing.
+            The answers, as far as the worker gave them before its end.
         """
         reply = _Reply(len(message.tickets) if isinstance(message, Start | Continue) else 0)
         with self._lock:
@@ -203,14 +199,14 @@ class Mailbox:
         self.wake()
 
     def wake(self) -> None:
-        """Let a worker look that waits for environments."""
-        with contextlib.suppress(BlockingIOError):  # it is full: the worker has not looked for long, and will
+        """Wake a worker that waits for environments."""
+        with contextlib.suppress(BlockingIOError):  # it is full: the worker will read it
             os.write(self._wake_fd, b".")
 
     def get(self, *, wait: bool) -> Message | None:
-        """Return the next message; None if there is none, and `wait` is false."""
+        """Return the next message; without `wait` None if none has arrived."""
         with contextlib.suppress(BlockingIOError):
-            os.read(self.descriptor, 1 << 12)  # before the look, or what comes now would be overlooked
+            os.read(self.descriptor, 1 << 12)  # before `get`, so that no later message is overlooked
         try:
             message, reply = self._messages.get(wait)
         except Empty:
@@ -220,7 +216,7 @@ class Mailbox:
         return message
 
     def answer(self, said: Said) -> None:
-        """Answer the ticket that has waited longest; what is no answer to a ticket is kept to the end."""
+        """Answer the longest waiting ticket; keep messages without a ticket to the end."""
         answer = said[1]
         if answer is None or answer.ticket is None:
             self.last.append(said)
@@ -234,7 +230,7 @@ class Mailbox:
                 reply.complete.set()
 
     def end(self) -> None:
-        """Let no call wait any longer: the worker has ended."""
+        """End all waiting calls after the worker's end."""
         with self._lock:
             self._ended = True
             for reply in (*self._replies, *(reply for _, reply in self._early.values())):
@@ -245,11 +241,11 @@ class RayChannel(WorkerChannel):
     """A worker's connection to a sampler anywhere in the cluster.
 
     Args:
-        mailbox: Where messages come, and answers go.
-        keeper: Keeps log records until they are sent.
-        threads: How many threads libraries compute on.
-        settings: The settings of the sampler's process that this one has.
-        report_memory: Called before each answer, if the sampler asks for the worker's memory.
+        mailbox: Receives messages, and takes answers.
+        keeper: Collects log records until they are sent.
+        threads: Limits the threads of libraries.
+        settings: The sampler's settings in this process.
+        report_memory: Called before each answer, if the sampler uses the worker's memory.
     """
 
     def __init__(
@@ -269,8 +265,8 @@ class RayChannel(WorkerChannel):
         return loads(Payload(*ray.get(payload.ref)) if isinstance(payload, Published) else payload)
 
     def _part(self, buffer: Any) -> Any:
-        # An array, which Ray leaves outside its own pickle. It reads it later, in another thread, when the recorder
-        # uses its memory again: so it is a copy.
+        # A copy, because Ray reads it later, in another thread, when the recorder uses its memory again; an array,
+        # because Ray leaves arrays out of its own pickle.
         return np.frombuffer(buffer, np.uint8).copy()
 
     def _send(self, records: bytes, answer: Answer | None, contents: Contents | None, parts: list[Any]) -> None:
@@ -280,17 +276,13 @@ class RayChannel(WorkerChannel):
 
 
 def _in_group(name: str) -> Callable[[F], F]:
-    """Let a method of the actor be called in the threads of a group."""
+    """Mark a method of the actor for the threads of a group."""
     mark: Callable[[F], F] = ray.method(concurrency_group=name)
     return mark
 
 
 class RayWorker:
-    """A worker as an actor.
-
-    Args:
-        number: The worker number.
-    """
+    """A worker as an actor."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -299,16 +291,16 @@ class RayWorker:
 
     @_in_group("board")
     def hello(self) -> Hello:
-        """Say who this is, before anything is unpickled that another version may not understand."""
+        """Return versions and process, before unpickling anything another version may not understand."""
         return Hello(versions(), socket.gethostname(), os.getpid())
 
     def run(self, setup: RaySetup) -> tuple[bytes, list[Said]]:
-        """Run the worker until it is to exit.
+        """Run the worker until `Exit`.
 
-        This call lasts as long as the worker: its end tells the sampler of the worker's end, whatever brought that.
+        This call lasts as long as the worker: its end reports the worker's end, whatever the cause.
 
         Returns:
-            The last row of the board, and what was said after the last ticket.
+            The last row of the board, and messages after the last ticket.
         """
         keeper = RecordKeeper(self._number)
         keeper.install()
@@ -324,7 +316,7 @@ class RayWorker:
 
     @_in_group("talk")
     def talk(self, place: int, message: Message) -> tuple[bytes, list[Said]]:
-        """Give the worker a message; see `Mailbox.put`.
+        """Send the worker a message; see `Mailbox.put`.
 
         Returns:
             The worker's row of the board, and the answers.
@@ -339,18 +331,15 @@ class RayWorker:
 
     @_in_group("board")
     def abandon_older(self, version: int) -> None:
-        """Let the worker abandon rollouts of versions older than `version` at its next timestep."""
         self._board.abandon_older(version)
         self._mailbox.wake()
 
     @_in_group("board")
     def request_progress(self) -> None:
-        """Ask the worker to show each timestep."""
         self._board.request_progress(0)
 
     @_in_group("board")
     def stacks(self) -> str:
-        """Return the Python stacks of all threads."""
         with tempfile.TemporaryFile() as file:
             faulthandler.dump_traceback(file, all_threads=True)
             file.seek(0)

@@ -1,4 +1,4 @@
-"""Which engines of processes there are, and what each can do. Imports nothing that only POSIX has."""
+"""List the engines of worker processes and their capabilities. Imports nothing that only POSIX has."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from streamsampler.core.errors import SamplerError, UsageError
 from streamsampler.engines.launch.start_methods import StartMethod, default_start_method, has_processes
 from streamsampler.protocol.limits import LIMITS
 
-if TYPE_CHECKING:  # the command's help is to come at once
+if TYPE_CHECKING:  # the command's help must come at once
     from streamsampler.engines.base import Engine
 
 EngineName = Literal["processes", "queues"]
@@ -22,16 +22,16 @@ THIS_SYSTEM = "this system"
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What an engine can do.
+    """The capabilities of an engine.
 
     Attributes:
-        made_by: The module and the class, called with `(n_workers, make_worker, seed, close_timeout=…, threads=…)`: how
-            many workers, what makes one (pickled), and what `Limits` and `streamsampler.workers.threads` say of the
-            others. With a limit `max_worker_memory` there is `report_memory=True`, unless that is in `lacks`.
-        needs_linux: Whether it needs what only Linux has.
-        takes: Further arguments of the sampler that the class is called with: "start_method", or none. Without it,
-            other start methods than the default are refused.
-        lacks: What it cannot do, by the sampler's argument that needs it, with the reason.
+        made_by: Module and class, called with `(n_workers, make_worker, seed, close_timeout=…, threads=…)`:
+            `make_worker` is pickled; see `Limits` and `streamsampler.workers.threads`. With a limit `max_worker_memory`
+            also `report_memory=True`, unless `lacks` has it.
+        needs_linux: Whether it runs only on Linux.
+        takes: Further arguments of the sampler for the class: "start_method", or none. Without it, only the default
+            start method is allowed.
+        lacks: The sampler's arguments it cannot serve, with the reasons.
     """
 
     made_by: tuple[str, str]
@@ -40,20 +40,20 @@ class Capabilities:
     lacks: Mapping[str, str] = field(default_factory=dict)
 
     def load(self) -> Callable[..., Engine]:
-        """Import the engine, which may need what not every system has."""
+        """Import the engine, perhaps with modules missing on some systems."""
         module, name = self.made_by
         make: Callable[..., Engine] = getattr(importlib.import_module(f"streamsampler.{module}"), name)
         return make
 
     def refuse_lacking(self, asked: str, options: Mapping[str, Any]) -> None:
-        """Refuse arguments that the engine lacks what they need for.
+        """Refuse arguments that the engine cannot serve.
 
         Args:
-            asked: The argument that the engine was asked for with; `THIS_SYSTEM` where there is no other engine.
-            options: Other arguments and limits; None where one is not asked for.
+            asked: The argument that chose the engine; `THIS_SYSTEM` if no other exists.
+            options: Other arguments and limits; None where not given.
 
         Raises:
-            UsageError: There is one.
+            UsageError: An argument is in `lacks`.
         """
         for option, reason in self.lacks.items():
             if options.get(option) is not None:
@@ -70,22 +70,22 @@ ENGINES: dict[EngineName, Capabilities] = {
         lacks={"max_worker_memory": "not every system tells how much memory a process has"},
     ),
 }
-"""All engines of processes; the first one that the system has what it needs for is the default.
+"""All engines of processes; the first that runs on this system is the default.
 
-What no argument needs, and `queues` cannot do: show the Python stacks of a worker that hangs while native code holds
-the interpreter's lock; end what an environment started and what left the worker's process group, and any such process
-on Windows; notice that an environment has forked the worker itself; run in a daemonic process; die at the places of
+Besides the entries of `lacks`, `queues` cannot: show the Python stacks of a worker that hangs while native code holds
+the interpreter's lock; end processes of an environment that left the worker's process group, or any of them on Windows;
+notice that an environment has forked the worker itself; run in a daemonic process; die at the places of
 `streamsampler.testing.FailPoint`.
 """
 
 
 RAY = Capabilities(("engines.ray", "RayEngine"), lacks={"start_method": "Ray starts the processes"})
-"""The engine of Ray, which another sampler has: it needs Ray, and other arguments.
+"""The engine of Ray, for another sampler: it needs Ray, and other arguments.
 
-What no argument needs, and it cannot do: all that `queues` cannot do; show the Python stacks of a worker that is
-stopped; end what an environment has started. Of a worker that died it knows what Ray says, which is no exit code. What
-its last timesteps were it knows only as far as it asked, for progress or for `step_timeout`, and up to the last answer.
-Environments do not run in the main thread, so they cannot set signal handlers, and what they print stays in Ray's logs.
+Besides the entries of `lacks`, it cannot do what `queues` cannot, nor show the Python stacks of a stopped worker, nor
+end processes of an environment. Of a dead worker it knows Ray's message, without an exit code, and timesteps up to the
+last answer or the last request of progress. Environments do not run in the main thread, so they cannot set signal
+handlers, and their output stays in Ray's logs.
 """
 
 
@@ -97,23 +97,23 @@ PARENT = Capabilities(
         "order": "its one worker returns trajectories in the order of their indices",
     },
 )
-"""The engine of `inference="parent"`, which starts its processes as another one does."""
+"""The engine of `inference="parent"`, which starts its processes like another engine."""
 
 STEPPING_ENGINES: tuple[EngineName, ...] = ("processes", "queues")
-"""What starts these processes and those of managers, and connects them."""
+"""The engines that start these processes and those of managers."""
 
 
 def check_engine(name: str | None, start_method: StartMethod, options: Mapping[str, Any]) -> EngineName:
-    """Return a valid engine; None is the default one.
+    """Return a valid engine; None is the default.
 
     Args:
         name: The name.
-        start_method: How its processes are to be started.
-        options: Arguments of the sampler that an engine may lack; None where it is not asked for.
+        start_method: The start method of its processes.
+        options: Arguments of the sampler that an engine may lack; None where not given.
 
     Raises:
-        UsageError: There is no such engine, or it lacks what an argument needs.
-        SamplerError: This system lacks what the engine needs.
+        UsageError: No such engine exists, or it cannot serve an argument.
+        SamplerError: The engine does not run on this system.
     """
     asked = f'engine="{name}"'
     if name is None:

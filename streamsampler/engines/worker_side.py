@@ -1,4 +1,4 @@
-"""A worker process's side of what connects it to its sampler. Imports nothing that only POSIX has."""
+"""Connect a worker process to its sampler, and give it the sampler's settings. Imports nothing that only POSIX has."""
 
 from __future__ import annotations
 
@@ -21,17 +21,14 @@ from streamsampler.workers.board import WorkerRow
 from streamsampler.workers.logs import RecordKeeper
 from streamsampler.workers.threads import ThreadLimit, set_unset
 
-# ----------------------------------------------------------------------
-# A worker's end of what connects it to its sampler, whatever carries the messages. Needs nothing but Python.
-
 
 class WorkerChannel(ABC):
     """A worker's connection to a sampler in another process; see `streamsampler.workers.loop.Channel`.
 
     Args:
-        keeper: Keeps log records until they are sent.
-        threads: How many threads libraries compute on.
-        settings: The settings of the sampler's process that this one has.
+        keeper: Collects log records until they are sent.
+        threads: Limits the threads of libraries.
+        settings: The sampler's settings in this process.
     """
 
     interruptible = False
@@ -41,11 +38,9 @@ class WorkerChannel(ABC):
         self._keeper, self._threads, self._settings = keeper, threads, settings
         self._pid = os.getpid()
 
-    # ------------------------------------------------------------------ to be written
-
     @abstractmethod
     def _next(self, *, wait: bool) -> Message | None:
-        """Return the next message, as `receive` does."""
+        """Return the next message, like `receive`."""
 
     @abstractmethod
     def _loaded(self, payload: Any) -> Any:
@@ -53,17 +48,15 @@ class WorkerChannel(ABC):
 
     @abstractmethod
     def _part(self, buffer: Any) -> Any:
-        """Return what is sent of the memory of an array, which the recorder uses again for the next ticket."""
+        """Return an array's memory in the form to be sent, which the recorder uses again for the next ticket."""
 
     @abstractmethod
     def _send(self, records: bytes, answer: Answer | None, contents: Contents | None, parts: list[Any]) -> None:
-        """Send log records, an answer or None, and what was recorded and its arrays' `_part`, without ever waiting."""
+        """Send log records, an answer or None, and its contents with their arrays' `_part`, without ever waiting."""
 
     def _end_copy(self) -> None:
-        """End this process, a forked copy of the worker: two would read messages and answer them."""
+        """End this process, a forked copy of the worker: both would read messages and answer them."""
         os._exit(1)
-
-    # ------------------------------------------------------------------ what the loop calls
 
     def receive(self, *, wait: bool) -> Message | None:
         """Return the next message; `Exit` when the sampler is gone."""
@@ -81,22 +74,21 @@ class WorkerChannel(ABC):
         return message
 
     def load(self, payload: Any) -> Any:
-        """Return the object of a payload."""
         n_modules = len(sys.modules)
         loaded = self._loaded(payload)
-        # Modules that were imported just now may have set levels and settings of their own; torch may be among them.
+        # Newly imported modules may have set levels and settings of their own; torch may be among them.
         self._keeper.apply()
         self._settings.loaded(n_modules)
         self._threads.hold()
         return loaded
 
     def answer(self, answer: Answer, contents: Any = None) -> None:
-        """Send an answer, with the log records that were made since the last one."""
+        """Send an answer, with the log records since the last."""
         if os.getpid() != self._pid:
             self._end_copy()
         pickled, parts = None, []
         if contents is not None and not isinstance(contents, BaseException):  # a failure has it pickled, and as text
-            # An exception reaches the sampler: this is before anything is sent.
+            # An exception here reaches the sampler: nothing has been sent yet.
             rollouts, spaces = contents
             pickled, buffers = dumps_report(rollouts, spaces, BY_NAME)
             parts = [self._part(buffer) for buffer in buffers]
@@ -106,28 +98,24 @@ class WorkerChannel(ABC):
         """Wait until all answers have left this process."""
 
     def send_records(self) -> None:
-        """Send the log records that were made since the last answer."""
+        """Send the log records since the last answer."""
         if records := self._keeper.take():
             self._send(records, None, None, [])
 
 
-# ----------------------------------------------------------------------
-# What worker processes are given at their start, whatever carries it to them. Imports nothing that only POSIX has.
-
-
 @dataclass(frozen=True)
 class ProcessSetup:
-    """What all workers of a sampler are given, and how their processes become like the sampler's.
+    """The settings a worker process receives at its start.
 
     Attributes:
         make_worker: A pickled callable that makes a worker from its context.
         seed: The sampler's seed.
-        threads: How many threads libraries compute on; None for no limit.
-        folders: The sampler's environment variables, `sys.path` and working directory, which loading may need.
+        threads: The number of threads for libraries; None for no limit.
+        folders: The sampler's environment variables, `sys.path` and working directory, perhaps needed for loading.
         settings: All its settings, pickled.
-        hash_seed: The hash seed that the processes are started with; "" where they have the sampler's, by fork.
-        title: Its process title; empty where there is none.
-        descriptors: How many descriptors a process may have; None for as many as the sampler's process may.
+        hash_seed: The processes' hash seed; "" for forks, which have the sampler's.
+        title: The sampler's process title; empty if unknown.
+        descriptors: The limit of descriptors; None for the sampler's.
     """
 
     make_worker: Payload
@@ -141,14 +129,7 @@ class ProcessSetup:
 
     @classmethod
     def of_this_process(cls, make_worker: Payload, seed: int, threads: int | None, *, is_forked: bool = False) -> Self:
-        """Return the setup of workers that are to be like this process.
-
-        Args:
-            make_worker: As in the class.
-            seed: As in the class.
-            threads: As in the class.
-            is_forked: Whether workers are forks of this very process.
-        """
+        """Return the setup of workers with this process's settings; `is_forked` for forks of this very process."""
         title = ""
         with contextlib.suppress(ImportError):
             import setproctitle
@@ -162,7 +143,7 @@ class ProcessSetup:
         )  # fmt: skip
 
     def apply(self) -> tuple[ThreadLimit, SettingsInForce]:
-        """Make this process, a worker, like the sampler's; return what keeps its threads and settings so."""
+        """Give this process, a worker, the sampler's settings; return the objects that preserve them."""
         # Before the environment variables change: the title is written over their first place in memory.
         with contextlib.suppress(ImportError):
             import setproctitle
@@ -176,26 +157,21 @@ class ProcessSetup:
         return ThreadLimit(self.threads, self.folders.environ), settings
 
     def worker(self, context: WorkerContext) -> Worker:
-        """Make the worker."""
         worker: Worker = loads(self.make_worker)(context)
         return worker
 
 
-# ----------------------------------------------------------------------
-# What a worker process has once it is like the process that started it.
-
-
 @dataclass(frozen=True)
 class Begun:
-    """What a worker process has when it is like the process that started it.
+    """A started worker process with the settings of its starter.
 
     Attributes:
         number: The worker number.
-        setup: What it was given: a tuple whose first item is a `ProcessSetup`.
+        setup: A tuple that starts with a `ProcessSetup`.
         row: Its row of the status board.
-        keeper: Keeps log records until they are sent.
-        threads: What limits its threads.
-        settings: The settings of the process that started it.
+        keeper: Collects log records until they are sent.
+        threads: Limits the threads of libraries.
+        settings: The settings of its starter.
     """
 
     number: int
@@ -206,22 +182,18 @@ class Begun:
     settings: SettingsInForce
 
     def end(self) -> None:
-        """Run the process's exit handlers, for which the parent waits as long as for environments to close."""
+        """Run the process's exit handlers; the parent waits for them as for closing environments."""
         self.row.set_phase(Phase.CLOSE)
         run_exit_handlers(self.number)
-
-
-# ----------------------------------------------------------------------
 
 
 _HAS_PROC = os.path.exists("/proc/self/statm")
 
 
 class MemoryReporter:
-    """Writes the private memory of this process to the status board, at each call.
+    """Writes the private memory of this process to the status board at each call.
 
-    Pages of files do not count, nor does what a fork has inherited from its parent. Where there is no /proc, the
-    figure is the most memory that the process ever had.
+    Pages of files and memory inherited by a fork do not count. Without /proc it is the maximum so far.
 
     Args:
         row: The worker's row of the board.
@@ -232,7 +204,6 @@ class MemoryReporter:
         self._inherited = _inherited_bytes() if _HAS_PROC else 0
 
     def __call__(self) -> None:
-        """Write how much private memory there is now."""
         if _HAS_PROC:
             self._row.set_memory(max(0, _anonymous_bytes() - self._inherited))
         else:
@@ -242,7 +213,7 @@ class MemoryReporter:
 
 
 def _inherited_bytes() -> int:
-    """Return how much of this process's memory belongs to its parent, too: copied only where one of them writes."""
+    """Return the memory shared with the parent: a write by either copies it."""
     with open("/proc/self/smaps_rollup", "rb") as file:
         sizes = dict(line.split(b":") for line in file.read().splitlines()[1:])
     private = sum(1024 * int(sizes[name].split()[0]) for name in (b"Private_Dirty", b"Private_Clean"))

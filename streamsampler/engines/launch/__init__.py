@@ -1,1 +1,1 @@
-"""Starting processes, and ending them."""
+"""Start and end processes."""

@@ -1,4 +1,4 @@
-"""What the processes of a worker do first, whatever started them, and the descriptors that they have."""
+"""Set up a worker's processes after their start, and manage descriptors and limits of this process."""
 
 from __future__ import annotations
 
@@ -14,12 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from streamsampler.core.errors import ResourceLimitError
 
-# ----------------------------------------------------------------------
-# Descriptors of this process that forked children close.
-
-
-# Descriptors of this process's ends. A forked child closes them: a copy of a pipe's end there would keep workers from
-# noticing that this process is gone.
+# Ends of pipes in this process. Forked children close them: a copy of a pipe's end would keep workers from noticing the
+# end of this process.
 _own_fds: set[int] = set()
 
 
@@ -48,26 +44,22 @@ if hasattr(os, "register_at_fork"):  # not on Windows, where `queues` imports th
 
 
 def readable_within(fd: int, timeout: float) -> bool:
-    """Whether a descriptor can be read from, or its end noticed, within `timeout` seconds."""
+    """Whether a descriptor has data, or its end closes, within `timeout` seconds."""
     poller = select.poll()
     poller.register(fd, select.POLLIN)
     return bool(poller.poll(max(0, int(timeout * 1000))))
 
 
 def pipe_between(theirs: contextlib.ExitStack, ours: contextlib.ExitStack, *, ours_is: int) -> Sequence[int]:
-    """Return a pipe whose end `ours_is` (0 reads, 1 writes) is kept; the other one is closed when `theirs` is left."""
+    """Return a pipe; `ours` closes end `ours_is` (0 reads, 1 writes), `theirs` the other."""
     ends = os.pipe()
     theirs.callback(os.close, ends[1 - ours_is])
     ours.callback(close_fd, own_fd(ends[ours_is]))
     return ends
 
 
-# ----------------------------------------------------------------------
-# How many descriptors this process may have, and how many a sampler needs.
-#
-# Shells commonly allow 1,024 (`ulimit -n`), which some 145 workers use up; a process may raise that up to the
-# system's limit, and the sampler's process does. Workers go back to the limit before: programs that they start may
-# rely on it.
+# Shells commonly allow 1,024 descriptors (`ulimit -n`), enough for about 145 workers. The sampler's process raises this
+# up to the system's limit. Workers return to the limit before: programs started in them may rely on it.
 
 
 try:
@@ -77,17 +69,18 @@ except ImportError:  # Windows has no such limit
 
 
 PER_WORKER = 7
-"""Descriptors that the sampler's process has for each worker: three pipes, its memory (twice, when it is mapped), and
-its end, reported by the kernel and by its watchdog."""
+"""Descriptors in the sampler's process for each worker: three pipes, its memory (twice, when mapped), and its end,
+reported by the kernel and by its watchdog.
+"""
 
-_SHARED = 40  # for all workers together, for the start of a worker, and some for other code
+_SHARED = 40  # for all workers together, the start of a worker, and other code
 
 _original: int | None = None  # the limit before it was raised here
-_raised: int | None = None  # what it was raised to
+_raised: int | None = None  # the raised limit
 
 
 def make_room(n_workers: int) -> None:
-    """Raise this process's limit if the descriptors of so many more workers need it; where there is none, do nothing.
+    """Raise this process's limit of descriptors if `n_workers` more workers need it.
 
     Raises:
         ResourceLimitError: The system does not allow it.
@@ -103,15 +96,15 @@ def make_room(n_workers: int) -> None:
         raise _too_few(n_workers, needed, hard, n_open)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
-    except (OSError, ValueError):  # macOS has a limit of its own below that
+    except (OSError, ValueError):  # macOS has a lower limit of its own
         raise _too_few(n_workers, needed, soft, n_open) from None
     global _original, _raised
-    # Other code may have changed it since it was last raised here.
+    # Other code may have changed the limit since it was last raised here.
     _original, _raised = _original if soft == _raised else soft, needed
 
 
 def _n_open() -> int:
-    """Return how many descriptors are open; 64 where it is not known."""
+    """Return the number of open descriptors; 64 if unknown."""
     with contextlib.suppress(OSError):
         return len(os.listdir("/dev/fd"))
     return 64
@@ -129,12 +122,12 @@ def _too_few(n_workers: int, needed: int, limit: int, n_open: int) -> ResourceLi
 
 def original_limit() -> int | None:
     """Return the limit before `make_room` raised it; None if it did not, or other code changed it since."""
-    # Nothing was raised where there is no limit.
+    # Without a limit nothing was raised.
     return _original if _raised and resource.getrlimit(resource.RLIMIT_NOFILE)[0] == _raised else None
 
 
 def lower_limit(limit: int | None) -> None:
-    """Give this process, a worker, the limit that the sampler's process had; None leaves it as it is."""
+    """Give this process, a worker, the sampler's limit of descriptors; None changes nothing."""
     if limit is not None:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         with contextlib.suppress(OSError, ValueError):
@@ -142,14 +135,11 @@ def lower_limit(limit: int | None) -> None:
 
 
 def allow_all() -> int:
-    """Raise this process's limit, a fork server's, as far as the system allows; return what it was before."""
+    """Raise this process's limit, a fork server's, to the system's; return the limit before."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return soft
-
-
-# ----------------------------------------------------------------------
 
 
 try:
@@ -159,24 +149,25 @@ except ImportError:  # Windows
 
 
 Main = Callable[[int, Sequence[int]], None]
-"""What a worker process runs: a function of a module, called with the worker number and descriptors."""
+"""The main function of a worker process: of a module, called with the worker number and descriptors."""
 
 STATUS = struct.Struct("<q")
-"""How a worker number is sent to the fork server, and a process id and an exit code to the sampler's process."""
+"""Format of a worker number to the fork server, and of a process id and exit code to the sampler's process."""
 
 PARENT_FD = 2
-"""The place, among a worker's descriptors, of the pipe whose other end only the sampler's process holds."""
+"""Position, among a worker's descriptors, of the pipe with the sampler's process at the other end."""
 
 
 END_SECONDS = 5.0
-"""How long a killed process may take to be gone. One that hangs in the kernel, by a file system perhaps that does not
-answer, does not take SIGKILL either until that returns; it is not waited for any longer than this."""
+"""Seconds for a killed process to be gone. A process that hangs in the kernel, for example in a file system without an
+answer, does not react to SIGKILL before that returns, and is not waited for any longer.
+"""
 
 
 def ignore_terminal() -> None:
-    """Ignore what the terminal sends, in a child: the sampler's process decides what Ctrl-C means.
+    """Ignore signals of the terminal, in a child: the sampler's process decides what Ctrl-C does.
 
-    A process outside the terminal's foreground group would be stopped by SIGTTOU or SIGTTIN when it uses the terminal.
+    Outside the terminal's foreground group, using the terminal would stop a process by SIGTTOU or SIGTTIN.
     """
     for name in ("SIGINT", "SIGTTIN", "SIGTTOU"):
         if hasattr(signal, name):
@@ -187,9 +178,9 @@ def ignore_terminal() -> None:
 
 @contextlib.contextmanager
 def interrupts_blocked() -> Iterator[None]:
-    """Block SIGINT: a child starts with it blocked, and unblocks it once it ignores it.
+    """Block SIGINT in a new child until it ignores it.
 
-    The terminal sends Ctrl-C to the whole process group; a child that is still importing would print a traceback.
+    The terminal sends Ctrl-C to the whole process group; a child still importing would print a traceback.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield
@@ -202,27 +193,22 @@ def interrupts_blocked() -> Iterator[None]:
 
 
 def own_group(pid: int = 0) -> None:
-    """Make a process, this one or a child, the leader of a process group."""
-    with contextlib.suppress(OSError, AttributeError):  # a child that was quicker, or has ended, or leads a session
+    """Make a process, this or a child, the leader of a process group."""
+    with contextlib.suppress(OSError, AttributeError):  # a faster child, an ended one, or the leader of a session
         os.setpgid(pid, pid)
 
 
 def can_kill_at_end() -> bool:
-    """Whether `kill_at_end_of` does anything on this system."""
+    """Whether `kill_at_end_of` works on this system."""
     return hasattr(fcntl, "F_SETSIG")
 
 
 def kill_at_end_of(fd: int, pid: int) -> None:
-    """Let the kernel kill process `pid` when the last writing end of a pipe closes, whatever the process is doing then.
+    """Let the kernel kill process `pid` when the last writing end of the pipe `fd` closes.
 
-    A thread would not run while native code holds the interpreter's lock, and PR_SET_PDEATHSIG is about the thread
-    that forked. Nothing is ever written to such a pipe, so that its only event is its end.
-
-    Where the system cannot do that, nothing happens: Linux can.
-
-    Args:
-        fd: The pipe's reading end, of which a copy stays open in any process.
-        pid: The process.
+    A thread would not run while native code holds the interpreter's lock, and PR_SET_PDEATHSIG depends on the forking
+    thread. Nothing is ever written to such a pipe. A copy of the reading end must stay open in some process. Only Linux
+    can do this; elsewhere nothing happens.
     """
     if not can_kill_at_end():
         return
@@ -232,14 +218,14 @@ def kill_at_end_of(fd: int, pid: int) -> None:
 
 
 def end_with_parent(fd: int) -> None:
-    """Let this process end with the sampler's process: at once if that one is gone already."""
+    """End this process with the sampler's process, or at once if that is gone already."""
     kill_at_end_of(fd, os.getpid())
     if readable_within(fd, 0):
         os._exit(1)
 
 
 def tell_status(fd: int, number: int) -> None:
-    """Write a process id, an exit code or a negative errno for the sampler's process, which may be gone."""
+    """Write a process id, an exit code or a negative errno to the sampler's process, if it lives."""
     with contextlib.suppress(BrokenPipeError):
         os.write(fd, STATUS.pack(number))
 
@@ -255,7 +241,7 @@ def close_all_but(kept: Iterable[int]) -> None:
 
 
 def run_as_child(main: Callable[[], None]) -> None:
-    """Run `main`, and end this process: it does not return into code of its parent's, nor wait for threads."""
+    """Run `main`, then end this process, without returning to its parent's code or waiting for threads."""
     status = 1
     try:
         null = os.open(os.devnull, os.O_RDONLY)
@@ -272,10 +258,6 @@ def run_as_child(main: Callable[[], None]) -> None:
         os._exit(status)
 
 
-# ----------------------------------------------------------------------
-# Wait for the ends of processes.
-
-
 def open_pidfd(pid: int) -> int | None:
     """Return a descriptor of a process; None if it is gone."""
     try:
@@ -284,24 +266,19 @@ def open_pidfd(pid: int) -> int | None:
         return None
 
 
-_strays: list[subprocess.Popen[bytes]] = []  # servers that were given up
+_strays: list[subprocess.Popen[bytes]] = []  # abandoned servers, still to reap
 
 
 def reap_strays() -> None:
-    """Reap servers that were given up and have ended since, so that none stays a zombie."""
+    """Reap abandoned servers that have ended since."""
     for process in list(_strays):
         if process.poll() is not None:
-            with contextlib.suppress(ValueError):  # another thread was quicker
+            with contextlib.suppress(ValueError):  # another thread was faster
                 _strays.remove(process)
 
 
 def end_server(process: subprocess.Popen[bytes], seconds: float) -> None:
-    """Wait for the end of a server; kill it if it takes too long. If it hangs in the kernel, it is reaped later.
-
-    Args:
-        process: The server.
-        seconds: How long it may take.
-    """
+    """Wait for the end of a server; kill it after `seconds`. If it hangs in the kernel, it is reaped later."""
     for patience in (seconds, END_SECONDS):
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(patience)

@@ -1,10 +1,8 @@
-"""Run what environments and libraries have registered in a worker process for its end: handlers of `atexit`.
+"""Run the exit handlers (`atexit`) of environments and libraries in a worker process.
 
-A worker process does not return into its parent's code, and so never comes to the interpreter's end, where such
-handlers run. A worker that ends cleanly runs them itself; the sampler kills one that takes longer than `close_timeout`.
-
-A forked worker has copies of its parent's handlers, too: these would remove what the script still needs. It forgets
-them at its beginning.
+A worker process does not return into its parent's code, so the interpreter never runs them. The sampler kills a worker
+when they take longer than `close_timeout`. A forked worker first forgets its copies of the parent's handlers, which
+would remove files of the script.
 """
 
 from __future__ import annotations
@@ -24,32 +22,25 @@ _LOG = logging.getLogger("streamsampler")
 
 
 def forget_foreign_handlers(*, forked: bool = True) -> None:
-    """Forget the exit handlers that are not this worker's own.
-
-    Args:
-        forked: Whether this process is a copy of another one, whose handlers it has.
-    """
+    """Forget handlers of the parent, if this process is `forked`, and of `multiprocessing`."""
     if forked:
         atexit._clear()
         finalizers: Any = weakref.finalize
         for finalizer in list(finalizers._registry):
             finalizer.atexit = False
-        finalizers._registered_with_atexit = False  # the next one is registered again
-    # It closes queues before the last log records are sent, and waits for child processes, which end with the worker.
+        finalizers._registered_with_atexit = False  # the next finalizer registers again
+    # This handler closes queues before the last log records are sent, and waits for child processes, which end with the
+    # worker.
     atexit.unregister(multiprocessing.util._exit_function)  # type: ignore[attr-defined]
 
 
 def run_finalizers() -> None:
-    """Let `multiprocessing` remove what it has opened in this process, such as temporary folders."""
+    """Let `multiprocessing` remove its temporary folders of this process."""
     multiprocessing.util._run_finalizers()  # type: ignore[attr-defined]
 
 
 def run_exit_handlers(worker: int) -> None:
-    """Run the exit handlers of this process, a worker; log what they raise.
-
-    Args:
-        worker: The worker number.
-    """
+    """Run the exit handlers of this worker; log their exceptions."""
 
     def log(error: BaseException | None, handler: Any) -> None:
         name = "" if handler is None else f" ({handler!r})"

@@ -1,9 +1,8 @@
-"""The fork server: a process that forks a watchdog, and through it a worker, for every request.
+"""Serve requests for workers: fork a watchdog for each, and through it the worker.
 
-It has one thread and no state of the user's, so that forking it is safe and cheap. It talks to its parent over an
-unnamed socket pair: nothing of it is ever in a file system. When the parent's end closes, it ends.
-
-The package is imported in it, and a worker is a copy of it.
+The server has a single thread and no state of the user's, so forking it is safe and cheap. It talks to its parent over
+an unnamed socket pair, without files, and ends when the parent's end closes. It imports the package for all workers,
+which are copies of it.
 """
 
 from __future__ import annotations
@@ -39,52 +38,40 @@ from streamsampler.engines.launch.child import (
     tell_status,
 )
 
-# ----------------------------------------------------------------------
-# The watchdog of a worker: a small process that is its parent, and ends what the worker leaves.
+# The watchdog of a worker is its parent, a small process that ends whatever the worker leaves.
 #
 # ::
 #
-#     sampler's process ─── fork server ─┬─ watchdog ─── worker 0 ─── what its environment started
+#     sampler's process ─── fork server ─┬─ watchdog ─── worker 0 ─── processes of its environment
 #             ▲                          └─ watchdog ─── worker 1 ─── …
-#             └── a pipe for each worker: its process id, and its exit code when nothing of it is left
+#             └── a pipe for each worker: its process id, and its exit code when all its processes have ended
 #
-# An environment may start processes: a simulator, a browser. They are to end with their worker, however it ends. So
-# each worker leads a process group, and its parent does nothing but wait for it. When the worker has ended, the
-# watchdog sends SIGTERM to the rest of the group, a second later SIGKILL, then reports to the sampler's process, and
-# ends. It does so before it reaps the worker, so that no other group can have the number.
+# An environment may start processes: a simulator, a browser. They must end with their worker, however it ends. So
+# each worker leads a process group, and its parent only waits for it. When the worker has ended, the watchdog sends
+# SIGTERM to the rest of the group, SIGKILL a second later, reports to the sampler's process, and ends. It does so
+# before it reaps the worker: until then no other process group can have the worker's number.
 #
-# The watchdog is a child subreaper: a process of the worker's that left the group, or became a daemon, is adopted by
-# it, and ended as well. Therefore each worker has a watchdog of its own: one watchdog for all could not know which
-# worker has started an adopted process.
+# The watchdog is a child subreaper: it adopts, and ends, processes of the worker that left the group or became
+# daemons. A common watchdog could not know which worker has started an adopted process, so each worker has its own.
+# Without /proc, only the group can be found; it is killed at once.
 #
 # When the sampler's process is gone, the kernel kills the worker.
 
 
-# ----------------------------------------------------------------------
-# End the processes that the environment of a worker has started, after the worker has ended.
-#
-# A watchdog does it before it reaps its worker: until then no other process group can have the
-# worker's process id for a number.
-#
-# A watchdog adopts all that its worker has started as soon as the processes in between are gone, so that whatever is
-# left is a descendant of it, in the worker's group or not. Where /proc is not there, only the group can be found: it is
-# killed at once.
-
-
 TERM_SECONDS = 1.0
-"""How long what a worker leaves may take to end after SIGTERM, before it is killed."""
+"""Seconds from SIGTERM to SIGKILL for the processes a worker leaves."""
 
-_TERM = (signal.SIGTERM, signal.SIGCONT)  # a stopped process takes SIGTERM only when it goes on
+_TERM = (signal.SIGTERM, signal.SIGCONT)  # a stopped process receives SIGTERM only after SIGCONT
 _KILL = (signal.SIGKILL,)
 _PHASES: tuple[tuple[Sequence[int], float], ...] = ((_TERM, TERM_SECONDS), (_KILL, END_SECONDS))
-_LOOKS = 3  # without finding anything, where it is not known whether there are children
+_LOOKS = 3  # searches without result, where it is unknown whether children are left
 
 Wait = Callable[[float], None]
-"""Sleeps until a child of this process ends, for so many seconds at most."""
+"""Sleeps until a child of this process ends, for at most so many seconds."""
 
 
 def can_find_descendants() -> bool:
-    """Whether /proc is there, and that of this process's own namespace."""
+    """Whether /proc is there, and belongs to this process's namespace."""
     try:
         return os.readlink("/proc/self") == str(os.getpid())
     except OSError:
@@ -92,19 +79,14 @@ def can_find_descendants() -> bool:
 
 
 def end_descendants(worker: int, wait: Wait) -> None:
-    """End all descendants of this process but a worker that has ended and was not reaped: SIGTERM, later SIGKILL.
-
-    Args:
-        worker: The worker, a child of this process. Its group is signalled too.
-        wait: Sleeps until a child of this process ends.
-    """
+    """End all descendants of this process, and the group of `worker`, which has ended but is not reaped."""
     for numbers, seconds in _PHASES:
         deadline = time.monotonic() + seconds
         signalled: set[int] = set()
         found_none = 0
         while _has_other_children(worker) and found_none < _LOOKS:
             rest = _descendants(worker)
-            if not rest:  # its parent has just ended, and the next look finds it; or it was dead
+            if not rest:  # its parent has just ended, and the next search finds it; or it was dead
                 found_none += 1
                 continue
             if not signalled:
@@ -122,15 +104,14 @@ def end_descendants(worker: int, wait: Wait) -> None:
 
 
 def _signal_group(leader: int, numbers: Sequence[int]) -> None:
-    """Signal a process group, if there is one."""
-    if leader > 1 and leader != os.getpgrp():  # never all processes, nor this one's own group
+    if leader > 1 and leader != os.getpgrp():  # never all processes, nor this process's own group
         with contextlib.suppress(OSError):
             for number in numbers:
                 os.killpg(leader, number)
 
 
 def _signal(pid: int, numbers: Sequence[int], known: dict[int, tuple[int, int]]) -> None:
-    """Signal a process, unless another process has its number by now."""
+    """Signal a process, unless its number belongs to another process by now."""
     with contextlib.suppress(OSError):
         if known[pid][0] == os.getpid():
             for number in numbers:
@@ -147,7 +128,7 @@ def _signal(pid: int, numbers: Sequence[int], known: dict[int, tuple[int, int]])
 
 
 def _has_other_children(worker: int) -> bool:
-    """Whether this process has other children than the worker, or it is not known; reads one small file."""
+    """Whether this process has children besides the worker, or that is unknown; reads one small file."""
     me = os.getpid()
     try:
         with open(f"/proc/{me}/task/{me}/children", "rb") as file:
@@ -157,10 +138,7 @@ def _has_other_children(worker: int) -> bool:
 
 
 def _descendants(worker: int) -> dict[int, tuple[int, int]]:
-    """Return the living descendants of this process but the worker, each with its parent and its group.
-
-    Dead children of this process are reaped.
-    """
+    """Return parent and group of each living descendant but the worker; reap dead children."""
     me = os.getpid()
     children: dict[int, list[tuple[int, str, int]]] = {}
     for name in os.listdir("/proc"):
@@ -184,7 +162,7 @@ def _descendants(worker: int) -> dict[int, tuple[int, int]]:
 
 
 class Stat(NamedTuple):
-    """What the kernel says of a process: a letter for what it is doing, its parent and its group."""
+    """The kernel's entry for a process: a letter for its state, its parent and its group."""
 
     state: str
     parent: int
@@ -192,16 +170,13 @@ class Stat(NamedTuple):
 
 
 def stat_of(pid: int) -> Stat | None:
-    """Return what the kernel says of a process; None if it is gone."""
+    """Return the kernel's entry for a process; None if it is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
         return Stat(fields[0].decode(), int(fields[1]), int(fields[2]))
     except (OSError, IndexError, ValueError):
         return None
-
-
-# ----------------------------------------------------------------------
 
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -211,20 +186,20 @@ _IGNORED = {
     *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU),
     *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM),
 }
-"""A watchdog ends after its worker, and for no other reason: sent to a whole job, these signals end the worker, too."""
+"""Signals to a whole job end the worker, and a watchdog ends only after its worker."""
 
 
 def watch_over(number: int, run: Callable[[], None], parent_fd: int, status_fd: int) -> None:
-    """Fork worker `number`, and return when nothing of it is left; in a process that does nothing else.
+    """Fork worker `number`, and return when it and all its processes have ended; in a process with no other use.
 
     Args:
         number: The worker number.
-        run: What the worker does.
-        parent_fd: The pipe whose other end only the sampler's process holds.
-        status_fd: Where the worker's process id and its exit code are written.
+        run: The worker's main function.
+        parent_fd: The pipe with the sampler's process at the other end.
+        status_fd: Receives the worker's process id, then its exit code.
     """
     own_group()
-    # A sandbox may forbid the first; the second is not there in every namespace.
+    # A sandbox may forbid the first; the second is missing in some namespaces.
     adopts = _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0 and can_find_descendants()
     wake_read, wake_write = os.pipe()
     for fd in (wake_read, wake_write):
@@ -275,7 +250,7 @@ class _Watchdog:
         self._poller.register(wake_fd, select.POLLIN)
 
     def await_end(self) -> int:
-        """Return the worker's exit code when it has ended; it is not reaped."""
+        """Return the worker's exit code when it has ended; do not reap it."""
         while (exitcode := self._exitcode()) is None:
             for fd, _ in self._poller.poll():
                 if fd == self._wake_fd:
@@ -286,11 +261,11 @@ class _Watchdog:
         return exitcode
 
     def _exitcode(self) -> int | None:
-        """Return the worker's exit code, None while it lives; the worker is not reaped."""
+        """Return the worker's exit code, None while it lives; do not reap it."""
         while (end := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
             if end.si_pid == self._worker:
                 return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
-            os.waitpid(end.si_pid, os.WNOHANG)  # a daemon of the worker's, which this process has adopted
+            os.waitpid(end.si_pid, os.WNOHANG)  # a daemon of the worker's, adopted by this process
         return None
 
     def wait(self, seconds: float) -> None:
@@ -307,44 +282,41 @@ class _Watchdog:
 
 
 def _close_others(kept: set[int]) -> None:
-    """Close all descriptors but `kept`: a pipe that this process held open would have no end for its reader."""
+    """Close all descriptors but `kept`: a pipe held open here would have no end for its reader."""
     null = os.open(os.devnull, os.O_RDWR)
     for fd in range(3):
         os.dup2(null, fd)
     close_all_but(kept)
 
 
-# ----------------------------------------------------------------------
-
-
 _MAX_FDS = 16
-_CLOSE_ON_EXEC = socket.MSG_CMSG_CLOEXEC  # programs that an environment runs inherit nothing
+_CLOSE_ON_EXEC = socket.MSG_CMSG_CLOEXEC  # programs started by an environment inherit nothing
 
 
 def serve(module: str, name: str, socket_fd: int) -> None:
     """Serve until the parent is gone; workers are copies of this process.
 
     Args:
-        module: The module of the function that workers run.
+        module: The module of the workers' main function.
         name: The function.
-        socket_fd: This end of the socket pair. A request is a worker number and the worker's descriptors, the last of
-            which is where its watchdog writes the worker's process id and, later, its exit code.
+        socket_fd: This end of the socket pair. A request is a worker number and the worker's descriptors; the last is
+            for the watchdog, to write the worker's process id and, later, its exit code.
     """
     ignore_terminal()  # workers inherit this
-    own_group()  # neither Ctrl-Z nor a terminal that closes ends or stops it
+    own_group()  # neither Ctrl-Z nor a closing terminal ends or stops it
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    import streamsampler.workers.default  # numpy and gymnasium with it
+    import streamsampler.workers.default  # with numpy and gymnasium
     import streamsampler.workers.factory  # a worker is unpickled with it
     import streamsampler.workers.vec.worker  # noqa: F401
     from streamsampler.workers.threads import fingerprint, libraries
 
-    # What is found once here, each worker has from its start.
+    # Found once here for all workers.
     libraries()
     fingerprint()
-    inspect.signature(object)  # Python compiles long patterns for the first class that has no constructor of its own
+    inspect.signature(object)  # Python compiles long patterns for the first class without a constructor of its own
     main: Main = getattr(importlib.import_module(module), name)
     setproctitle.setproctitle("streamsampler: fork server")
-    # What is imported now stays shared between all workers: a collection in one of them must not touch it.
+    # Imported objects stay shared between all workers: a collection in a worker must not touch them.
     gc.collect()
     gc.freeze()
     with socket.socket(fileno=socket_fd) as connection:
@@ -356,7 +328,7 @@ class _Server:
         self._main = main
         self._connection = connection
         self._status_fds: dict[int, int] = {}  # by the watchdog's process id
-        self._limit = allow_all()  # of descriptors: the server holds one for each worker
+        self._limit = allow_all()  # of descriptors: the server has a pipe for each worker
         # Never blocking, or the ends of many children could fill the pipe, and the server hang in its handler.
         self._wake_fds = os.pipe()
         for fd in self._wake_fds:
@@ -373,7 +345,7 @@ class _Server:
                 going = all(key.data() for key, _ in selector.select())
 
     def _request(self) -> bool:
-        """Fork a watchdog. False means that the parent is gone."""
+        """Fork a watchdog; return False if the parent is gone."""
         try:
             message, fds, _, _ = socket.recv_fds(self._connection, STATUS.size, _MAX_FDS, _CLOSE_ON_EXEC)
         except ConnectionError:
@@ -390,7 +362,7 @@ class _Server:
         else:
             if pid == 0:
                 run_as_child(lambda: self._become_watchdog(number, worker_fds, status_fd))
-            # Closed when the watchdog has ended: so the parent notices that nothing is left.
+            # Closed when the watchdog has ended, so the parent notices when nothing is left.
             self._status_fds[pid] = status_fd
         for fd in worker_fds:
             os.close(fd)

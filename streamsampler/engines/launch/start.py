@@ -1,13 +1,11 @@
-"""Start worker processes, through a fork server.
+"""Start worker processes through a fork server.
 
-Not `multiprocessing.Process`, because its children import the user's main script (an unguarded script runs itself
-again, and a session on standard input has none), its fork server leaves a socket in the temporary folder when the
-parent is killed, and a daemonic process may not have children at all. What is needed is little: hand over some
-descriptors, notice the end, and get the exit code.
+`multiprocessing.Process` would import the user's main script in each child (an unguarded script runs itself again, and
+a session on standard input has none), leave a socket in the temporary folder when the parent is killed, and allow
+daemonic processes no children. Engine `queues` uses it for other systems and start methods.
 
-Here a child gets a worker number and descriptors; everything else it reads from one of them (see
-`processes.worker_main`). Each has a parent of its own, which ends what the worker leaves (see `fork_server`). Engine
-`queues` is `multiprocessing.Process`, for other systems and for other start methods.
+Here a child receives a worker number and descriptors, and reads everything else from a descriptor (see
+`processes.worker_main`). Its watchdog ends the processes it leaves (see `fork_server`).
 """
 
 from __future__ import annotations
@@ -43,31 +41,27 @@ from streamsampler.engines.launch.fork_server import serve
 from streamsampler.engines.launch.start_methods import import_path
 from streamsampler.workers.threads import set_unset
 
-# ----------------------------------------------------------------------
-# A worker process as the sampler's process sees it: a child of its watchdog.
-
-
 _ANSWER_SECONDS = 120.0  # a fork server answers its first request after its imports
-_REPORT_SECONDS = 2.0  # from a worker's end to its watchdog's report, which comes after the end of all it left
+_REPORT_SECONDS = 2.0  # from a worker's end to its watchdog's report, after the end of all it left
 _GONE_SECONDS = 0.25  # from this report until the watchdog has ended
 _SIGNAL_GROUP = 4  # PIDFD_SIGNAL_PROCESS_GROUP, Linux 6.9
 
 
 class WatchdogLostError(SamplerError):
-    """A worker's watchdog, or the server that was to start it, was killed or stopped."""
+    """A worker's watchdog, or the server to start it, was killed or stopped."""
 
 
 class WorkerChild:
-    """A worker process; before `await_start` it may not run yet.
+    """A worker process, perhaps not running before `await_start`.
 
-    The kernel reports its end; its watchdog does if the process ended before it was known.
+    The kernel reports its end, or its watchdog if it ended before its start was known.
 
     Args:
-        status_fd: Where its process id is read, and at the end its exit code. The child closes it.
+        status_fd: Carries its process id, and at the end its exit code.
         starter: The server that starts it.
 
     Attributes:
-        pid: Its process id; 0 before `await_start`, when nothing but `kill` and `discard` may be called.
+        pid: Its process id; 0 before `await_start`, when only `kill` and `discard` may be called.
     """
 
     def __init__(self, status_fd: int, starter: _OwnServer) -> None:
@@ -80,7 +74,7 @@ class WorkerChild:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether the server that starts it is known to be lost."""
+        """Whether its server is known to be lost."""
         return self._starter is not None and self._starter.lost
 
     def await_start(self) -> None:
@@ -88,10 +82,10 @@ class WorkerChild:
 
         Raises:
             OSError: It could not be started.
-            WatchdogLostError: It is not known whether the worker was started. The next attempt has another server, and
-                needs new descriptors: a worker may have those of this attempt.
+            WatchdogLostError: It is unknown whether it started. The next attempt has another server, and needs new
+                descriptors: a worker may have those of this attempt.
         """
-        starter, self._starter = self._starter, None  # a server ends when nothing holds it any more
+        starter, self._starter = self._starter, None  # a server ends with its last reference
         lost = self._read_pid(0.0 if starter is not None and starter.lost else _ANSWER_SECONDS)
         if lost is not None:
             if starter is not None:
@@ -99,7 +93,7 @@ class WorkerChild:
             raise WatchdogLostError(f"the fork server or its watchdog {lost}")
 
     def _read_pid(self, timeout: float) -> str | None:
-        """Wait for the process id; return why it did not come, if it did not."""
+        """Wait for the process id; return the reason if it did not come."""
         if self.pid:
             return None
         answered = readable_within(self._fd, timeout)
@@ -111,14 +105,14 @@ class WorkerChild:
             raise OSError(-pid, os.strerror(-pid))
         self.pid = pid  # from here on it can be killed and waited for, whatever else fails
         self._pidfd = open_pidfd(pid)
-        # The process may have ended, and its number be another process's: then the watchdog has reported the end.
+        # If the process has ended and its number belongs to another, the watchdog has reported the end.
         if self._pidfd is not None and readable_within(self._fd, 0):
             close_fd(self._pidfd)
             self._pidfd = None
         return None
 
     def filenos(self) -> set[int]:
-        """Return the descriptors of which one becomes readable when the process ends, or its watchdog does."""
+        """Return the descriptors to watch for the end of the process or its watchdog."""
         return {self._fd} if self._pidfd is None else {self._fd, self._pidfd}
 
     def ended(self, timeout: float) -> bool:
@@ -130,10 +124,9 @@ class WorkerChild:
         return readable_within(self._fd, 0)
 
     def wait(self, timeout: float) -> int | None:
-        """Wait for the end, and return the exit code: negative for a signal, None if it is not known.
+        """Wait for the end; return the exit code, negative for a signal, None if unknown.
 
-        Args:
-            timeout: Seconds. A process that has not ended by then is given up, and not waited for again.
+        A process that has not ended within `timeout` seconds is not waited for again.
         """
         if not self._waited and not self._given_up:
             self._exitcode, self._waited = self._end(timeout)
@@ -154,7 +147,7 @@ class WorkerChild:
         return STATUS.unpack(status)[0], True
 
     def kill(self, signal_number: int = signal.SIGKILL) -> None:
-        """Send a signal; nothing happens if the process is gone, or was waited for or given up and closed."""
+        """Send a signal, unless the process is gone, waited for, or closed."""
         # Once waited for, the number may be another process's; once closed, the descriptor another file's.
         if self._waited or self._closed or not self.pid:
             return
@@ -168,7 +161,7 @@ class WorkerChild:
                 raise
 
     def kill_all(self) -> None:
-        """Kill the worker; its process group, too, if no watchdog does that, as far as the system can.
+        """Kill the worker, and its process group if its watchdog is gone, as far as the system can.
 
         The group by the descriptor alone: its number may be another group's by now.
         """
@@ -180,7 +173,7 @@ class WorkerChild:
     def discard(self, timeout: float) -> None:
         """Kill the process, wait for its end and close all descriptors; may be repeated.
 
-        A process that hangs in the kernel is left. One that has not started by then ends when its pipes are closed.
+        A process that hangs in the kernel is abandoned. A process not yet started ends when its pipes close.
         """
         deadline = time.monotonic() + timeout
         if not self._closed:
@@ -192,7 +185,6 @@ class WorkerChild:
         self.close()
 
     def close(self) -> None:
-        """Close the descriptors."""
         self._closed = True
         self._starter = None
         close_fd(self._fd)
@@ -200,24 +192,21 @@ class WorkerChild:
             close_fd(self._pidfd)
 
 
-# ----------------------------------------------------------------------
-
-
-_CLOSE_SECONDS = 1.0  # for a server to notice that it is no longer needed
+_CLOSE_SECONDS = 1.0  # for an unneeded server to end
 
 
 def launch(main: Main, number: int, fds: Sequence[int], threads: int | None = None) -> WorkerChild:
-    """Begin to start a worker process; see `WorkerChild.await_start`.
+    """Start a worker process, without waiting; see `WorkerChild.await_start`.
 
     Args:
-        main: What the process runs: a function of a module, called with the number and the descriptors.
+        main: Its main function, of a module, called with the number and the descriptors.
         number: The worker number.
-        fds: Descriptors that the process gets, in this order; the caller may close them afterwards. That at
-            `PARENT_FD` is the reading end of a pipe whose other end only this process holds.
-        threads: How many threads libraries compute on that the fork server loads; see `streamsampler.workers.threads`.
+        fds: Its descriptors, in this order; the caller may close them afterwards. Position `PARENT_FD` is the reading
+            end of a pipe with only this process at the other end.
+        threads: The number of threads for libraries loaded by the fork server; see `streamsampler.workers.threads`.
 
     Raises:
-        OSError: There are no processes or descriptors left.
+        OSError: No processes or descriptors are left.
     """
     reap_strays()
     with _servers_lock:
@@ -229,24 +218,24 @@ def launch(main: Main, number: int, fds: Sequence[int], threads: int | None = No
 
 
 def _python(code: str, main: Main) -> list[str]:
-    """Return the command that runs `code` in a fresh interpreter which finds the modules that this one finds."""
+    """Return the command to run `code` in a fresh interpreter with this interpreter's modules."""
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    # It needs PYTHONHASHSEED; `_start` keeps the other variables that -E and -I are about from it.
+    # The server needs PYTHONHASHSEED; `_start` removes the other variables that -E and -I exclude.
     flags = [flag for flag in flags if flag not in ("-E", "-I")] + ["-s"] * sys.flags.isolated
     path = import_path(main.__module__)
-    # -P: `-c` puts the current directory first, where a file may be called like one of the modules imported here.
+    # -P: `-c` puts the current directory first, where a file may be named like an imported module.
     return [sys.executable, *flags, "-P", "-c", f"import sys; sys.path[:] = {path!r}; {code}"]
 
 
 class _OwnServer:
-    """A fork server of this process: started with the first worker, gone when this process is.
+    """A fork server of this process, from its first worker to its end.
 
     Args:
-        main: What its workers run.
-        threads: How many threads the libraries compute on that the server has loaded.
+        main: Its workers' main function.
+        threads: The number of threads for libraries loaded by the server.
 
     Attributes:
-        lost: Whether the server has ended or hangs: it starts no other worker, and its answers are not waited for.
+        lost: Whether the server has ended or hangs: it starts no other worker, and its answers are not awaited.
     """
 
     def __init__(self, main: Main, threads: int | None) -> None:
@@ -259,11 +248,11 @@ class _OwnServer:
             code = f"from {serve.__module__} import serve; serve({main.__module__!r}, {main.__name__!r}, {fd})"
             alive = pipe_between(handed_over, kept, ours_is=1)
             self._process = _start(_python(code, main), [fd, alive[0]], threads)
-            # From its start, also while it imports. The server holds this end of the pipe, and does nothing with it.
+            # From its start, also during its imports. The server holds this end of the pipe without using it.
             kill_at_end_of(alive[0], self._process.pid)
             self._fds = own_fd(ours.detach()), alive[1]
             kept.pop_all()
-        # Finalizers run in reverse order: at exit, the samplers that were made later are closed before.
+        # Finalizers run in reverse order: at exit, samplers made later are closed before.
         weakref.finalize(self, _close_server, self._fds, self._process, self._owner)
 
     def alive(self) -> bool:
@@ -277,7 +266,7 @@ class _OwnServer:
                 with self._lock, socket.socket(fileno=os.dup(self._fds[0])) as connection:
                     socket.send_fds(connection, [STATUS.pack(number)], [*fds, status_write])
             except ConnectionError:
-                self.forget()  # nothing has the writing end any more, which `await_start` notices
+                self.forget()  # nothing has the writing end any more, as `await_start` notices
             finally:
                 os.close(status_write)
             return WorkerChild(status_read, starter=self)
@@ -286,7 +275,7 @@ class _OwnServer:
             raise
 
     def forget(self) -> None:
-        """Let another server start the next worker, because this one is lost."""
+        """Let another server start the next worker, because this server is lost."""
         self.lost = True
         with _servers_lock:
             for key, known in list(_servers.items()):
@@ -306,12 +295,12 @@ def _start(command: Sequence[str], fds: Sequence[int], threads: int | None) -> s
 def _close_server(fds: Sequence[int], process: subprocess.Popen[bytes], owner: int) -> None:
     if os.getpid() != owner:
         return
-    # At the end of the program a second Ctrl-C would be printed as an exception that nothing catches.
+    # At the end of the program a second Ctrl-C would be printed as an uncaught exception.
     with interrupts_blocked():
         for fd in fds:
             close_fd(fd)
         end_server(process, _CLOSE_SECONDS)  # killed, if it is stopped or hangs
 
 
-_servers: dict[tuple[int | None, Main, str], _OwnServer] = {}  # with their threads and hash seed: hardly ever several
+_servers: dict[tuple[int | None, Main, str], _OwnServer] = {}  # by threads, main function and hash seed: rarely several
 _servers_lock = threading.Lock()

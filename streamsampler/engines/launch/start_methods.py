@@ -1,4 +1,4 @@
-"""Which start methods there are, and whether this system has worker processes. Imports nothing that only POSIX has."""
+"""Choose the start method and import path of worker processes. Imports nothing that only POSIX has."""
 
 from __future__ import annotations
 
@@ -16,27 +16,23 @@ START_METHODS: tuple[StartMethod, ...] = ("fork", "spawn", "forkserver")
 
 @functools.cache
 def has_processes() -> bool:
-    """Whether this system has what engine "processes" needs: Linux, with pidfds, anonymous memory and a fork server."""
+    """Whether engine "processes" works here: Linux, with pidfds, anonymous memory and a fork server."""
     if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
         return False
     try:
         os.close(os.pidfd_open(os.getpid()))
-    except OSError:  # an older kernel, or one that does not allow it
+    except OSError:  # an older kernel, or not allowed
         return False
     return True
 
 
 def default_start_method() -> StartMethod:
-    """Return "forkserver", safe with threads and quick, for engine "processes"; "spawn" where that cannot run."""
+    """Return "forkserver", safe with threads and fast, or "spawn" where that cannot run."""
     return "forkserver" if has_processes() else "spawn"
 
 
 def check_start_method(method: str | None) -> StartMethod:
-    """Return a valid start method; None is the default one.
-
-    Raises:
-        UsageError: There is no such method.
-    """
+    """Return a valid start method, the default for None; raise a UsageError for an unknown name."""
     if method is None:
         return default_start_method()
     for known in START_METHODS:
@@ -45,23 +41,16 @@ def check_start_method(method: str | None) -> StartMethod:
     raise UsageError(f"start_method must be one of {', '.join(START_METHODS)}, got {method!r}")
 
 
-# ----------------------------------------------------------------------
-# Choose where new processes look for modules.
-
-
 _NEEDED = ("streamsampler", "numpy", "gymnasium", "cloudpickle", "setproctitle")
-"""What a fork server and a new worker import before a worker is given its sampler's own `sys.path`."""
+"""Imports of a fork server and a new worker before it receives the sampler's `sys.path`."""
 
 
 def import_path(module: str) -> list[str]:
-    """Return this process's `sys.path` without the current directory, for a process that is to run a module's function.
+    """Return this process's `sys.path` without the current directory, for a process that runs a function of `module`.
 
-    Interactive sessions and `python -m` put the current directory first. A file in it that is called like a module,
-    such as `re.py`, would run in each process that is started there. The directory stays, and comes first, only where
-    this process has loaded a package from it that the new process needs: that is to be the same package there.
-
-    Args:
-        module: The module's name.
+    Interactive sessions and `python -m` put the current directory first, where a file named like a module, such as
+    `re.py`, would run in each new process. The directory stays, in front, only if this process has loaded a needed
+    package from it, for the same package in both.
     """
     here = working_directory()
     if here is None:
@@ -77,7 +66,7 @@ def _real(entry: str) -> str:
 
 
 def _home(name: str) -> str | None:
-    """Return the directory that a package was loaded from; None for one that is not loaded, or is no file."""
+    """Return the directory from which a package was loaded; None if it was not, or is no file."""
     file = getattr(sys.modules.get(name), "__file__", None)
     if not isinstance(file, str):
         return None

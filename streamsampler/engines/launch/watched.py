@@ -1,6 +1,5 @@
-"""Let a process of `multiprocessing` end with its parent also while it still imports what it is to run.
-
-Imports next to nothing, and nothing that only POSIX has.
+"""Let a process of `multiprocessing` end with its parent even during its first imports. Imports nothing that only POSIX
+has.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from streamsampler.engines.launch.child import can_kill_at_end, kill_at_end_of
 
 
 class WatchedMain:
-    """A function for a process to run, which watches a pipe from the moment in which it is unpickled.
+    """The target of a process, which watches a pipe from the moment it is unpickled.
 
-    As the target of a process it is unpickled before the process's arguments, whose classes take a second to import.
+    It is unpickled before the process's arguments, with classes that take a second to import.
 
     Args:
-        module: The function's module, which is imported when it is called.
+        module: The module of the function, imported when called.
         name: The function.
-        alive: Nothing is ever written there: the process ends when the parent's end closes.
+        alive: A pipe without data: the process ends when the parent's end closes.
     """
 
     def __init__(self, module: str, name: str, alive: Connection[Any, Any]) -> None:
@@ -32,7 +31,6 @@ class WatchedMain:
         return _watched, (self._module, self._name, self._alive)
 
     def __call__(self, *arguments: Any, **options: Any) -> None:
-        """Import the function, and call it."""
         getattr(importlib.import_module(self._module), self._name)(*arguments, **options)
 
 

@@ -1,1 +1,1 @@
-"""Workers in processes of this machine."""
+"""Run workers in processes of this machine."""

@@ -7,11 +7,11 @@
               │         │─── commands: Start, Continue, Stop, Exit (pipe) ───────▶│          │
               │ sampler │─── arena of updates, written once for all ─────────────▶│ worker w │
               │         │◀── answers: one a ticket (pipe) ────────────────────────│          │
-              └─────────┘◀── arena of w's rollouts, read where they lie ──────────└──────────┘
+              └─────────┘◀── arena of w's rollouts, read in place ────────────────└──────────┘
 
-Each worker has pipes and memory of its own, made before it starts, and each end is held by one process only. So the
-death of a worker, at any instant, breaks nothing that another one uses, and is seen at once. There are no locks, no
-threads, and no names in any file system.
+Each worker has pipes and memory of its own, made before it starts, and each end is open in a single process. So the
+death of a worker, at any instant, breaks nothing of another worker, and is noticed at once. Locks, threads and names in
+file systems are not needed.
 """
 
 from __future__ import annotations
@@ -60,25 +60,18 @@ from streamsampler.engines.worker_side import ProcessSetup
 from streamsampler.protocol.messages import Answer, Message
 from streamsampler.workers.board import StatusBoard, board_bytes
 
-# ----------------------------------------------------------------------
-# This process's ends of what it shares with one worker process: pipes and, for samplers, an arena.
-
-
-# ----------------------------------------------------------------------
-# What all workers of a pool share: their setup, the status board, the pipe for stacks and published payloads.
-
 
 class SharedFiles:
-    """Files that all workers of a pool share: their setup, the status board, and a pipe for stacks.
+    """Files shared by all workers of a pool: their setup, the status board, and a pipe for stacks.
 
     Args:
-        setup: What workers are given at their start; it can be pickled.
-        n_workers: How many workers there are.
+        setup: A pickleable object for workers to read at their start.
+        n_workers: The number of workers.
 
     Attributes:
         board: The status board.
-        stacks_fd: Where workers' stacks are read; never blocking.
-        fds: What workers are given: the setup, the board, the pipe for stacks, and what a subclass adds.
+        stacks_fd: Workers' stacks are read here; never blocking.
+        fds: The workers' descriptors: the setup, the board, the pipe for stacks, and those of a subclass.
     """
 
     def __init__(self, setup: Any, n_workers: int) -> None:
@@ -89,13 +82,13 @@ class SharedFiles:
             os.set_blocking(self.stacks_fd, False)
             self.board = StatusBoard(memoryview(self._opened.enter_context(mmap(board_fd, 0))))
             self._opened.callback(self.board.release)
-            # Read-only: what one worker wrote there by mistake, all others would read.
+            # Read-only: a worker's mistake must not reach all others.
             self.fds = [self.own(read_only(self._setup_fd)), board_fd, stacks_write_fd]
             self._open()
             self._opened = self._opened.pop_all()
 
     def _open(self) -> None:
-        """Open what a subclass adds."""
+        """Open a subclass's files."""
 
     def own(self, fd: int) -> int:
         """Close a descriptor together with the others; return it."""
@@ -103,19 +96,18 @@ class SharedFiles:
         return fd
 
     def set_up(self, setup: Any) -> None:
-        """Let workers that are started from now on have another setup; all others have read theirs."""
+        """Change the setup of workers started from now on; all others have read theirs."""
         os.ftruncate(self._setup_fd, 0)
         with open(self._setup_fd, "wb", closefd=False) as file:
             file.seek(0)
             file.write(pickle.dumps(setup, protocol=5))
 
     def close(self) -> None:
-        """Close all of them; may be repeated."""
         self._opened.close()
 
 
 class PublishedFiles(SharedFiles):
-    """What the workers of a sampler share: payloads, too, which are written once for all of them.
+    """Files shared by a sampler's workers: also payloads, written once for all.
 
     Args:
         setup: As above.
@@ -124,7 +116,7 @@ class PublishedFiles(SharedFiles):
 
     Attributes:
         inline_limit: As above.
-        updates_fd: Where workers read payloads.
+        updates_fd: Workers read payloads here.
     """
 
     def __init__(self, setup: Any, n_workers: int, inline_limit: int) -> None:
@@ -140,7 +132,7 @@ class PublishedFiles(SharedFiles):
         self._opened.callback(self._reader.close)
 
     def write(self, payload: Payload) -> Stored:
-        """Write a payload once, where all workers can read it."""
+        """Write a payload once, for all workers."""
         packed = pack(payload)
         if sum(view.nbytes for view in packed) <= self.inline_limit // 3:  # a message carries up to four
             return Stored(None, b"".join(packed))
@@ -153,12 +145,8 @@ class PublishedFiles(SharedFiles):
         return Payload(bytes(head), tuple(bytes(buffer) for buffer in buffers))
 
     def free(self, stored: Stored) -> None:
-        """Free the memory of a payload."""
         if stored.region is not None:
             self._writer.give_back(stored.region)
-
-
-# ----------------------------------------------------------------------
 
 
 CAME_BACK = (
@@ -167,20 +155,20 @@ CAME_BACK = (
 )
 
 SAYS, ENDED, HAS_ROOM = range(3)
-"""What a selector reports: a worker has said something, has ended, or has room for what it is to be told."""
+"""Events of a selector: a worker has sent a message, has ended, or has room for another message."""
 
 _RELEASES_PER_MESSAGE = 64  # keeps a message below PIPE_BUF; an answer has a few regions, and every ticket a message
 
 
 @dataclass(frozen=True)
 class WorkerStart:
-    """How the workers of one pool are started.
+    """How the workers of a pool are started.
 
     Attributes:
-        main: What a worker runs.
-        threads: How many threads libraries compute on; None for no limit.
-        shared: What all workers share.
-        selector: Reports what it sees of a worker as `(link, SAYS)`, `(link, ENDED)` or `(link, HAS_ROOM)`.
+        main: The workers' main function.
+        threads: The number of threads for libraries; None for no limit.
+        shared: The files shared by all workers.
+        selector: Reports events of a worker as `(link, SAYS)`, `(link, ENDED)` or `(link, HAS_ROOM)`.
     """
 
     main: Main
@@ -190,20 +178,20 @@ class WorkerStart:
 
 
 class PipeLink(Link):
-    """A worker process, a pipe there and one back; it starts the worker, and does not wait until that one runs.
+    """A worker process with two pipes; its constructor starts the process without waiting.
 
     Args:
         start: How the worker is started.
         number: The worker number.
-        fds: Descriptors that the worker gets besides, in this order.
+        fds: Further descriptors of the worker, in this order.
 
     Attributes:
         child: The process.
-        commands_fd: Where messages are written; never blocking.
-        answers_fd: Where answers are read; never blocking.
+        commands_fd: Messages are written here; never blocking.
+        answers_fd: Answers are read here; never blocking.
 
     Raises:
-        OSError: There are no processes or descriptors left.
+        OSError: No processes or descriptors are left.
     """
 
     def __init__(self, start: WorkerStart, number: int, fds: Sequence[int] = ()) -> None:
@@ -223,21 +211,20 @@ class PipeLink(Link):
 
     @abstractmethod
     def read(self) -> list[Any] | None:
-        """Return the events of the messages that are there; None if the worker has closed its end.
+        """Return the events of arrived messages; None if the worker has closed its end.
 
         Raises:
-            GarbageError: There is something that is no message; nothing after it can be trusted.
+            GarbageError: Other data arrived; all later data is useless.
         """
 
     def flush(self) -> None:
-        """Send what the pipe had no room for, which is nothing where the protocol bounds the messages under way."""
+        """Send messages the pipe had no room for; none if the protocol bounds the messages under way."""
 
     def runs(self) -> bool:
         """Wait until the worker runs, and register it at the selector; see `WorkerChild.await_start` for errors.
 
-        Returns:
-            False if what was to start it was lost, and that is known from another worker. If it was not, `lost` says
-            so, and the link is closed.
+        Return False if its server was lost, as an earlier worker has shown. If this worker is the first to show it,
+        close the link and set `lost`.
         """
         was_lost = self.child.is_given_up
         try:
@@ -257,30 +244,25 @@ class PipeLink(Link):
             self._start.selector.register(fd, selectors.EVENT_READ, (self, ENDED))
 
     def unregister(self) -> None:
-        """Let the selector report nothing more of this worker."""
+        """Stop the selector's events of this worker."""
         for fd in (self.answers_fd, *self.child.filenos()):
             if fd in self._start.selector.get_map():
                 self._start.selector.unregister(fd)
 
     @property
     def pid(self) -> int:
-        """The worker's process id."""
         return self.child.pid
 
     def ends_within(self, timeout: float) -> bool:
-        """Return whether the worker ends within `timeout` seconds."""
         return self.child.ended(timeout)
 
     def kill(self, *, gently: bool = False) -> None:
-        """Kill the worker; gently by SIGTERM."""
         self.child.kill(signal.SIGTERM if gently else signal.SIGKILL)
 
     def stacks(self) -> str:
-        """Return the worker's Python stacks."""
         return stacks_of(self.child, self._start.shared.stacks_fd)
 
     def close(self, timeout: float) -> None:
-        """Kill the worker if it lives, and close all descriptors."""
         self.ended = True
         if not self._closed:  # or the numbers of its descriptors may belong to other files
             self.unregister()
@@ -290,14 +272,7 @@ class PipeLink(Link):
 
 
 class ArenaLink(PipeLink, EngineLink):
-    """The sampler's ends of two pipes and an arena.
-
-    Args:
-        start: How the worker is started.
-        number: The worker number.
-        shared: What all workers share.
-        answers: Makes events of what the worker says.
-    """
+    """The sampler's ends of a worker's pipes and arena."""
 
     def __init__(self, start: WorkerStart, number: int, shared: PublishedFiles, answers: AnswerReader) -> None:
         arena_fd = own_fd(anonymous_file(f"streamsampler-worker-{number}"))
@@ -308,24 +283,24 @@ class ArenaLink(PipeLink, EngineLink):
             raise
         self._ours.callback(close_fd, arena_fd)
         self._answers = answers
-        self._released: list[Region] = []  # free again, to be told with the next message
+        self._released: list[Region] = []  # free again, to be sent with the next message
         self._reader = MessageReader(self.answers_fd, shared.inline_limit)
         self._arena = ArenaReader(arena_fd)
         self._ours.callback(self._arena.close)
 
     def send(self, message: Message) -> None:
-        """Send a message, and which regions of the arena are free again."""
+        """Send a message, with the regions of the arena that are free again."""
         released = list(map(tuple, self._released[:_RELEASES_PER_MESSAGE]))
         del self._released[:_RELEASES_PER_MESSAGE]  # in place: releases append to this list
         try:
             send(self.commands_fd, pickle.dumps((flattened(message), released), protocol=5))
         except BrokenPipeError:
-            pass  # the death is seen elsewhere
+            pass  # the death is noticed elsewhere
         except BlockingIOError:  # the messages under way leave room: other code has written to the pipe
             self.child.kill()
 
     def read(self) -> list[Event] | None:
-        """Return the events of the answers that are there; None if the worker has closed its end."""
+        """Return the events of arrived answers; None if the worker has closed its end."""
         messages = self._reader.read()
         if messages is None:
             return None
@@ -341,50 +316,32 @@ class ArenaLink(PipeLink, EngineLink):
             raise GarbageError(CAME_BACK)
         try:
             return unpack_answer(message, self._arena.look)
-        except (OSError, MemoryError):  # this process lacks something
+        except (OSError, MemoryError):  # this process lacks resources
             raise
         except Exception as error:
             raise GarbageError(f"sent what is no answer ({type(error).__name__}: {error})") from error
 
 
-# ----------------------------------------------------------------------
-
-
-# ----------------------------------------------------------------------
-# Start processes with pipes, notice their ends, and read what they say until then; whatever their messages are.
-
-
-_AT_ONCE = 8  # workers that start at a time; the kernel bounds how many descriptors may be on their way to a server
+_AT_ONCE = 8  # workers started together; the kernel bounds the descriptors on their way to a server
 
 PipeLinkT = TypeVar("PipeLinkT", bound=PipeLink)
 
 
 class ProcessPool(LinkedWorkers[PipeLinkT]):
-    """Workers in processes with pipes.
-
-    Each worker has pipes of its own, made before it starts, and each end is held by one process only. So the death of a
-    worker, at any instant, breaks nothing that another one uses, and is seen at once. There are no locks, no threads,
-    and no names in any file system.
-    """
+    """Runs workers in processes with pipes."""
 
     _how: WorkerStart
     _selector: selectors.BaseSelector
 
     @abstractmethod
     def _new_link(self, number: int) -> PipeLinkT:
-        """Begin to start a worker; return its link."""
-
-    # ------------------------------------------------------------------ starting
+        """Start a worker without waiting; return its link."""
 
     def _start(self, main: Main, threads: int | None, shared: SharedFiles) -> None:
         """Start the workers, several at a time: the start of a worker passes through several processes.
 
-        If that fails, those that were started have ended, without closing environments: no worker has made one.
-
-        Args:
-            main: What a worker runs.
-            threads: How many threads libraries compute on; None for no limit.
-            shared: What all workers share; closed together with the pool.
+        After an error all started workers have ended, without closing environments: none has been made. The pool closes
+        `shared`.
         """
         self._opened.callback(shared.close)
         with self._ended_at_errors():
@@ -402,13 +359,13 @@ class ProcessPool(LinkedWorkers[PipeLinkT]):
         return self._running(self._new_link(number))
 
     def _running(self, link: PipeLinkT) -> PipeLinkT:
-        """Wait until a worker runs, or is known never to run; return its link.
+        """Wait until a worker runs, or will never run; return its link.
 
-        One loss of a server is the loss of one worker: the others that it was to start are started by the next server.
+        The loss of a server is the loss of a single worker: the next server starts its other workers.
         """
         try:
             while not link.runs():
-                # A new link, with new pipes. If the server did start a worker, it ends with the old pipes.
+                # A new link, with new pipes: a worker started by the lost server ends with the old pipes.
                 link.close(0)
                 link = self._new_link(link.number)
         except BaseException:
@@ -416,13 +373,11 @@ class ProcessPool(LinkedWorkers[PipeLinkT]):
             raise
         return link
 
-    # ------------------------------------------------------------------ events
-
     def _events(self, timeout: float | None) -> list[Any]:
         return self._said(self._selector.select(timeout))
 
     def _said(self, ready: Sequence[tuple[selectors.SelectorKey, int]]) -> list[Any]:
-        """Return the events of workers that the selector reported."""
+        """Return the events of workers reported by the selector."""
         events: list[Any] = []
         for key, _ in ready:
             link, what = key.data
@@ -440,7 +395,7 @@ class ProcessPool(LinkedWorkers[PipeLinkT]):
         return events
 
     def _take_in_death(self, link: PipeLinkT, *, given_up: bool = False) -> list[Any]:
-        """Return what a worker said last, then its death. Of a message that it did not finish nothing is known."""
+        """Return a worker's last events, then its death; an unfinished message is discarded."""
         self._killed.pop(link.number, None)
         if not given_up and link.child.unwatched() and not link.child.ended(0):
             return [self._kill_untrusted(link, "lost its watchdog process, and was killed,")]
@@ -460,7 +415,7 @@ class ProcessPool(LinkedWorkers[PipeLinkT]):
         return [*last, Died(link.number, link.child.wait(0 if given_up else END_SECONDS))]
 
     def _kill_untrusted(self, link: PipeLinkT, why: str) -> Died:
-        """Kill a worker whose messages cannot be trusted any more; return its death."""
+        """Kill a worker after untrustworthy messages; return its death."""
         link.ended = True
         self._killed.pop(link.number, None)
         link.child.kill_all()
@@ -468,22 +423,20 @@ class ProcessPool(LinkedWorkers[PipeLinkT]):
         return Died(link.number, link.child.wait(END_SECONDS), why, hopeless=why == CAME_BACK)
 
 
-# ----------------------------------------------------------------------
-
-
 class ProcessEngine(ProcessPool[ArenaLink], LinkedEngine[ArenaLink]):
-    """Workers in processes.
+    """Runs workers in processes of this machine.
 
     Args:
-        n_workers: How many workers there are.
+        n_workers: The number of workers.
         make_worker: A pickled callable that makes a worker from its context.
         seed: The sampler's seed.
-        close_timeout: Seconds that all workers together may take to close their environments at the end.
-        report_memory: Whether workers write to the status board how much memory they have.
+        close_timeout: Seconds for all workers together to close their environments at the end.
+        report_memory: Whether workers write their memory to the status board.
+        threads: The number of threads for libraries in workers; None for no limit.
 
     Raises:
         ResourceLimitError: The system does not allow this process the descriptors (an OSError).
-        OSError: No process can be started; those that were started have ended.
+        OSError: No process can be started; those started before have ended.
     """
 
     def __init__(
@@ -506,13 +459,10 @@ class ProcessEngine(ProcessPool[ArenaLink], LinkedEngine[ArenaLink]):
         return ArenaLink(self._how, number, self._shared, self._answers)
 
     def publish(self, payload: Payload) -> Stored:
-        """Write a payload once, where all workers can read it."""
         return self._shared.write(payload)
 
     def published(self, handle: Stored) -> Payload:
-        """Read a payload back."""
         return self._shared.read(handle)
 
     def unpublish(self, handle: Stored) -> None:
-        """Free the memory of a payload."""
         self._shared.free(handle)

@@ -1,8 +1,7 @@
-"""Anonymous shared memory: made before a worker starts, named nowhere, gone with its last user.
+"""Allocate shared memory without names, gone with its last user.
 
-An arena is one growing memory file with a single writer. The writer alone decides where things lie (`Regions`); a
-reader gets `(offset, size)` in a message, and sends it back when it has done with it. So there is nothing to lock, and
-nothing that a process killed in the middle could leave locked.
+An arena is a growing memory file with a single writer, which alone decides where data lies (`Regions`). A reader
+receives `(offset, size)` in a message, and later returns it. So no lock exists for a killed process to leave locked.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from streamsampler.core.serialization import Place
 _ALIGNMENT = 64
 _FIRST_MAPPING = 1 << 24
 _FEWEST_LENT_BYTES = 4096
-_MAX_VECTOR = 512  # buffers in one system call; Linux takes 1,024
+_MAX_VECTOR = 512  # buffers in a system call; Linux allows 1,024
 
 
 class Region(NamedTuple):
@@ -34,12 +33,7 @@ class Region(NamedTuple):
 
 
 def anonymous_file(name: str, data: bytes = b"") -> int:
-    """Return a descriptor of a new memory file that no other process can find.
-
-    Args:
-        name: For debugging only.
-        data: What is written to the file.
-    """
+    """Return a descriptor of a new memory file, invisible to other processes; `name` is for debugging."""
     fd = os.memfd_create(name, os.MFD_CLOEXEC)
     try:
         with open(fd, "wb", closefd=False) as file:
@@ -51,7 +45,7 @@ def anonymous_file(name: str, data: bytes = b"") -> int:
 
 
 def read_only(fd: int) -> int:
-    """Return a further descriptor of an anonymous file; one that cannot be written to, where /proc is there."""
+    """Return another descriptor of an anonymous file, read-only if /proc exists."""
     try:
         return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -59,10 +53,9 @@ def read_only(fd: int) -> int:
 
 
 class Regions:
-    """First-fit allocation in an address range without end: pure.
+    """Allocates the first fit in an endless address range: pure.
 
-    First fit keeps what is in use at the low end, so that the same pages serve again and again: memory that was
-    touched before costs no page faults.
+    First fit keeps used memory at the low end, so the same pages serve again and again, without page faults.
     """
 
     def __init__(self) -> None:
@@ -80,18 +73,14 @@ class Regions:
         return region
 
     def give_back(self, region: Region) -> None:
-        """Free a region.
-
-        Raises:
-            KeyError: It is not in use.
-        """
+        """Free a region; raise a KeyError if it is not in use."""
         place = bisect_left(self._used, region)
         if place == len(self._used) or self._used[place] != region:
             raise KeyError(f"{region} is not in use")
         del self._used[place]
 
     def shrink(self, region: Region, size: int) -> Region:
-        """Free all of a region but its first `size` bytes, of which there is at least one."""
+        """Free a region but for its first `size` bytes, at least 1."""
         self.give_back(region)
         shorter = Region(region.offset, size)
         insort(self._used, shorter)
@@ -119,17 +108,16 @@ class ArenaWriter:
         self._fd = fd
         self._regions = Regions()
         self._map: mmap.mmap | None = None
-        self._backed = 0  # bytes of the file, from its start, that memory was set aside for
+        self._backed = 0  # bytes from the start of the file with reserved memory
         self._lent: dict[int, Region] = {}  # by address in this process
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """Make an uninitialised array in the arena.
 
-        Its region is free again when the array and its views are gone; unless it was sent before, then when its reader
-        gives it back.
+        Its region is freed with the last view of the array or, if sent before, when its reader returns it.
 
         Raises:
-            OSError: There is no memory left.
+            OSError: No memory is left.
         """
         size = math.prod(shape) * dtype.itemsize
         region = self._regions.allocate(max(size, 1))
@@ -144,19 +132,20 @@ class ArenaWriter:
         return lend(array, lambda: self._dropped(address, region))
 
     def _dropped(self, address: int, region: Region) -> None:
-        # Another array may be in its place by now, in an equal region: it was sent, and its last view has gone late.
+        # Another array may have the address by now, in an equal region: this array was sent, and its last view has gone
+        # late.
         if self._lent.get(address) is region:
             del self._lent[address]
             self._regions.give_back(region)
 
     def _mapped(self, end: int) -> mmap.mmap:
-        """Return a mapping of the first `end` bytes and more."""
+        """Return a mapping of at least the first `end` bytes."""
         if end > self._backed:
-            # With memory set aside before, a full machine is an OSError here, and not a SIGBUS where it is written to.
+            # With memory reserved before, a full machine is an OSError here, and not a SIGBUS at a later write.
             os.posix_fallocate(self._fd, self._backed, end - self._backed)
             self._backed = end
         if self._map is None or len(self._map) < end:
-            # Twice the length, for few mappings: each one costs page faults again. Outgrown ones live on with their
+            # Twice the length, for few mappings: each costs page faults again. Outgrown mappings live on with their
             # arrays.
             length = max(_FIRST_MAPPING, 2 * end)
             os.ftruncate(self._fd, max(length, os.fstat(self._fd).st_size))
@@ -164,23 +153,23 @@ class ArenaWriter:
         return self._map
 
     def lent_region(self, buffer: memoryview) -> Region | None:
-        """Return where a buffer lies, if it is the beginning of an array that `allocate` made, else None."""
+        """Return a buffer's region if it starts an array of `allocate`, else None."""
         if not self._lent or buffer.nbytes < _FEWEST_LENT_BYTES:
             return None
         region = self._lent.get(_address(np.frombuffer(buffer, np.uint8)))
         return region and Region(region.offset, buffer.nbytes)
 
     def hand_over(self, sent: Region) -> None:
-        """Leave what `lent_region` returned to its reader, and free the rest of that array."""
+        """Transfer a result of `lent_region` to its reader, and free the rest of the array."""
         address, region = next(item for item in self._lent.items() if item[1].offset == sent.offset)
         del self._lent[address]
         self._regions.shrink(region, sent.size)
 
     def write(self, buffers: Sequence[memoryview]) -> Region:
-        """Copy `buffers`, one after the other, into a free region; the file grows as needed.
+        """Copy `buffers`, in order, into a free region; the file grows as needed.
 
         Raises:
-            OSError: There is no memory left. Nothing is taken then.
+            OSError: No memory is left; then nothing is allocated.
         """
         region = self._regions.allocate(sum(buffer.nbytes for buffer in buffers))
         try:
@@ -191,8 +180,7 @@ class ArenaWriter:
         return region
 
     def _write_at(self, offset: int, buffers: Sequence[memoryview]) -> None:
-        # The file system copies; a mapping of this end would only add page faults, and would turn a full memory into
-        # SIGBUS where this gives an OSError.
+        # The file system copies; a mapping here would add page faults, and turn an OSError for full memory into SIGBUS.
         queue = [buffer.cast("B") if buffer.nbytes else memoryview(b"") for buffer in buffers]
         while queue:
             written = os.pwritev(self._fd, queue[:_MAX_VECTOR], offset)
@@ -203,7 +191,7 @@ class ArenaWriter:
                 queue[0] = queue[0][written:]
 
     def give_back(self, region: Region) -> None:
-        """Free a region that its reader has done with."""
+        """Free a region returned by its reader."""
         self._regions.give_back(region)
 
 
@@ -220,10 +208,10 @@ class ArenaReader:
         self._pool = Pool()
 
     def look(self, region: Region) -> Place:
-        """Return where the bytes of `region` are, memory and the offset in it: valid until the region is given back.
+        """Return memory and offset of `region`, valid until the region is returned.
 
         Raises:
-            ValueError: There is no such region.
+            ValueError: No such region exists.
         """
         if region.offset < 0 or region.size < 0:
             raise ValueError(f"{region} lies outside of the arena")
@@ -231,22 +219,19 @@ class ArenaReader:
         if not end:
             return b"", 0
         if self._map is None or len(self._map) < end:
-            # An outgrown mapping lives on while arrays look into it.
+            # An outgrown mapping lives on with its arrays.
             self._map = mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ)
             if len(self._map) < end:
                 raise ValueError(f"{region} lies outside of the arena")
         return self._map, region.offset
 
     def close(self) -> None:
-        """Unmap the memory, now or when the last array that looks into it is gone."""
-        # Not its own `close`: an array made with `np.ndarray(…, buffer)` keeps the mapping, and does not forbid that.
+        """Unmap the memory, now or with the last array in it."""
+        # Not its own `close`: an array made with `np.ndarray(…, buffer)` uses the mapping, and does not forbid that.
         self._map = None
 
     def read(self, region: Region) -> memoryview:
-        """Return a private copy of the bytes of `region`.
-
-        It lies in the memory of an earlier copy that is not in use any more, if there is one.
-        """
+        """Return a private copy of `region`, in the memory of an unused earlier copy if possible."""
         data = self._pool.allocate((region.size,), np.dtype(np.uint8)).data
         view, offset = data, region.offset
         while view:

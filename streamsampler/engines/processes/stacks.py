@@ -1,7 +1,7 @@
-"""The Python stacks of a worker that hangs, whatever it is doing.
+"""Read the Python stacks of a hung worker.
 
-`faulthandler` writes them in the signal handler itself, so that it works also while native code holds the interpreter's
-lock. All workers of a sampler share one pipe for it: only a worker that is about to be killed writes to it.
+`faulthandler` writes them in the signal handler, so even while native code holds the interpreter's lock. All workers of
+a sampler share a pipe for them: only a worker about to be killed writes to it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from streamsampler.engines.launch.start import WorkerChild
 
 _FIRST_SECONDS = 1.0
-_SILENCE_SECONDS = 0.1  # handlers write without a pause, and do not say when they are done
+_SILENCE_SECONDS = 0.1  # handlers write without a pause, and without an end mark
 _MOST_BYTES = 1 << 18
 
 
@@ -32,13 +32,10 @@ def answer_with_stacks(fd: int) -> None:
 
 
 def stacks_of(process: WorkerChild, fd: int) -> str:
-    """Return the stacks of a worker, which may not survive it; the reason why there are none, in parentheses.
-
-    Args:
-        process: The worker's process.
-        fd: Where it writes them; never blocking.
+    """Return the stacks from `fd` of a worker, which may not survive it, or the reason for their absence in
+    parentheses.
     """
-    _read(fd)  # what an earlier signal, of another program perhaps, has left there
+    _read(fd)  # left by an earlier signal, perhaps of another program
     stat = stat_of(process.pid)
     state = stat.state if stat is not None else ""
     if state in ("T", "t"):

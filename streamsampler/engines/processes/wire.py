@@ -1,8 +1,7 @@
-"""How objects travel between processes: packed once, small ones in the message, large ones through an arena.
+"""Pack objects for pipes between processes: small objects in the message, large objects through an arena.
 
-A frame on a pipe is never longer than `PIPE_BUF`, so the kernel writes it whole or not at all: a process killed while
-it sends leaves no half message, and there is no lock that it could leave held. What is larger lies in an arena, and the
-frame says where.
+A frame on a pipe never exceeds `PIPE_BUF`, so the kernel writes it whole or not at all: a process killed while sending
+leaves no half message, and no lock. Larger data lies in an arena, at the place named by the frame.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ from streamsampler.workers.logs import RecordKeeper
 from streamsampler.workers.threads import ThreadLimit
 
 INLINE_LIMIT = 1536
-"""Bytes up to which a payload travels in the message itself: a frame, with what else is in it, stays below PIPE_BUF
-(4,096 on Linux), and two frames fit the smallest pipe the kernel makes. Tests set it to -1, so that everything goes
-through an arena."""
+"""Bytes up to which a payload travels in the message itself: its frame stays below PIPE_BUF (4,096 on Linux), and two
+frames fit the smallest pipe of the kernel. Tests set it to -1, so that everything goes through an arena.
+"""
 
 FORKED_COPY = b"a forked copy of the worker"
-"""The message that a forked copy of a worker sends."""
+"""The message of a forked copy of a worker."""
 
 _ALIGNMENT = 64
 _MOST_AT_ONCE = 1 << 16
@@ -47,14 +46,14 @@ _ZEROS = memoryview(bytes(_ALIGNMENT))
 @by_position
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Where a packed object lies: in an arena, or here."""
+    """The place of a packed object: in an arena, or here."""
 
     region: Region | None
     data: bytes | None = None
 
 
 def send(fd: int, message: bytes) -> None:
-    """Write a message to a pipe, in one piece.
+    """Write a message to a pipe, without interruption.
 
     Raises:
         BrokenPipeError: The reader is gone.
@@ -65,10 +64,7 @@ def send(fd: int, message: bytes) -> None:
 
 
 def flattened(message: Answer | Message) -> Any:
-    """Return a `Report` or a `Continue` as tuples of Python's own types, which take a fourth of the time to unpickle.
-
-    Others, which are rare, are returned as they are.
-    """
+    """Return a `Report` or a `Continue` as tuples, unpickled in a fourth of the time; rarer messages as they are."""
     if isinstance(message, Continue):
         return (tuple(map(_flat_ticket, message.tickets)),)
     if isinstance(message, Report):
@@ -79,7 +75,7 @@ def flattened(message: Answer | Message) -> Any:
 
 
 def restored(flat: Any) -> Any:
-    """Return what was `flattened`."""
+    """Reverse `flattened`."""
     if flat.__class__ is not tuple:
         return flat
     if len(flat) == 1:
@@ -105,7 +101,7 @@ _VALUES = attrgetter(*_NAMES)
 
 
 class GarbageError(Exception):
-    """A pipe has something that is no message. The text is the end of a sentence about the writer."""
+    """A pipe has data other than messages. The text is the end of a sentence about the writer."""
 
 
 class MessageReader:
@@ -113,7 +109,7 @@ class MessageReader:
 
     Args:
         fd: The pipe's descriptor; owned by the caller.
-        inline_limit: Bytes up to which a payload travels in the message itself; what has more lies in an arena.
+        inline_limit: Bytes up to which a payload travels in the message itself.
     """
 
     def __init__(self, fd: int, inline_limit: int = INLINE_LIMIT) -> None:
@@ -122,13 +118,13 @@ class MessageReader:
         self._data = b""
 
     def read(self) -> list[bytes] | None:
-        """Return the messages that are there; None if the writer is gone.
+        """Return the arrived messages; None if the writer is gone.
 
-        If there is no message it waits for one, unless the descriptor does not block. A message that the writer did not
-        finish before it died does not count.
+        Without any, wait for a message, unless the descriptor does not block. A message left unfinished by a dead
+        writer is discarded.
 
         Raises:
-            GarbageError: There is something that is no message.
+            GarbageError: Other data arrived.
         """
         messages: list[bytes] = []
         while not messages or self._data:
@@ -158,11 +154,11 @@ class MessageReader:
 
 
 def _laid_out(head: tuple[Any, ...], parts: Sequence[Any]) -> list[memoryview]:
-    """Lay out parts, each on a cache line, after the pickle of a head, which says where each part lies.
+    """Lay out parts, each on a cache line, after a pickled head with the place of each part.
 
     Args:
-        head: Some objects.
-        parts: Memory; or, for what lies in the reader's arena already, its region.
+        head: Objects to pickle.
+        parts: Memory, or the region of memory already in the reader's arena.
     """
     where: list[Any] = []
     laid_out: list[memoryview] = []
@@ -181,7 +177,7 @@ def _laid_out(head: tuple[Any, ...], parts: Sequence[Any]) -> list[memoryview]:
 
 
 def _read(memory: Any, begin: int) -> tuple[list[Any], int, list[Any]]:
-    """Return the head of what `_laid_out` made, where its parts begin, and where each lies from there or its region."""
+    """Return the head made by `_laid_out`, the start of its parts, and the place or region of each."""
     start = begin + _SIZE.size
     end = start + _SIZE.unpack_from(memory, begin)[0]
     *head, where = pickle.loads(memoryview(memory)[start:end])
@@ -195,7 +191,7 @@ def pack(payload: Payload) -> list[memoryview]:
 
 
 def unpack(packed: memoryview) -> tuple[memoryview, list[memoryview]]:
-    """Return the pickle and the buffers of what `pack` laid out in one piece, as views."""
+    """Return the pickle and the buffers laid out by `pack`, as views."""
     (size, sizes), end, where = _read(packed, 0)
     data, *buffers = [packed[end + at : end + at + n] for n, at in zip((size, *sizes), where, strict=True)]
     return data, buffers
@@ -206,13 +202,13 @@ def pack_answer(
 ) -> list[memoryview]:
     """Lay out an answer and the arrays of its contents.
 
-    The rollouts' pickle is there as bytes: the answer can be read even where the rollouts cannot.
+    The rollouts' pickle is bytes: the answer can be read even if the rollouts cannot.
 
     Args:
         records: Log records.
-        answer: The answer, if there is one.
-        contents: What it carries besides arrays.
-        parts: The memory of the arrays; or, for those that lie in the reader's arena already, their regions.
+        answer: The answer, if any.
+        contents: Its contents without arrays.
+        parts: The memory of the arrays, or their regions in the reader's arena.
     """
     return _laid_out((records, answer and flattened(answer), contents), parts)
 
@@ -220,11 +216,11 @@ def pack_answer(
 def unpack_answer(
     message: bytes, look: Callable[[Region], Place]
 ) -> tuple[bytes, Answer | None, Contents | None, list[Place], list[Region]]:
-    """Return what `pack_answer` laid out, the places of its arrays, and the regions that all of it lies in.
+    """Return an answer laid out by `pack_answer`, the places of its arrays, and all its regions.
 
     Args:
-        message: The frame that carries it.
-        look: Says where in memory a region of the arena begins.
+        message: The frame.
+        look: Returns the memory of a region.
     """
     regions: list[Region] = []
     memory: Any = message
@@ -246,32 +242,28 @@ def unpack_answer(
 def frame(
     packed: Sequence[memoryview], write: Callable[[Sequence[memoryview]], Region], inline_limit: int = INLINE_LIMIT
 ) -> bytes:
-    """Return the message that carries `packed`: itself, if it has no more bytes, or where `write` put it."""
+    """Return the message for `packed`: its bytes, up to `inline_limit`, or its place by `write`."""
     if sum(view.nbytes for view in packed) <= inline_limit:
         return b"i" + b"".join(packed)
     return b"r" + _LOCATION.pack(*write(packed))
 
 
-# ----------------------------------------------------------------------
-# A worker's end of what it shares with its sampler: pipes and arenas.
-
-
 class ProcessChannel(WorkerChannel):
-    """A worker's connection to a sampler in another process.
+    """A worker's connection to a sampler in another process, through pipes and arenas.
 
     Args:
-        commands_fd: Where messages are read.
-        answers_fd: Where answers are written.
+        commands_fd: Messages are read here.
+        answers_fd: Answers are written here.
         arena_fd: The worker's own arena.
         updates_fd: The arena of published payloads.
         inline_limit: Bytes up to which a report travels in the message itself.
-        keeper: Keeps log records until they are sent.
-        threads: How many threads libraries compute on.
-        settings: The settings of the sampler's process that this one has.
+        keeper: Collects log records until they are sent.
+        threads: Limits the threads of libraries.
+        settings: The sampler's settings in this process.
         before_answer: Called before each answer is sent.
 
     Attributes:
-        allocate: Makes arrays in the worker's arena: what lies there need not be copied to be sent.
+        allocate: Makes arrays in the worker's arena, to be sent without a copy.
         send: Writes a message to a descriptor.
     """
 
@@ -316,7 +308,7 @@ class ProcessChannel(WorkerChannel):
 
     def _loaded(self, payload: Stored) -> Any:
         packed = self._updates.read(payload.region) if payload.region is not None else bytearray(payload.data or b"")
-        # This copy is private memory: the arrays of the object may use it for good.
+        # This copy is private memory, which the object's arrays may use for good.
         head, buffers = unpack(memoryview(packed))
         return pickle.loads(head, buffers=buffers)
 

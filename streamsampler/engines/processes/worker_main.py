@@ -1,4 +1,4 @@
-"""A worker process: from its descriptors to the worker loop."""
+"""Run a worker process, from its descriptors to the worker loop."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from streamsampler.workers.loop import run_worker
 
 @dataclass(frozen=True)
 class PipeBegun(Begun):
-    """What a worker process with pipes has when it is like the process that started it.
+    """A started worker process with pipes.
 
     Attributes:
         commands_fd, answers_fd: The pipes.
-        others: The other descriptors that it was given.
+        others: Its other descriptors.
     """
 
     commands_fd: int
@@ -36,12 +36,12 @@ class PipeBegun(Begun):
 
 
 def begin(number: int, fds: Sequence[int]) -> PipeBegun:
-    """Make a new process like the one that started it.
+    """Give a new process the settings of its starter.
 
     Args:
         number: The worker number.
-        fds: Descriptors of: commands, answers, the pipe at whose end the kernel kills this process, the setup, which
-            is a tuple whose first item is a `ProcessSetup`, the board, the pipe for stacks, and others.
+        fds: Commands, answers, the pipe at the end of which the kernel kills this process, the setup (a tuple that
+            starts with a `ProcessSetup`), the board, the pipe for stacks, and others.
     """
     forget_foreign_handlers()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a program that ignores it lets its fork server ignore it, too
@@ -61,7 +61,7 @@ def begin(number: int, fds: Sequence[int]) -> PipeBegun:
 
 
 def main(number: int, fds: Sequence[int]) -> None:
-    """Run worker `number` of a sampler until it is to exit.
+    """Run worker `number` of a sampler until `Exit`.
 
     Args:
         number: The worker number.
@@ -84,14 +84,14 @@ def main(number: int, fds: Sequence[int]) -> None:
 
 
 def _redirect_descriptors_of(fd: int) -> None:
-    """Redirect all descriptors of a file that this process has mapped to /dev/null, that of the mapping included.
+    """Redirect all descriptors of a mapped file to /dev/null.
 
-    Native code that writes to descriptors that are not its own would write to what all workers share.
+    Native code writing to descriptors of others would change memory shared by all workers.
     """
     file = os.fstat(fd)
     null = os.open(os.devnull, os.O_RDWR)
     for other in map(int, os.listdir("/dev/fd")):
-        with contextlib.suppress(OSError):  # the one that lists the folder
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself
             if os.path.samestat(os.fstat(other), file):
                 os.dup2(null, other, inheritable=False)
     os.close(null)
