@@ -41,18 +41,12 @@ _OURS = (  # frames of no use to users
 
 
 class Link(ABC):
-    """This process's ends of a worker process.
-
-    Attributes:
-        number: The worker number.
-        ended: Whether the worker is dead, or counts as dead: messages to and from it are discarded.
-        lost: Reason why it never ran, as the end of a sentence: its server is lost. Empty if it ran.
-    """
+    """This process's ends of a worker process."""
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.ended = False
-        self.lost = ""
+        self.ended = False  # whether the worker is dead, or counts as dead: messages to and from it are discarded
+        self.lost = ""  # reason why it never ran, as the end of a sentence: its server is lost
 
     @property
     @abstractmethod
@@ -72,22 +66,15 @@ class Link(ABC):
 
     @abstractmethod
     def close(self, timeout: float) -> None:
-        """Kill the worker if it lives, and close all ends; may be repeated, also after an interrupt.
-
-        A worker that hangs in the kernel may not be gone after `timeout` seconds.
-        """
+        """Kill the worker if it lives, and close all ends; may be repeated, also after an interrupt."""
 
 
 class EngineLink(Link):
-    """The sampler's ends of a worker process.
-
-    Attributes:
-        spaces: The spaces last sent by the worker, pickled; empty before.
-    """
+    """The sampler's ends of a worker process."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
-        self.spaces = b""
+        self.spaces = b""  # as last sent by the worker, pickled
 
     @abstractmethod
     def send(self, message: Message) -> None:
@@ -95,14 +82,10 @@ class EngineLink(Link):
 
 
 class AnswerReader:
-    """Makes events of workers' messages.
-
-    Attributes:
-        oldest_version: The oldest agent version with rollouts to unpickle; older reports are reduced to their answers.
-    """
+    """Makes events of workers' messages."""
 
     def __init__(self) -> None:
-        self.oldest_version = 0
+        self.oldest_version = 0  # the oldest agent version with rollouts to unpickle
         # Equal spaces share an object over all workers: Gymnasium takes long to compare two of them.
         self._pickled = b""
         self._spaces: Any = None
@@ -111,16 +94,7 @@ class AnswerReader:
         self, link: EngineLink, records: bytes, answer: Answer | None, contents: Contents | None,
         places: Sequence[Place], release: Callable[[], None] = lambda: None,
     ) -> list[Event]:  # fmt: skip
-        """Return the events of a worker's message: `Logged`, `Answered`, or both.
-
-        Args:
-            link: The worker.
-            records: Its log records.
-            answer: Its answer; None for log records alone.
-            contents: A report's contents without arrays.
-            places: The memory of these arrays.
-            release: Frees their memory.
-        """
+        """Return the events of a worker's message: `Logged`, `Answered`, or both; None is no answer."""
         events: list[Event] = [Logged(link.number, records)] if records else []
         if answer is None:
             release()
@@ -155,14 +129,6 @@ class LinkedWorkers(ABC, Generic[LinkT]):
 
     A subclass makes `board` and the links, and closes shared files and memory by `_opened`. Events are of any kind;
     `Died` follows all other events of its worker.
-
-    Args:
-        n_workers: The number of workers.
-        close_timeout: Seconds for all workers together to close their environments at the end.
-
-    Attributes:
-        n_workers: The number of workers.
-        board: The workers' status board.
     """
 
     board: StatusBoard
@@ -197,11 +163,9 @@ class LinkedWorkers(ABC, Generic[LinkT]):
         """Let workers skip unneeded work."""
 
     def _is_ours(self) -> bool:
-        """Whether this process started the workers, and is no forked copy.
-
-        A copy that leaves a stream's loop must not stop the workers: it shares the board, and the numbers of its
-        descriptors may belong to other files.
-        """
+        """Whether this process started the workers, and is no forked copy."""
+        # A copy that leaves a stream's loop must not stop the workers: it shares the board, and the numbers of its
+        # descriptors may belong to other files.
         return os.getpid() == self._owner
 
     def wait(self, timeout: float | None) -> list[Any]:
@@ -288,14 +252,11 @@ class LinkedWorkers(ABC, Generic[LinkT]):
     def close(self, *, read_answers: bool = True) -> list[Any]:
         """Let all workers close their environments and end; send SIGTERM, then SIGKILL, to late workers.
 
-        May be repeated after an interrupt.
+        May be repeated after an interrupt. Return the last events.
 
         Args:
             read_answers: Whether to read the workers' last answers; False after an interrupt in the middle of a
                 message.
-
-        Returns:
-            The last events.
         """
         if not self._is_ours() or self._closed:
             return []
@@ -320,7 +281,6 @@ class LinkedWorkers(ABC, Generic[LinkT]):
         self._opened.close()
 
     def _end_all(self) -> None:
-        """Kill the workers that live, and close all links."""
         for link in self._links:
             link.kill()
         deadline = time.monotonic() + END_SECONDS
@@ -328,7 +288,6 @@ class LinkedWorkers(ABC, Generic[LinkT]):
             link.close(deadline - time.monotonic())
 
     def _await_ends(self, *, read_answers: bool) -> list[Any]:
-        """Wait for the workers' ends; return the events until then."""
         last_events: list[Any] = []
         begin = time.monotonic()
         for limit in sorted({STUCK_SECONDS, self._close_timeout}):
@@ -345,14 +304,12 @@ class LinkedWorkers(ABC, Generic[LinkT]):
         return last_events
 
     def _seconds_to_end(self, worker: int) -> float:
-        """Return a worker's seconds to end, from the start of `close`."""
         return self._close_timeout if self._is_closing(worker) else STUCK_SECONDS
 
     def _is_closing(self, worker: int) -> bool:
         return self.board.progress(worker).phase is Phase.CLOSE
 
     def _read_until(self, deadline: float) -> list[Any]:
-        """Wait for the workers' ends until the deadline; return the events."""
         last_events: list[Any] = []
         while any(not link.ended for link in self._links) and (left := deadline - time.monotonic()) > 0:
             last_events += self.wait(left)

@@ -57,12 +57,6 @@ class LocalEngine(Engine):
     """Runs workers in this process and thread; the reference for other engines.
 
     Agents and environments are pickled as for processes, so later changes of the user's objects have no effect.
-
-    Args:
-        n_workers: The number of workers.
-        make_worker: Makes a worker.
-        seed: The sampler's seed.
-        threads: The number of threads for libraries while workers take turns; None for no limit.
     """
 
     concurrent = False

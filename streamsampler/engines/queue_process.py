@@ -1,10 +1,8 @@
 """Start and watch processes of `multiprocessing`, each with a pair of queues.
 
-For the engine `queues`, and for environments stepped from the parent. Imports nothing that only POSIX has.
-
-Unlike `multiprocessing` by default, a process does not import the user's main script: agents and environments defined
-there travel by value, so an unguarded script does not run again. And `multiprocessing` does not end it at the exit of
-the program, before environments are closed.
+For the engine `queues`, and for environments stepped from the parent. Unlike `multiprocessing` by default, a process
+does not import the user's main script, since agents and environments defined there travel by value; and it is not ended
+before environments are closed. Imports nothing that only POSIX has.
 """
 
 from __future__ import annotations
@@ -49,23 +47,15 @@ _start_lock = threading.Lock()
 
 @dataclass(frozen=True)
 class QueueStart:
-    """How the workers of a pool are started.
+    """How the workers of a pool are started."""
 
-    Attributes:
-        context: Starts processes.
-        main: The workers' main function, of a module; see `queue_worker.main`.
-        setup: A pickleable object for workers.
-        board: The status board's memory.
-        most_commands: Most messages under way; 0 for any number.
-        most_answers: Most answers under way: a thread writes them, and the worker never waits. None for a queue with
-            the room of a pipe, written by the worker itself.
-    """
-
-    context: BaseContext
-    main: Callable[..., None]
-    setup: Any
-    board: Any
-    most_commands: int = 0
+    context: BaseContext  # starts processes
+    main: Callable[..., None]  # of a module; see `queue_worker.main`
+    setup: Any  # for workers; it can be pickled
+    board: Any  # the status board's memory
+    most_commands: int = 0  # messages under way; 0 for any number
+    # Answers under way: a thread writes them, and the worker never waits. None for a queue with the room of a pipe,
+    # written by the worker itself.
     most_answers: int | None = None
 
 
@@ -73,17 +63,8 @@ class QueueProcess(Link):
     """A worker process and this process's ends of its queues; its constructor starts the process.
 
     A thread reads the worker's answers: a worker that stops in the middle of an answer blocks only its own thread. Each
-    end is open in a single process, so reading ends with the worker's death, even in the middle of a message.
-
-    Args:
-        start: How the worker is started.
-        number: The worker number.
-
-    Attributes:
-        process: The process.
-
-    Raises:
-        OSError: No processes or descriptors are left.
+    end is open in a single process, so reading ends with the worker's death, even in the middle of a message. Raises an
+    OSError if no processes or descriptors are left.
     """
 
     def __init__(self, start: QueueStart, number: int) -> None:
@@ -123,12 +104,7 @@ class QueueProcess(Link):
             theirs.close()
 
     def read(self, post: Callable[[Any, Any], None]) -> None:
-        """Start reading answers in a thread.
-
-        Args:
-            post: Receives, in that thread, the link and each answer, then an exception that ended the reading, if any,
-                then None.
-        """
+        """Start a thread that posts the link and each answer, then an exception, if any, then None."""
         name = f"streamsampler-reader-{self.number}"
         self._reader = threading.Thread(target=self._read, args=(post,), name=name, daemon=True)
         try:
@@ -275,12 +251,7 @@ QueueProcessT = TypeVar("QueueProcessT", bound=QueueProcess)
 
 
 def check_startable(start_method: StartMethod) -> None:
-    """Check that `multiprocessing` can start processes here.
-
-    Raises:
-        SamplerError: This is a daemonic process of `multiprocessing`, which may have no children; or the working
-            directory was removed, which every start method but "fork" needs.
-    """
+    """Raise a SamplerError in a daemonic process; or, unless processes fork, without the working directory."""
     if multiprocessing.current_process().daemon:
         raise SamplerError(
             'engine="queues" cannot start workers in a daemonic process, whose children Python forbids: start that '
@@ -294,11 +265,7 @@ def check_startable(start_method: StartMethod) -> None:
 
 
 class QueuedWorkers(LinkedWorkers[QueueProcessT]):
-    """Runs workers in processes of `multiprocessing`, with a pair of queues for each.
-
-    Workers share no queue: a killed worker would keep its lock, and everybody would wait. A replaced worker has new
-    queues.
-    """
+    """Runs workers in processes of `multiprocessing`, with a pair of queues for each."""
 
     _how: QueueStart
 
@@ -312,12 +279,6 @@ class QueuedWorkers(LinkedWorkers[QueueProcessT]):
 
     def _start(self, start_method: StartMethod, main: Callable[..., None], setup: Any, **most: int) -> None:
         """Start the workers; after an error all started workers have ended.
-
-        Args:
-            start_method: The start method of the processes.
-            main: The workers' main function.
-            setup: A pickleable object for workers.
-            most: See `QueueStart`.
 
         Raises:
             ResourceLimitError: The system does not allow this process the descriptors (an OSError).

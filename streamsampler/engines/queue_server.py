@@ -1,7 +1,7 @@
 """Remove the socket's file of `multiprocessing`'s fork server after its parent was killed.
 
-The socket is in the temporary directory. The parent removes it at its own end: after SIGKILL it would stay. The server
-imports this module before it serves, and ends regularly when its parent is gone.
+The parent removes it only at its own regular end. The server imports this module before it serves, and ends regularly
+when its parent is gone.
 """
 
 from __future__ import annotations

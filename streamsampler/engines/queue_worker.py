@@ -41,19 +41,12 @@ _MOST_STACK_BYTES = 1 << 14  # what a connection writes at once
 
 @dataclass(frozen=True)
 class WorkerEnds:
-    """A worker's ends of its queues and pipes.
+    """A worker's ends of its queues and pipes."""
 
-    Attributes:
-        commands: Pickled messages to the worker.
-        answers: The worker's log records, pickled answers, pickled contents and their arrays.
-        alive: A pipe without data: the worker ends when the sampler's end closes.
-        stacks: Any data here is answered with the worker's Python stacks.
-    """
-
-    commands: Queue[bytes]
-    answers: Queue[Any] | SimpleQueue[Any]
-    alive: Connection[Any, Any]
-    stacks: Connection[Any, Any]
+    commands: Queue[bytes]  # pickled messages to the worker
+    answers: Queue[Any] | SimpleQueue[Any]  # log records, pickled answers, pickled contents and their arrays
+    alive: Connection[Any, Any]  # without data: the worker ends when the sampler's end closes
+    stacks: Connection[Any, Any]  # any data here is answered with the worker's Python stacks
 
     def close_foreign(self) -> None:
         """Close the sampler's ends of the queues: open here, they would hide the sampler's end."""
@@ -83,14 +76,7 @@ class _Pickled:
 
 
 class QueueChannel(WorkerChannel):
-    """A worker's connection to a sampler in another process, through queues.
-
-    Args:
-        ends: The worker's queues.
-        keeper: Collects log records until they are sent.
-        threads: Limits the threads of libraries.
-        settings: The sampler's settings in this process.
-    """
+    """A worker's connection to a sampler in another process, through queues."""
 
     def __init__(self, ends: WorkerEnds, keeper: RecordKeeper, threads: ThreadLimit, settings: SettingsInForce) -> None:
         super().__init__(keeper, threads, settings)
@@ -139,11 +125,7 @@ def _work(begun: QueueBegun) -> WorkerChannel:
 
 @dataclass(frozen=True)
 class QueueBegun(Begun):
-    """A started worker process with queues.
-
-    Attributes:
-        ends: The queues.
-    """
+    """A started worker process with queues."""
 
     ends: WorkerEnds
 
@@ -158,16 +140,7 @@ class SendsRecords(Protocol):
 def run_process(
     work: Callable[[QueueBegun], SendsRecords], number: int, ends: WorkerEnds, setup: Any, board: Any, *, forked: bool
 ) -> None:
-    """Give this new process the settings of its starter, let it work, and end it.
-
-    Args:
-        work: Its work until `Exit`.
-        number: The worker number.
-        ends: The worker's queues.
-        setup: A tuple that starts with a `ProcessSetup`.
-        board: The status board, as an array shared by all workers.
-        forked: Whether this process is a forked copy of another.
-    """
+    """Give this new process the settings of its starter, let it `work` until `Exit`, and end it."""
     forget_foreign_handlers(forked=forked)
     run_as_child(lambda: _run(work, number, ends, setup, board))
 

@@ -10,10 +10,8 @@
               └─────────┘                                                   └──────────┘
 
 It runs on every system that has Python. The queues are bounded, and tickets guarantee room in them, so neither side
-waits for it. Workers share no queue: a killed worker would keep its lock, and everybody would wait. A replaced worker
-has new queues.
-
-It is slower than `processes` with large observations, which are copied several times.
+waits for it. Workers share no queue: a killed worker would keep its lock, and everybody would wait. It is slower than
+`processes` with large observations, which are copied several times.
 """
 
 from __future__ import annotations
@@ -44,14 +42,6 @@ class QueueLink(QueueProcess, EngineLink):
 
 class QueueEngine(QueuedWorkers[QueueLink], LinkedEngine[QueueLink]):
     """Runs workers in processes of `multiprocessing`.
-
-    Args:
-        n_workers: The number of workers.
-        make_worker: A pickled callable that makes a worker from its context.
-        seed: The sampler's seed.
-        start_method: The start method of the processes.
-        close_timeout: Seconds for all workers together to close their environments at the end.
-        threads: The number of threads for libraries in workers; None for no limit.
 
     Raises:
         ResourceLimitError: The system does not allow this process the descriptors (an OSError).

@@ -9,17 +9,12 @@
               │         │  run ◀── returns, or fails, at the end ──── │   worker's loop │
               └─────────┘                                             └─────────────────┘
 
-*Messages* are calls of the actor's method `talk`, which returns when its tickets are answered: a call costs about 1 ms
-of latency, half of it processor time, so shortest tickets are longer than in processes of one machine. Calls run in
-several threads of the actor, without order, so messages are numbered.
+*Messages* are calls of the actor's method `talk`, which returns when its tickets are answered. A call costs about 1 ms,
+so the shortest tickets are longer than in local processes. Calls run in several threads of the actor, without order, so
+messages are numbered. Another group of threads reaches a busy actor, to abandon old versions and read its row of the
+board. *Payloads* and rollouts travel through the object store.
 
-*The board* lies in the actor. Calls in another group of threads reach a busy actor and write the oldest version wanted.
-The sampler has a copy of each row, from the last answer or a request of progress.
-
-*Payloads* lie in the object store once for all workers. Rollouts also return through it, and are copied once into the
-batch, which may be modified.
-
-*Losses*: Ray restarts nothing (`max_restarts=0`), and no call is repeated. The end of the call `run` is the end of the
+*Losses*: Ray restarts nothing (`max_restarts=0`) and repeats no call. The end of the call `run` is the end of the
 worker. Its earlier answers are awaited for a short time, since they may be lost with its node. A new actor starts at
 once, but gets tickets only when it runs: with a node missing, the cluster may lack room.
 """
@@ -59,17 +54,6 @@ _engines: weakref.WeakSet[RayEngine] = weakref.WeakSet()
 
 class RayEngine(LinkedEngine[RayLink]):
     """Runs workers in actors of Ray.
-
-    Args:
-        n_workers: The number of workers.
-        make_worker: A pickled callable that makes a worker from its context.
-        seed: The sampler's seed.
-        address: See `streamsampler.engines.ray_link.attach`.
-        worker_resources: Resources of Ray for each worker.
-        runtime_env: Ray's runtime environment for workers; None for this process's.
-        close_timeout: Seconds for all workers together to close their environments at the end.
-        threads: The number of threads for libraries in workers; None for no limit.
-        report_memory: Whether `memory_bytes` is used.
 
     Raises:
         UsageError: An argument is invalid.
@@ -218,13 +202,7 @@ class RayEngine(LinkedEngine[RayLink]):
         return self._answers.events(link, records, answer, contents, [(array, 0) for array in arrays])
 
     def _die(self, link: RayLink, why: str, place: int = -1) -> list[Event]:
-        """Record that a worker ended, or that answers are lost; its death follows its earlier messages.
-
-        Args:
-            link: The worker.
-            why: Ray's message.
-            place: The number of the lost call; -1 for none.
-        """
+        """Record that a worker ended, or lost the answers of call `place`; its death follows its earlier messages."""
         if place >= 0:
             link.said[place] = None, []
         if link.dying is None:

@@ -36,15 +36,10 @@ _OPTIONS = (
 
 @dataclass(frozen=True)
 class Demand:
-    """The workers' needs of a cluster.
-
-    Attributes:
-        n_workers: The number of workers.
-        options: Resources of Ray for each worker; see `worker_resources` of `RaySampler`.
-    """
+    """The workers' needs of a cluster."""
 
     n_workers: int
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)  # for each worker; see `RaySampler`
 
     def __post_init__(self) -> None:
         if not isinstance(self.options, Mapping) or not set(self.options) <= set(_OPTIONS):
@@ -66,9 +61,6 @@ class Demand:
         """Check that the cluster has room, now or as soon as Ray has freed the resources of ended actors.
 
         All resources are reserved together, and returned at once.
-
-        Raises:
-            SamplerError: The cluster has no room.
         """
         bundle = {name: amount for name, amount in self.amounts().items() if amount}
         if not bundle or self.options.get("scheduling_strategy") is not None:  # perhaps with reserved room
@@ -244,30 +236,18 @@ Post = Callable[["RayLink", Kind, int, "Future[Any]"], None]
 class RayLink(EngineLink):
     """An actor, and the unfinished calls of its methods.
 
-    Nothing here waits for the actor: each call's future reports its result to the engine, in a thread of Ray's.
-
-    Args:
-        number: The worker number.
-        options: Ray's options of the actor.
-        post: Receives the link, kind and number of a call, and its future.
-
-    Attributes:
-        hello: The worker's first message; None before.
-        dying: Reason of the worker's death, while its last answers may still arrive; None otherwise.
-        deadline: When they are no longer awaited.
-        said: Results of calls ahead of an unfinished earlier call, by number.
-        unanswered: The number of unanswered tickets.
-        closing: Whether the worker has received an `Exit`.
+    Nothing here waits for the actor: each call's future reports its result to the engine, in a thread of Ray's. `post`
+    receives the link, kind and number of a call, and its future.
     """
 
     def __init__(self, number: int, options: Mapping[str, Any], post: Post) -> None:
         super().__init__(number)
-        self.hello: Hello | None = None
-        self.dying: str | None = None
-        self.deadline = 0.0
-        self.said: dict[int, Any] = {}
-        self.unanswered = 0
-        self.closing = False
+        self.hello: Hello | None = None  # the worker's first message
+        self.dying: str | None = None  # reason of its death, while its last answers may still arrive
+        self.deadline = 0.0  # when they are no longer awaited
+        self.said: dict[int, Any] = {}  # results of calls ahead of an unfinished earlier call, by number
+        self.unanswered = 0  # tickets
+        self.closing = False  # whether the worker has received an `Exit`
         self._post = post
         self._place = self._next_place = 0  # numbers of messages sent, and of calls done
         self._exit_place = -1
@@ -384,17 +364,7 @@ _MOST_FAILED = 3  # starts in a row
 class Starts:
     """Starts actors, replaces dead actors, and explains failed starts.
 
-    Args:
-        setup: The workers' setup.
-        demand: Their needs of the cluster.
-        runtime_env: Ray's runtime environment for them, if any.
-        post: See `RayLink`.
-
-    Attributes:
-        seconds: Most seconds for actors to start.
-
-    Raises:
-        UsageError: The runtime environment has keys unknown to Ray.
+    Raises a UsageError if the runtime environment has keys unknown to Ray.
     """
 
     def __init__(self, setup: RaySetup, demand: Demand, runtime_env: Mapping[str, Any] | None, post: Post) -> None:
@@ -404,6 +374,7 @@ class Starts:
         self._demand = demand
         self._options = {"num_cpus": 1, **demand.options}
         self._options["runtime_env"] = _with_hash_seed(runtime_env or {})
+        # Most seconds for actors to start.
         self.seconds = _PREPARED_SECONDS if _PREPARING.intersection(runtime_env or ()) else _START_SECONDS
         self._post = post
         self._next: dict[int, RayLink] = {}
@@ -412,11 +383,7 @@ class Starts:
         self._deadline = math.inf
 
     def new(self, worker: int) -> RayLink:
-        """Return the link to a new actor.
-
-        Raises:
-            UsageError: Ray refuses the options.
-        """
+        """Return the link to a new actor; raise a UsageError if Ray refuses its options."""
         try:
             return RayLink(worker, self._options, self._post)
         except (TypeError, ValueError) as error:
@@ -475,11 +442,7 @@ class Starts:
         return self._deadline - time.monotonic()
 
     def raise_trouble(self) -> None:
-        """Raise the pending error, or an error after too long a wait.
-
-        Raises:
-            SamplerError: Why an actor cannot start, or the cluster's resources.
-        """
+        """Raise the pending error, or an error after too long a wait."""
         trouble, self._trouble = self._trouble, None
         if trouble is None and time.monotonic() >= self._deadline:
             self._deadline = math.inf

@@ -55,61 +55,37 @@ def versions() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Hello:
-    """A worker's first message.
+    """A worker's first message."""
 
-    Attributes:
-        versions: See `versions`.
-        host: The name of its machine.
-        pid: Its process id there.
-    """
-
-    versions: dict[str, str]
-    host: str
-    pid: int
+    versions: dict[str, str]  # see `versions`
+    host: str  # the name of its machine
+    pid: int  # its process id there
 
 
 @dataclass(frozen=True, eq=False)
 class Published:
-    """The handle of a payload in the object store.
-
-    Attributes:
-        ref: The reference to its data and buffers.
-    """
+    """The handle of a payload in the object store."""
 
     ref: Any
 
 
 @dataclass(frozen=True, eq=False)
 class SentAlong:
-    """The handle of an object inside messages, unpickled.
-
-    Attributes:
-        contents: The object.
-    """
+    """The handle of an object inside messages, unpickled."""
 
     contents: Any
 
 
 @dataclass(frozen=True)
 class RaySetup:
-    """The settings an actor receives at its start.
-
-    Attributes:
-        make_worker: A pickled callable that makes a worker from its context.
-        seed: The sampler's seed.
-        threads: The number of threads for libraries; None for no limit.
-        path: The sampler's `sys.path`.
-        settings: The settings of the sampler's process, pickled.
-        variables: The sampler's environment variables about threads.
-        report_memory: Whether workers write their memory to the board.
-    """
+    """The settings of the sampler's process, which an actor receives at its start."""
 
     make_worker: Payload
     seed: int
     threads: int | None
-    path: list[str]
+    path: list[str]  # `sys.path`
     settings: Payload
-    variables: dict[str, str]
+    variables: dict[str, str]  # environment variables about threads
     report_memory: bool
 
     @classmethod
@@ -142,15 +118,7 @@ class _Reply:
 
 
 class Mailbox:
-    """Messages for the worker, and calls waiting for its answers.
-
-    Args:
-        board: The worker's own status board.
-
-    Attributes:
-        last: The worker's messages after its last ticket.
-        descriptor: Of a pipe, readable after a new message or a change of the board.
-    """
+    """Messages for the worker, and calls waiting for its answers."""
 
     def __init__(self, board: StatusBoard) -> None:
         self._board = board
@@ -160,22 +128,16 @@ class Mailbox:
         self._replies: deque[_Reply] = deque()
         self._lock = threading.Lock()
         self._ended = False
-        self.descriptor, self._wake_fd = os.pipe()
+        self.descriptor, self._wake_fd = os.pipe()  # readable after a new message or a change of the board
         os.set_blocking(self.descriptor, False)
         os.set_blocking(self._wake_fd, False)
-        self.last: list[Said] = []
+        self.last: list[Said] = []  # messages after the last ticket
 
     def put(self, place: int, message: Message) -> list[Said]:
-        """Enqueue a message in order; wait until its tickets are answered, or an `Exit` is received.
+        """Enqueue message number `place`; wait until its tickets are answered, or an `Exit` is received.
 
-        Calls in several threads arrive without order.
-
-        Args:
-            place: The number of earlier messages.
-            message: The message.
-
-        Returns:
-            The answers, as far as the worker gave them before its end.
+        Calls in several threads arrive without order. Return the answers, as far as the worker gave them before its
+        end.
         """
         reply = _Reply(len(message.tickets) if isinstance(message, Start | Continue) else 0)
         with self._lock:
@@ -238,15 +200,7 @@ class Mailbox:
 
 
 class RayChannel(WorkerChannel):
-    """A worker's connection to a sampler anywhere in the cluster.
-
-    Args:
-        mailbox: Receives messages, and takes answers.
-        keeper: Collects log records until they are sent.
-        threads: Limits the threads of libraries.
-        settings: The sampler's settings in this process.
-        report_memory: Called before each answer, if the sampler uses the worker's memory.
-    """
+    """A worker's connection to a sampler anywhere in the cluster."""
 
     def __init__(
         self, mailbox: Mailbox, keeper: RecordKeeper, threads: ThreadLimit, settings: SettingsInForce,
@@ -295,12 +249,9 @@ class RayWorker:
         return Hello(versions(), socket.gethostname(), os.getpid())
 
     def run(self, setup: RaySetup) -> tuple[bytes, list[Said]]:
-        """Run the worker until `Exit`.
+        """Run the worker until `Exit`; return its last row of the board, and messages after the last ticket.
 
         This call lasts as long as the worker: its end reports the worker's end, whatever the cause.
-
-        Returns:
-            The last row of the board, and messages after the last ticket.
         """
         keeper = RecordKeeper(self._number)
         keeper.install()
@@ -316,11 +267,7 @@ class RayWorker:
 
     @_in_group("talk")
     def talk(self, place: int, message: Message) -> tuple[bytes, list[Said]]:
-        """Send the worker a message; see `Mailbox.put`.
-
-        Returns:
-            The worker's row of the board, and the answers.
-        """
+        """Send the worker a message; return its row of the board, and the answers."""
         said = self._mailbox.put(place, message)
         return self.look(), said
 

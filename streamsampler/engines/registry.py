@@ -25,9 +25,8 @@ class Capabilities:
     """The capabilities of an engine.
 
     Attributes:
-        made_by: Module and class, called with `(n_workers, make_worker, seed, close_timeout=…, threads=…)`:
-            `make_worker` is pickled; see `Limits` and `streamsampler.workers.threads`. With a limit `max_worker_memory`
-            also `report_memory=True`, unless `lacks` has it.
+        made_by: Module and class, called with `(n_workers, make_worker, seed, close_timeout=…, threads=…)`, where
+            `make_worker` is pickled; with a limit `max_worker_memory` also `report_memory=True`.
         needs_linux: Whether it runs only on Linux.
         takes: Further arguments of the sampler for the class: "start_method", or none. Without it, only the default
             start method is allowed.
@@ -46,15 +45,7 @@ class Capabilities:
         return make
 
     def refuse_lacking(self, asked: str, options: Mapping[str, Any]) -> None:
-        """Refuse arguments that the engine cannot serve.
-
-        Args:
-            asked: The argument that chose the engine; `THIS_SYSTEM` if no other exists.
-            options: Other arguments and limits; None where not given.
-
-        Raises:
-            UsageError: An argument is in `lacks`.
-        """
+        """Raise a UsageError for options in `lacks`; `asked` is the argument that chose the engine."""
         for option, reason in self.lacks.items():
             if options.get(option) is not None:
                 option = f"limits.{option}" if option in LIMITS else option
@@ -104,12 +95,7 @@ STEPPING_ENGINES: tuple[EngineName, ...] = ("processes", "queues")
 
 
 def check_engine(name: str | None, start_method: StartMethod, options: Mapping[str, Any]) -> EngineName:
-    """Return a valid engine; None is the default.
-
-    Args:
-        name: The name.
-        start_method: The start method of its processes.
-        options: Arguments of the sampler that an engine may lack; None where not given.
+    """Return a valid engine, the default for None; `options` are arguments of the sampler that an engine may lack.
 
     Raises:
         UsageError: No such engine exists, or it cannot serve an argument.

@@ -23,13 +23,7 @@ from streamsampler.workers.threads import ThreadLimit, set_unset
 
 
 class WorkerChannel(ABC):
-    """A worker's connection to a sampler in another process; see `streamsampler.workers.loop.Channel`.
-
-    Args:
-        keeper: Collects log records until they are sent.
-        threads: Limits the threads of libraries.
-        settings: The sampler's settings in this process.
-    """
+    """A worker's connection to a sampler in another process; see `streamsampler.workers.loop.Channel`."""
 
     interruptible = False
     descriptor: int | None = None
@@ -105,27 +99,16 @@ class WorkerChannel(ABC):
 
 @dataclass(frozen=True)
 class ProcessSetup:
-    """The settings a worker process receives at its start.
+    """The settings of the sampler's process, which a worker process receives at its start."""
 
-    Attributes:
-        make_worker: A pickled callable that makes a worker from its context.
-        seed: The sampler's seed.
-        threads: The number of threads for libraries; None for no limit.
-        folders: The sampler's environment variables, `sys.path` and working directory, perhaps needed for loading.
-        settings: All its settings, pickled.
-        hash_seed: The processes' hash seed; "" for forks, which have the sampler's.
-        title: The sampler's process title; empty if unknown.
-        descriptors: The limit of descriptors; None for the sampler's.
-    """
-
-    make_worker: Payload
+    make_worker: Payload  # makes a worker from its context
     seed: int
-    threads: int | None
-    folders: ProcessSettings
-    settings: Payload
-    hash_seed: str
-    title: str
-    descriptors: int | None
+    threads: int | None  # the number of threads for libraries; None for no limit
+    folders: ProcessSettings  # environment variables, `sys.path` and working directory, perhaps needed for loading
+    settings: Payload  # all settings
+    hash_seed: str  # "" for forks, which have the sampler's
+    title: str  # the sampler's process title; empty if unknown
+    descriptors: int | None  # their limit; None for the sampler's
 
     @classmethod
     def of_this_process(cls, make_worker: Payload, seed: int, threads: int | None, *, is_forked: bool = False) -> Self:
@@ -163,20 +146,11 @@ class ProcessSetup:
 
 @dataclass(frozen=True)
 class Begun:
-    """A started worker process with the settings of its starter.
-
-    Attributes:
-        number: The worker number.
-        setup: A tuple that starts with a `ProcessSetup`.
-        row: Its row of the status board.
-        keeper: Collects log records until they are sent.
-        threads: Limits the threads of libraries.
-        settings: The settings of its starter.
-    """
+    """A started worker process with the settings of its starter."""
 
     number: int
-    setup: Any
-    row: WorkerRow
+    setup: Any  # a tuple that starts with a `ProcessSetup`
+    row: WorkerRow  # of the status board
     keeper: RecordKeeper
     threads: ThreadLimit
     settings: SettingsInForce
@@ -191,12 +165,9 @@ _HAS_PROC = os.path.exists("/proc/self/statm")
 
 
 class MemoryReporter:
-    """Writes the private memory of this process to the status board at each call.
+    """Writes the private memory of this process to its row of the status board at each call.
 
     Pages of files and memory inherited by a fork do not count. Without /proc it is the maximum so far.
-
-    Args:
-        row: The worker's row of the board.
     """
 
     def __init__(self, row: WorkerRow) -> None:

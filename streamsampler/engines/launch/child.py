@@ -121,7 +121,7 @@ def _too_few(n_workers: int, needed: int, limit: int, n_open: int) -> ResourceLi
 
 
 def original_limit() -> int | None:
-    """Return the limit before `make_room` raised it; None if it did not, or other code changed it since."""
+    """Return the limit before `make_room` raised it; None if nothing, or other code, changed it."""
     # Without a limit nothing was raised.
     return _original if _raised and resource.getrlimit(resource.RLIMIT_NOFILE)[0] == _raised else None
 
@@ -204,11 +204,10 @@ def can_kill_at_end() -> bool:
 
 
 def kill_at_end_of(fd: int, pid: int) -> None:
-    """Let the kernel kill process `pid` when the last writing end of the pipe `fd` closes.
+    """Let the kernel kill process `pid` when the last writing end of the pipe `fd` closes; only Linux can.
 
     A thread would not run while native code holds the interpreter's lock, and PR_SET_PDEATHSIG depends on the forking
-    thread. Nothing is ever written to such a pipe. A copy of the reading end must stay open in some process. Only Linux
-    can do this; elsewhere nothing happens.
+    thread. Nothing is ever written to such a pipe. A copy of the reading end must stay open in some process.
     """
     if not can_kill_at_end():
         return

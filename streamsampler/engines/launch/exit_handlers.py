@@ -1,8 +1,7 @@
 """Run the exit handlers (`atexit`) of environments and libraries in a worker process.
 
-A worker process does not return into its parent's code, so the interpreter never runs them. The sampler kills a worker
-when they take longer than `close_timeout`. A forked worker first forgets its copies of the parent's handlers, which
-would remove files of the script.
+A worker process never reaches the interpreter's end, where they would run. A forked worker first forgets its copies of
+the parent's handlers, which would remove files of the script.
 """
 
 from __future__ import annotations

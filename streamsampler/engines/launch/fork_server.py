@@ -1,8 +1,7 @@
 """Serve requests for workers: fork a watchdog for each, and through it the worker.
 
-The server has a single thread and no state of the user's, so forking it is safe and cheap. It talks to its parent over
-an unnamed socket pair, without files, and ends when the parent's end closes. It imports the package for all workers,
-which are copies of it.
+The server imports the package for all workers, has a single thread and no state of the user's, so forking it is safe
+and cheap. It talks to its parent over an unnamed socket pair, and ends when the parent's end closes.
 """
 
 from __future__ import annotations
@@ -190,14 +189,7 @@ _IGNORED = {
 
 
 def watch_over(number: int, run: Callable[[], None], parent_fd: int, status_fd: int) -> None:
-    """Fork worker `number`, and return when it and all its processes have ended; in a process with no other use.
-
-    Args:
-        number: The worker number.
-        run: The worker's main function.
-        parent_fd: The pipe with the sampler's process at the other end.
-        status_fd: Receives the worker's process id, then its exit code.
-    """
+    """Fork worker `number`; return when it and its processes have ended; in a process of its own."""
     own_group()
     # A sandbox may forbid the first; the second is missing in some namespaces.
     adopts = _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0 and can_find_descendants()
@@ -294,13 +286,10 @@ _CLOSE_ON_EXEC = socket.MSG_CMSG_CLOEXEC  # programs started by an environment i
 
 
 def serve(module: str, name: str, socket_fd: int) -> None:
-    """Serve until the parent is gone; workers are copies of this process.
+    """Serve until the parent is gone; workers are copies of this process that run a function of `module`.
 
-    Args:
-        module: The module of the workers' main function.
-        name: The function.
-        socket_fd: This end of the socket pair. A request is a worker number and the worker's descriptors; the last is
-            for the watchdog, to write the worker's process id and, later, its exit code.
+    A request is a worker number and the worker's descriptors; the last is for the watchdog, to write the worker's
+    process id and, later, its exit code.
     """
     ignore_terminal()  # workers inherit this
     own_group()  # neither Ctrl-Z nor a closing terminal ends or stops it

@@ -2,10 +2,8 @@
 
 `multiprocessing.Process` would import the user's main script in each child (an unguarded script runs itself again, and
 a session on standard input has none), leave a socket in the temporary folder when the parent is killed, and allow
-daemonic processes no children. Engine `queues` uses it for other systems and start methods.
-
-Here a child receives a worker number and descriptors, and reads everything else from a descriptor (see
-`processes.worker_main`). Its watchdog ends the processes it leaves (see `fork_server`).
+daemonic processes no children. Here a child receives a worker number and descriptors, and reads everything else from a
+descriptor (see `processes.worker_main`).
 """
 
 from __future__ import annotations
@@ -54,18 +52,12 @@ class WatchdogLostError(SamplerError):
 class WorkerChild:
     """A worker process, perhaps not running before `await_start`.
 
-    The kernel reports its end, or its watchdog if it ended before its start was known.
-
-    Args:
-        status_fd: Carries its process id, and at the end its exit code.
-        starter: The server that starts it.
-
-    Attributes:
-        pid: Its process id; 0 before `await_start`, when only `kill` and `discard` may be called.
+    The kernel reports its end, or its watchdog if it ended before its start was known. Before `await_start` only `kill`
+    and `discard` may be called.
     """
 
     def __init__(self, status_fd: int, starter: _OwnServer) -> None:
-        self.pid = 0
+        self.pid = 0  # before `await_start`
         self._fd = status_fd
         self._starter: _OwnServer | None = starter
         self._pidfd: int | None = None
@@ -82,8 +74,8 @@ class WorkerChild:
 
         Raises:
             OSError: It could not be started.
-            WatchdogLostError: It is unknown whether it started. The next attempt has another server, and needs new
-                descriptors: a worker may have those of this attempt.
+            WatchdogLostError: It is unknown whether it started. The next attempt needs new descriptors: a worker may
+                have those of this attempt.
         """
         starter, self._starter = self._starter, None  # a server ends with its last reference
         lost = self._read_pid(0.0 if starter is not None and starter.lost else _ANSWER_SECONDS)
@@ -124,10 +116,7 @@ class WorkerChild:
         return readable_within(self._fd, 0)
 
     def wait(self, timeout: float) -> int | None:
-        """Wait for the end; return the exit code, negative for a signal, None if unknown.
-
-        A process that has not ended within `timeout` seconds is not waited for again.
-        """
+        """Wait for the end, once; return the exit code, negative for a signal, None if unknown."""
         if not self._waited and not self._given_up:
             self._exitcode, self._waited = self._end(timeout)
             self._given_up = not self._waited
@@ -161,20 +150,15 @@ class WorkerChild:
                 raise
 
     def kill_all(self) -> None:
-        """Kill the worker, and its process group if its watchdog is gone, as far as the system can.
-
-        The group by the descriptor alone: its number may be another group's by now.
-        """
+        """Kill the worker, and its process group if its watchdog is gone, as far as the system can."""
+        # The group by the descriptor alone: its number may be another group's by now.
         if self._pidfd is not None and not self._waited and self.unwatched():
             with contextlib.suppress(OSError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL, None, _SIGNAL_GROUP)
         self.kill()
 
     def discard(self, timeout: float) -> None:
-        """Kill the process, wait for its end and close all descriptors; may be repeated.
-
-        A process that hangs in the kernel is abandoned. A process not yet started ends when its pipes close.
-        """
+        """Kill the process, wait for its end and close all descriptors; may be repeated."""
         deadline = time.monotonic() + timeout
         if not self._closed:
             with contextlib.suppress(OSError):  # it could not be started, or only its number is known
@@ -196,17 +180,10 @@ _CLOSE_SECONDS = 1.0  # for an unneeded server to end
 
 
 def launch(main: Main, number: int, fds: Sequence[int], threads: int | None = None) -> WorkerChild:
-    """Start a worker process, without waiting; see `WorkerChild.await_start`.
+    """Start a worker process with these descriptors, without waiting; see `WorkerChild.await_start`.
 
-    Args:
-        main: Its main function, of a module, called with the number and the descriptors.
-        number: The worker number.
-        fds: Its descriptors, in this order; the caller may close them afterwards. Position `PARENT_FD` is the reading
-            end of a pipe with only this process at the other end.
-        threads: The number of threads for libraries loaded by the fork server; see `streamsampler.workers.threads`.
-
-    Raises:
-        OSError: No processes or descriptors are left.
+    The caller may close `fds` afterwards. Position `PARENT_FD` is the reading end of a pipe with only this process at
+    the other end. Raises an OSError if no processes or descriptors are left.
     """
     reap_strays()
     with _servers_lock:
@@ -228,18 +205,10 @@ def _python(code: str, main: Main) -> list[str]:
 
 
 class _OwnServer:
-    """A fork server of this process, from its first worker to its end.
-
-    Args:
-        main: Its workers' main function.
-        threads: The number of threads for libraries loaded by the server.
-
-    Attributes:
-        lost: Whether the server has ended or hangs: it starts no other worker, and its answers are not awaited.
-    """
+    """A fork server of this process, from its first worker to its end."""
 
     def __init__(self, main: Main, threads: int | None) -> None:
-        self.lost = False
+        self.lost = False  # whether it has ended or hangs: it starts no other worker, and is not awaited
         self._owner = os.getpid()
         self._lock = threading.Lock()
         ours, theirs = socket.socketpair()

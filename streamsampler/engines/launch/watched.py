@@ -1,5 +1,6 @@
-"""Let a process of `multiprocessing` end with its parent even during its first imports. Imports nothing that only POSIX
-has.
+"""Let a process of `multiprocessing` end with its parent even during its first imports.
+
+Imports nothing that only POSIX has.
 """
 
 from __future__ import annotations
@@ -14,14 +15,10 @@ from streamsampler.engines.launch.child import can_kill_at_end, kill_at_end_of
 
 
 class WatchedMain:
-    """The target of a process, which watches a pipe from the moment it is unpickled.
+    """The target of a process, which watches the pipe `alive` from the moment it is unpickled.
 
-    It is unpickled before the process's arguments, with classes that take a second to import.
-
-    Args:
-        module: The module of the function, imported when called.
-        name: The function.
-        alive: A pipe without data: the process ends when the parent's end closes.
+    It is unpickled before the process's arguments, with classes that take a second to import; the function's module is
+    imported at the call. The process ends when the parent's end of `alive` closes.
     """
 
     def __init__(self, module: str, name: str, alive: Connection[Any, Any]) -> None:

@@ -10,8 +10,7 @@
               └─────────┘◀── arena of w's rollouts, read in place ────────────────└──────────┘
 
 Each worker has pipes and memory of its own, made before it starts, and each end is open in a single process. So the
-death of a worker, at any instant, breaks nothing of another worker, and is noticed at once. Locks, threads and names in
-file systems are not needed.
+death of a worker, at any instant, breaks nothing of another worker, and is noticed at once, without locks or threads.
 """
 
 from __future__ import annotations
@@ -62,23 +61,13 @@ from streamsampler.workers.board import StatusBoard, board_bytes
 
 
 class SharedFiles:
-    """Files shared by all workers of a pool: their setup, the status board, and a pipe for stacks.
-
-    Args:
-        setup: A pickleable object for workers to read at their start.
-        n_workers: The number of workers.
-
-    Attributes:
-        board: The status board.
-        stacks_fd: Workers' stacks are read here; never blocking.
-        fds: The workers' descriptors: the setup, the board, the pipe for stacks, and those of a subclass.
-    """
+    """Files shared by all workers of a pool, closed together."""
 
     def __init__(self, setup: Any, n_workers: int) -> None:
         with contextlib.ExitStack() as self._opened:
             self._setup_fd = self.own(anonymous_file("streamsampler-setup", pickle.dumps(setup, protocol=5)))
             board_fd = self.own(anonymous_file("streamsampler-board", bytes(board_bytes(n_workers))))
-            self.stacks_fd, stacks_write_fd = map(self.own, os.pipe())
+            self.stacks_fd, stacks_write_fd = map(self.own, os.pipe())  # for workers' stacks
             os.set_blocking(self.stacks_fd, False)
             self.board = StatusBoard(memoryview(self._opened.enter_context(mmap(board_fd, 0))))
             self._opened.callback(self.board.release)
@@ -107,20 +96,10 @@ class SharedFiles:
 
 
 class PublishedFiles(SharedFiles):
-    """Files shared by a sampler's workers: also payloads, written once for all.
-
-    Args:
-        setup: As above.
-        n_workers: As above.
-        inline_limit: Bytes up to which a report travels in the message itself.
-
-    Attributes:
-        inline_limit: As above.
-        updates_fd: Workers read payloads here.
-    """
+    """Adds an arena for payloads, written once for all workers."""
 
     def __init__(self, setup: Any, n_workers: int, inline_limit: int) -> None:
-        self.inline_limit = inline_limit
+        self.inline_limit = inline_limit  # bytes up to which a report travels in the message itself
         super().__init__(setup, n_workers)
 
     def _open(self) -> None:
@@ -162,36 +141,18 @@ _RELEASES_PER_MESSAGE = 64  # keeps a message below PIPE_BUF; an answer has a fe
 
 @dataclass(frozen=True)
 class WorkerStart:
-    """How the workers of a pool are started.
-
-    Attributes:
-        main: The workers' main function.
-        threads: The number of threads for libraries; None for no limit.
-        shared: The files shared by all workers.
-        selector: Reports events of a worker as `(link, SAYS)`, `(link, ENDED)` or `(link, HAS_ROOM)`.
-    """
+    """How the workers of a pool are started."""
 
     main: Main
     threads: int | None
     shared: SharedFiles
-    selector: selectors.BaseSelector
+    selector: selectors.BaseSelector  # reports `(link, SAYS)`, `(link, ENDED)` or `(link, HAS_ROOM)`
 
 
 class PipeLink(Link):
     """A worker process with two pipes; its constructor starts the process without waiting.
 
-    Args:
-        start: How the worker is started.
-        number: The worker number.
-        fds: Further descriptors of the worker, in this order.
-
-    Attributes:
-        child: The process.
-        commands_fd: Messages are written here; never blocking.
-        answers_fd: Answers are read here; never blocking.
-
-    Raises:
-        OSError: No processes or descriptors are left.
+    `fds` are further descriptors of the worker. Raises an OSError if no processes or descriptors are left.
     """
 
     def __init__(self, start: WorkerStart, number: int, fds: Sequence[int] = ()) -> None:
@@ -214,7 +175,7 @@ class PipeLink(Link):
         """Return the events of arrived messages; None if the worker has closed its end.
 
         Raises:
-            GarbageError: Other data arrived; all later data is useless.
+            GarbageError: Other data arrived.
         """
 
     def flush(self) -> None:
@@ -338,11 +299,7 @@ class ProcessPool(LinkedWorkers[PipeLinkT]):
         """Start a worker without waiting; return its link."""
 
     def _start(self, main: Main, threads: int | None, shared: SharedFiles) -> None:
-        """Start the workers, several at a time: the start of a worker passes through several processes.
-
-        After an error all started workers have ended, without closing environments: none has been made. The pool closes
-        `shared`.
-        """
+        """Start the workers, several at a time: the start of a worker passes through several processes."""
         self._opened.callback(shared.close)
         with self._ended_at_errors():
             self._selector = self._opened.enter_context(selectors.DefaultSelector())
@@ -425,14 +382,6 @@ class ProcessPool(LinkedWorkers[PipeLinkT]):
 
 class ProcessEngine(ProcessPool[ArenaLink], LinkedEngine[ArenaLink]):
     """Runs workers in processes of this machine.
-
-    Args:
-        n_workers: The number of workers.
-        make_worker: A pickled callable that makes a worker from its context.
-        seed: The sampler's seed.
-        close_timeout: Seconds for all workers together to close their environments at the end.
-        report_memory: Whether workers write their memory to the status board.
-        threads: The number of threads for libraries in workers; None for no limit.
 
     Raises:
         ResourceLimitError: The system does not allow this process the descriptors (an OSError).

@@ -98,11 +98,7 @@ def _address(array: NDArray[Any]) -> int:
 
 
 class ArenaWriter:
-    """The writing end of an arena.
-
-    Args:
-        fd: The arena's memory file; owned by the caller.
-    """
+    """The writing end of an arena; its file is owned by the caller."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -166,11 +162,7 @@ class ArenaWriter:
         self._regions.shrink(region, sent.size)
 
     def write(self, buffers: Sequence[memoryview]) -> Region:
-        """Copy `buffers`, in order, into a free region; the file grows as needed.
-
-        Raises:
-            OSError: No memory is left; then nothing is allocated.
-        """
+        """Copy `buffers` in order into a free region; raise an OSError without effect if no memory is left."""
         region = self._regions.allocate(sum(buffer.nbytes for buffer in buffers))
         try:
             self._write_at(region.offset, buffers)
@@ -196,11 +188,7 @@ class ArenaWriter:
 
 
 class ArenaReader:
-    """The reading end of an arena.
-
-    Args:
-        fd: The arena's memory file; owned by the caller.
-    """
+    """The reading end of an arena; its file is owned by the caller."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd

@@ -1,7 +1,7 @@
 """Read the Python stacks of a hung worker.
 
-`faulthandler` writes them in the signal handler, so even while native code holds the interpreter's lock. All workers of
-a sampler share a pipe for them: only a worker about to be killed writes to it.
+`faulthandler` writes them in the signal handler, even while native code holds the interpreter's lock. A sampler's
+workers share the pipe for them: only a worker about to be killed writes.
 """
 
 from __future__ import annotations
@@ -32,9 +32,7 @@ def answer_with_stacks(fd: int) -> None:
 
 
 def stacks_of(process: WorkerChild, fd: int) -> str:
-    """Return the stacks from `fd` of a worker, which may not survive it, or the reason for their absence in
-    parentheses.
-    """
+    """Return the stacks of a worker, which may not survive it; or their absence's reason, in parentheses."""
     _read(fd)  # left by an earlier signal, perhaps of another program
     stat = stat_of(process.pid)
     state = stat.state if stat is not None else ""

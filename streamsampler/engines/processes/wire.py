@@ -1,7 +1,7 @@
 """Pack objects for pipes between processes: small objects in the message, large objects through an arena.
 
-A frame on a pipe never exceeds `PIPE_BUF`, so the kernel writes it whole or not at all: a process killed while sending
-leaves no half message, and no lock. Larger data lies in an arena, at the place named by the frame.
+A frame never exceeds `PIPE_BUF`, so the kernel writes it whole or not at all: a process killed while sending leaves no
+half message, and no lock.
 """
 
 from __future__ import annotations
@@ -105,12 +105,7 @@ class GarbageError(Exception):
 
 
 class MessageReader:
-    """The reading end of a pipe of messages.
-
-    Args:
-        fd: The pipe's descriptor; owned by the caller.
-        inline_limit: Bytes up to which a payload travels in the message itself.
-    """
+    """The reading end of a pipe of messages; its descriptor is owned by the caller."""
 
     def __init__(self, fd: int, inline_limit: int = INLINE_LIMIT) -> None:
         self._fd = fd
@@ -120,8 +115,8 @@ class MessageReader:
     def read(self) -> list[bytes] | None:
         """Return the arrived messages; None if the writer is gone.
 
-        Without any, wait for a message, unless the descriptor does not block. A message left unfinished by a dead
-        writer is discarded.
+        Without any, wait for a message, unless the descriptor does not block. A dead writer's unfinished message is
+        discarded.
 
         Raises:
             GarbageError: Other data arrived.
@@ -154,12 +149,7 @@ class MessageReader:
 
 
 def _laid_out(head: tuple[Any, ...], parts: Sequence[Any]) -> list[memoryview]:
-    """Lay out parts, each on a cache line, after a pickled head with the place of each part.
-
-    Args:
-        head: Objects to pickle.
-        parts: Memory, or the region of memory already in the reader's arena.
-    """
+    """Lay out parts, each on a cache line, after a pickled head with the place or region of each part."""
     where: list[Any] = []
     laid_out: list[memoryview] = []
     end = 0
@@ -200,15 +190,9 @@ def unpack(packed: memoryview) -> tuple[memoryview, list[memoryview]]:
 def pack_answer(
     records: bytes, answer: Answer | None, contents: Contents | None, parts: Sequence[Any]
 ) -> list[memoryview]:
-    """Lay out an answer and the arrays of its contents.
+    """Lay out an answer and the arrays of its contents: their memory, or their regions in the reader's arena.
 
     The rollouts' pickle is bytes: the answer can be read even if the rollouts cannot.
-
-    Args:
-        records: Log records.
-        answer: The answer, if any.
-        contents: Its contents without arrays.
-        parts: The memory of the arrays, or their regions in the reader's arena.
     """
     return _laid_out((records, answer and flattened(answer), contents), parts)
 
@@ -216,12 +200,7 @@ def pack_answer(
 def unpack_answer(
     message: bytes, look: Callable[[Region], Place]
 ) -> tuple[bytes, Answer | None, Contents | None, list[Place], list[Region]]:
-    """Return an answer laid out by `pack_answer`, the places of its arrays, and all its regions.
-
-    Args:
-        message: The frame.
-        look: Returns the memory of a region.
-    """
+    """Return an answer laid out by `pack_answer`, the places of its arrays, and all its regions."""
     regions: list[Region] = []
     memory: Any = message
     begin = 1
@@ -251,20 +230,7 @@ def frame(
 class ProcessChannel(WorkerChannel):
     """A worker's connection to a sampler in another process, through pipes and arenas.
 
-    Args:
-        commands_fd: Messages are read here.
-        answers_fd: Answers are written here.
-        arena_fd: The worker's own arena.
-        updates_fd: The arena of published payloads.
-        inline_limit: Bytes up to which a report travels in the message itself.
-        keeper: Collects log records until they are sent.
-        threads: Limits the threads of libraries.
-        settings: The sampler's settings in this process.
-        before_answer: Called before each answer is sent.
-
-    Attributes:
-        allocate: Makes arrays in the worker's arena, to be sent without a copy.
-        send: Writes a message to a descriptor.
+    `allocate` makes arrays in the worker's arena, to be sent without a copy.
     """
 
     def __init__(
@@ -290,7 +256,7 @@ class ProcessChannel(WorkerChannel):
         self._inline_limit = inline_limit
         self._before_answer = before_answer
         self.allocate = self._arena.allocate
-        self.send: Callable[[int, bytes], None] = send
+        self.send: Callable[[int, bytes], None] = send  # replaced by fail points
 
     def _next(self, *, wait: bool) -> Message | None:
         while not self._unread:

@@ -23,12 +23,7 @@ from streamsampler.workers.loop import run_worker
 
 @dataclass(frozen=True)
 class PipeBegun(Begun):
-    """A started worker process with pipes.
-
-    Attributes:
-        commands_fd, answers_fd: The pipes.
-        others: Its other descriptors.
-    """
+    """A started worker process with pipes."""
 
     commands_fd: int
     answers_fd: int
@@ -38,10 +33,8 @@ class PipeBegun(Begun):
 def begin(number: int, fds: Sequence[int]) -> PipeBegun:
     """Give a new process the settings of its starter.
 
-    Args:
-        number: The worker number.
-        fds: Commands, answers, the pipe at the end of which the kernel kills this process, the setup (a tuple that
-            starts with a `ProcessSetup`), the board, the pipe for stacks, and others.
+    `fds` are: commands, answers, the pipe at the end of which the kernel kills this process, the setup (a tuple that
+    starts with a `ProcessSetup`), the board, the pipe for stacks, and others.
     """
     forget_foreign_handlers()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a program that ignores it lets its fork server ignore it, too
@@ -61,12 +54,7 @@ def begin(number: int, fds: Sequence[int]) -> PipeBegun:
 
 
 def main(number: int, fds: Sequence[int]) -> None:
-    """Run worker `number` of a sampler until `Exit`.
-
-    Args:
-        number: The worker number.
-        fds: See `begin`; the others are the arena of updates and the worker's own arena.
-    """
+    """Run worker `number` of a sampler until `Exit`; see `begin` for `fds`."""
     begun = begin(number, fds)
     updates_fd, arena_fd = begun.others
     setup: ProcessSetup
