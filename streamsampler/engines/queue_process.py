@@ -155,7 +155,7 @@ class QueueProcess(Link):
         return self._gone
 
     def end(self) -> tuple[int | None, str]:
-        """Return the exit code of an ended worker; or None, and the known facts."""
+        """Return the exit code of an ended worker; or None, and a description."""
         exitcode = self.process.exitcode
         if self._has_server and exitcode == _UNREPORTED:
             # Without its server the worker ends with the ends of its queues.
@@ -251,7 +251,7 @@ QueueProcessT = TypeVar("QueueProcessT", bound=QueueProcess)
 
 
 def check_startable(start_method: StartMethod) -> None:
-    """Raise a SamplerError in a daemonic process; or, unless processes fork, without the working directory."""
+    """Raise a SamplerError in a daemonic process, or if processes do not fork and the working directory is gone."""
     if multiprocessing.current_process().daemon:
         raise SamplerError(
             'engine="queues" cannot start workers in a daemonic process, whose children Python forbids: start that '

@@ -36,7 +36,7 @@ _RANDOM_HASHES = (
     'before it starts, or use engine="processes"'
 )
 
-_MOST_STACK_BYTES = 1 << 14  # what a connection writes at once
+_MOST_STACK_BYTES = 1 << 14  # most bytes a connection writes at once
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ class WorkerChannel(ABC):
 
     @abstractmethod
     def _part(self, buffer: Any) -> Any:
-        """Return an array's memory in the form to be sent, which the recorder uses again for the next ticket."""
+        """Return an array's memory as it is sent; the recorder overwrites the original for the next ticket."""
 
     @abstractmethod
     def _send(self, records: bytes, answer: Answer | None, contents: Contents | None, parts: list[Any]) -> None:

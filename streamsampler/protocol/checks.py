@@ -21,7 +21,8 @@ _NONE = range(0)
 class PurityChecks:
     """Decides whether worker 0 checks its environment before the first ticket of its next `Start`.
 
-    With mode "error" all other workers wait for the check: otherwise timing would decide whether a call raises.
+    A check is due at the first call, and when the environment may be a new one. With mode "error" all other workers
+    wait for it: otherwise timing would decide whether a call raises.
     """
 
     def __init__(self, mode: CheckMode) -> None:
@@ -91,7 +92,7 @@ class TaskChecks(PurityChecks):
         return self._due and task not in self._done
 
     def is_due_in(self, known: KnownWorker) -> bool:
-        """Return whether a worker's next `Start` asks for checks of the tasks it runs first."""
+        """Return whether a worker's next `Start` asks it to check each task at its first trajectory."""
         return self._due and known.worker not in self._new_after_check
 
     def begin_call(self) -> None:
@@ -103,7 +104,7 @@ class TaskChecks(PurityChecks):
         ticket: range = _NONE,
         sections: Sections = NO_SECTIONS,
     ) -> None:
-        """Record an answered ticket: a task is checked with its first."""
+        """Record an answered ticket: the first ticket of a task follows its check."""
         if sections and (section := sections.of(ticket)).checks_with(ticket):
             self._done.add(section.task.number)
 

@@ -1,4 +1,4 @@
-"""Define the events for the scheduler. Values; the sampler makes them from its engine's."""
+"""Define the scheduler's events. Values; the sampler makes them from those of its engine."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class WorkerDied:
 
 @dataclass(frozen=True, slots=True)
 class LaunchPossible:
-    """Whether a dead worker can be replaced has changed."""
+    """A dead worker can be replaced now, or no longer."""
 
     worker: int
     is_possible: bool = True

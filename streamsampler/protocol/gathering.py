@@ -289,8 +289,8 @@ class Gathering:
         if mean is None and self.arrived_trajectories:
             mean = self.arrived_timesteps / self.arrived_trajectories
         if mean is None:
-            # Lengths are unknown: assign a block to each worker to learn them. Each trajectory has at least 1 timestep,
-            # as far as is known.
+            # Lengths are unknown: assign a block to each worker to learn them. Each trajectory has at least 1 timestep;
+            # dropped trajectories show none.
             return self.arrived_dropped + min(self._n_workers * self._unit, self.plan.timesteps)
         missing = self.plan.timesteps - self.arrived_timesteps
         # In flight, or held back as failures.
@@ -311,7 +311,7 @@ class Gathering:
         self, worker: int, indices: range, lengths: Sequence[int], report: int, now: float = 0.0,
         dropped: Sequence[Dropped] = (),
     ) -> bool:  # fmt: skip
-        """Add the trajectories of a report, without lengths for the dropped; return False if copies came before."""
+        """Add a report's trajectories, with `lengths` except of those dropped; return False if copies came first."""
         if len(lengths) + len(dropped) != len(indices):
             raise ProtocolError(f"trajectories {indices} came with {len(lengths)} lengths, {len(dropped)} left out")
         counts, lost, late = self._in_flight.arrive(worker, indices, now)

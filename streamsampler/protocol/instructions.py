@@ -153,7 +153,7 @@ class LongTrajectory:
 
 @dataclass(frozen=True, slots=True)
 class FilesOverwritten:
-    """Environments of two workers, or of the same, write to the same files."""
+    """Environments write to the same files, in two workers or in the same."""
 
     workers: tuple[int, ...]
     place: str

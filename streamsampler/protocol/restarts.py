@@ -24,7 +24,7 @@ from streamsampler.protocol.sections import TaskName
 
 OnFailure = Literal["raise", "drop"]
 Doing = Literal["steps", "constructs", "closes"]
-"""The time limit of a worker's activity: anything within trajectories, anything as slow as construction, or closing a
+"""A worker's activity, by its time limit: anything within trajectories, anything as slow as construction, or closing a
 task's environment.
 """
 

@@ -99,7 +99,7 @@ class Result:
     def receive(
         self, worker: int, indices: range, lengths: Sequence[int], report: int, dropped: Sequence[Dropped]
     ) -> None:
-        """Add a report's trajectories at their turn, and drop the dropped; `lengths` excludes these."""
+        """Add a report's trajectories at their turn, except for `dropped`, which have no `lengths`."""
         if self._held:
             for held in [held for held in self._held.values() if held.turn in indices]:
                 self.remove_failure(held)  # a copy succeeded, so the failure does not repeat each time

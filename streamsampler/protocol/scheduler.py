@@ -110,7 +110,7 @@ class Scheduler:
         self.checks = checks or PurityChecks(None)
         self.fingerprints = fingerprints or Fingerprints(None)
         self.gathering: Gathering | None = None  # None before the first call
-        self._gathering: Gathering  # the same, after the first call started
+        self._gathering: Gathering  # the same, once the first call has started
         self._order, self._concurrent, self._shortest_ticket = order, concurrent, shortest_ticket
         self._instructions: list[Instruction] = []
         self._dispatch = Dispatch(self.workers, self.checks, self._instructions)
@@ -120,7 +120,7 @@ class Scheduler:
         self._now = now
         self._ways = Ways()
         self._base_version = 0
-        self._is_open = False  # whether a call is
+        self._is_open = False  # whether a call is open
         self._outside: list[WorkerFault] = []  # outside of trajectories
         self._refusal: Raise | None = None
         self._prefetch: Prefetch | None = None

@@ -127,7 +127,7 @@ def original_limit() -> int | None:
 
 
 def lower_limit(limit: int | None) -> None:
-    """Give this process, a worker, the sampler's limit of descriptors; None changes nothing."""
+    """Give this process, a worker, the sampler's original limit of descriptors; None changes nothing."""
     if limit is not None:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         with contextlib.suppress(OSError, ValueError):
@@ -194,7 +194,7 @@ def interrupts_blocked() -> Iterator[None]:
 
 def own_group(pid: int = 0) -> None:
     """Make a process, this or a child, the leader of a process group."""
-    with contextlib.suppress(OSError, AttributeError):  # a faster child, an ended one, or the leader of a session
+    with contextlib.suppress(OSError, AttributeError):  # the child was faster, has ended, or leads a session
         os.setpgid(pid, pid)
 
 
