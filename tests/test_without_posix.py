@@ -48,9 +48,9 @@ def says(words, make, *args, **options):
         raise AssertionError("it was made")
 
 sampler = functools.partial(MultiprocessingSampler, lambda observation: 0, "CartPole-v1", n_workers=2)
-says('needs Linux:.*engine="queues" returns the same.*LocalSampler', sampler, engine="processes")
-says("this system cannot fork: start_method must be spawn", sampler, start_method="fork")
-says("needs Linux:.*SerialEnvManager", EnvManager, "CartPole-v1", n_envs=2, engine="processes")
+says('needs Linux,.*engine="queues".*LocalSampler.*the same results', sampler, engine="processes")
+says('start_method="fork" does not work on this system: use "spawn"', sampler, start_method="fork")
+says("needs Linux,.*SerialEnvManager", EnvManager, "CartPole-v1", n_envs=2, engine="processes")
 """
 
 
@@ -133,7 +133,7 @@ assert result.exit_code == 0 and batch == streamsampler.load("alone.npz"), resul
 assert sum(batch.n_timesteps for batch in streamsampler.load("shards")) >= 300
 assert not [name for name in os.listdir(".") if name.endswith(".tmp")]
 for words, *arguments in (
-    ("needs Linux:", "--engine", "processes"),
+    ("needs Linux,", "--engine", "processes"),
     ("only worker processes take --start-method", "--start-method", "spawn", "--workers", 0),
     ("take --engine and --step-timeout", "--engine", "queues", "--step-timeout", 2, "--workers", 0),
     ("this system takes no --max-worker-memory", "--max-worker-memory", "2G"),

@@ -207,7 +207,7 @@ class Engine(ABC):
 def unreadable(answer: Answer, error: Exception) -> Failure:
     """Return the failure for a report with contents that cannot be unpickled here."""
     text = "".join(traceback.format_exception(error)).rstrip()
-    summary = f"what it recorded was pickled there, but cannot be unpickled here: {type(error).__name__}: {error}"
+    summary = f"its rollouts were pickled, but cannot be unpickled here: {type(error).__name__}: {error}"
     return Failure(
         answer.ticket, Phase.SENDING, None, summary, text, lost_timesteps=answer.ran_timesteps,
         runs_lanes=answer.runs_lanes, runs_longer_blocks=answer.runs_longer_blocks,

@@ -32,7 +32,7 @@ GRACE_SECONDS = 1.0
 """Seconds for a worker to end after it closed its ends."""
 
 _LATE = (
-    "worker %d was killed: to close its environments and to run their exit handlers took longer than close_timeout=%g s"
+    "worker %d was killed: closing its environments and running their exit handlers took longer than close_timeout=%g s"
 )
 _TERM_SECONDS = 0.25  # from SIGTERM to SIGKILL
 _OURS = (  # frames of no use to users

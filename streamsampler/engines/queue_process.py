@@ -254,12 +254,12 @@ def check_startable(start_method: StartMethod) -> None:
     """Raise a SamplerError in a daemonic process, or if processes do not fork and the working directory is gone."""
     if multiprocessing.current_process().daemon:
         raise SamplerError(
-            'engine="queues" cannot start workers in a daemonic process, whose children Python forbids: start that '
-            "process with daemon=False, or use LocalSampler or SerialEnvManager, which return the same"
+            'engine="queues" cannot start workers in a daemonic process, because Python allows it no children: start '
+            "that process with daemon=False, or use LocalSampler or SerialEnvManager, which return the same results"
         )
     if start_method != "fork" and working_directory() is None:
         raise SamplerError(
-            f'engine="queues" cannot start workers by start_method="{start_method}": the working directory was '
+            f'engine="queues" cannot start workers with start_method="{start_method}": the working directory was '
             'removed. Call os.chdir("/") before, or use engine="processes" or start_method="fork"'
         )
 
@@ -358,7 +358,7 @@ class QueuedWorkers(LinkedWorkers[QueueProcessT]):
     def _untrusted(self, link: QueueProcessT, error: Exception) -> list[Any]:
         """Kill a worker after an invalid message; return its death."""
         link.kill()
-        return self._take_in_death(link, why=f"sent what is no answer ({type(error).__name__}: {error})")
+        return self._take_in_death(link, why=f"sent an invalid answer ({type(error).__name__}: {error})")
 
     def _take_in_death(self, link: QueueProcessT, *, given_up: bool = False, why: str = "") -> list[Any]:
         """Return the death of a worker, after all its messages."""

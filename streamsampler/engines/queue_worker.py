@@ -31,9 +31,9 @@ from streamsampler.workers.loop import run_worker
 from streamsampler.workers.threads import ThreadLimit
 
 _RANDOM_HASHES = (
-    "workers have a random hash seed, so what depends on the order of sets of strings is another one in each run: "
-    "this program has used multiprocessing's fork server before, or was started with -E or -I. Set PYTHONHASHSEED=0 "
-    'before it starts, or use engine="processes"'
+    "workers have a random hash seed, so the order of sets of strings differs from run to run: this program has used "
+    "multiprocessing's fork server before, or was started with -E or -I. Set PYTHONHASHSEED=0 before it starts, or use "
+    'engine="processes"'
 )
 
 _MOST_STACK_BYTES = 1 << 14  # most bytes a connection writes at once

@@ -43,7 +43,9 @@ class Demand:
 
     def __post_init__(self) -> None:
         if not isinstance(self.options, Mapping) or not set(self.options) <= set(_OPTIONS):
-            raise UsageError(f"worker_resources must be a dict with keys among {', '.join(_OPTIONS)}; {self.options!r}")
+            raise UsageError(
+                f"worker_resources must be a dict with keys among {', '.join(_OPTIONS)}, got {self.options!r}"
+            )
         for name, amount in self.amounts().items():
             if isinstance(amount, bool) or not isinstance(amount, int | float) or not 0 <= amount < math.inf:
                 raise UsageError(f"worker_resources: {name} must be a number of at least 0, got {amount!r}")
@@ -69,9 +71,9 @@ class Demand:
         try:
             if not group.wait(_RELEASE_SECONDS):
                 raise SamplerError(
-                    f"the Ray cluster has no room for {self.n_workers} workers, of which each needs {self}: "
-                    f"{self.in_use()}; see `ray status`; take fewer workers, ask for less in worker_resources, add "
-                    "nodes, or wait for what else runs there"
+                    f"the Ray cluster has no room for {self.n_workers} workers: each needs {self}, and "
+                    f"{self.in_use()}. Use fewer workers, ask for less in worker_resources, add nodes, or wait until "
+                    "other programs end (see `ray status`)"
                 )
         finally:
             remove_placement_group(group)
@@ -80,7 +82,7 @@ class Demand:
         """Describe the cluster's total and free amounts of the needed resources."""
         names = self.amounts()
         has, free = (_listed(amounts, names) for amounts in (ray.cluster_resources(), ray.available_resources()))
-        return f"it has {has}, of which {free} is free"
+        return f"the cluster has {has} in all, {free} free"
 
 
 def _listed(has: Mapping[str, float], names: Mapping[str, float]) -> str:
@@ -193,8 +195,8 @@ def _check_listening(address: str) -> None:
         socket.create_connection(_resolved(address), timeout=_LOOK_SECONDS).close()
     except OSError as error:
         raise SamplerError(
-            f"no Ray cluster at {address}: {error}; start a cluster with `ray start --head --port=PORT`, take the "
-            "address that it shows, or leave ray_address out to start one on this machine"
+            f"no Ray cluster answers at {address}: {error}. Start a cluster with `ray start --head --port=PORT` and "
+            "use the address it prints, or omit ray_address to start a cluster on this machine"
         ) from None
 
 
@@ -369,7 +371,7 @@ class Starts:
 
     def __init__(self, setup: RaySetup, demand: Demand, runtime_env: Mapping[str, Any] | None, post: Post) -> None:
         if unknown := set(runtime_env or ()) - RuntimeEnv.known_fields:  # which Ray would ignore
-            raise UsageError(f"runtime_env has {', '.join(sorted(unknown))}, which Ray does not know")
+            raise UsageError(f"runtime_env has keys unknown to Ray: {', '.join(sorted(unknown))}")
         self._setup = setup
         self._demand = demand
         self._options = {"num_cpus": 1, **demand.options}
@@ -426,8 +428,8 @@ class Starts:
         if differ:
             self._next.pop(link.number, None)
             self._trouble = SamplerError(
-                f"the node {hello.host} of the Ray cluster has other versions ({'; '.join(differ)}), with which "
-                "batches may differ: install the same ones there, or name them in runtime_env={'pip': [...]}"
+                f"node {hello.host} of the Ray cluster has other versions ({'; '.join(differ)}), so batches may "
+                "differ: install the same versions there, or request them with runtime_env={'pip': [...]}"
             )
             return
         self._failed = 0
@@ -454,6 +456,6 @@ class Starts:
         """Return the error of `n_missing` actors that have not started in time."""
         return SamplerError(
             f"{n_missing} of {self._demand.n_workers} workers have not started within {self.seconds:g} s in the Ray "
-            f"cluster, of which each needs {self._demand}: {self._demand.in_use()}; `ray list actors` and the logs of "
-            "the nodes say more"
+            f"cluster: each needs {self._demand}, and {self._demand.in_use()}. `ray list actors` and the nodes' logs "
+            "may show the reason"
         )

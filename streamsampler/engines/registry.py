@@ -58,7 +58,7 @@ ENGINES: dict[EngineName, Capabilities] = {
     "queues": Capabilities(
         ("engines.queues", "QueueEngine"),
         takes=frozenset({"start_method"}),
-        lacks={"max_worker_memory": "not every system tells how much memory a process has"},
+        lacks={"max_worker_memory": "not every system reports the memory of a process"},
     ),
 }
 """All engines of processes; the first that runs on this system is the default.
@@ -83,7 +83,7 @@ handlers, and their output stays in Ray's logs.
 PARENT = Capabilities(
     ("stepping.inference.worker", "ParentEngine"),
     lacks={
-        "max_worker_memory": "its processes have environments in which trajectories go on from ticket to ticket",
+        "max_worker_memory": "in the environments of its processes trajectories continue from ticket to ticket",
         "staleness": "the agent chooses actions only while you call the sampler, so no batch is sampled between calls",
         "order": "its one worker returns trajectories in the order of their indices",
     },
@@ -106,20 +106,20 @@ def check_engine(name: str | None, start_method: StartMethod, options: Mapping[s
         asked = f'start_method="{start_method}"' if has_processes() else THIS_SYSTEM
         name = "processes" if has_processes() and start_method == "forkserver" else "queues"
     if name == "ray":
-        raise UsageError('engine="ray" is another sampler: make a RaySampler')
+        raise UsageError('engine="ray" has a sampler of its own: use RaySampler')
     if name not in ENGINES:
         raise UsageError(f"engine must be one of {', '.join(ENGINES)}, got {name!r}")
     able = ENGINES[name]
     if able.needs_linux and not has_processes():
         raise SamplerError(
-            f'engine="{name}" needs Linux: this system lacks what its worker processes are started and ended with. '
-            'engine="queues" returns the same, and so do LocalSampler and SerialEnvManager, from this process alone'
+            f'engine="{name}" needs Linux, with pidfds, to start and end its worker processes. Use engine="queues", or '
+            "LocalSampler or SerialEnvManager in this process: they return the same results"
         )
     if "start_method" not in able.takes and start_method != default_start_method():
         raise UsageError(
-            f'engine="{name}" starts workers in its own way: leave start_method={start_method!r} to engine="queues"'
+            f'engine="{name}" does not support start_method={start_method!r}: omit it, or use engine="queues"'
         )
     if not hasattr(os, "fork") and start_method != "spawn":
-        raise UsageError(f"this system cannot {start_method}: start_method must be spawn")
+        raise UsageError(f'start_method="{start_method}" does not work on this system: use "spawn"')
     able.refuse_lacking(asked, options)
     return name

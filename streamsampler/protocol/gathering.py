@@ -313,7 +313,7 @@ class Gathering:
     ) -> bool:  # fmt: skip
         """Add a report's trajectories, with `lengths` except of those dropped; return False if copies came first."""
         if len(lengths) + len(dropped) != len(indices):
-            raise ProtocolError(f"trajectories {indices} came with {len(lengths)} lengths, {len(dropped)} left out")
+            raise ProtocolError(f"trajectories {indices} came with {len(lengths)} lengths and {len(dropped)} dropped")
         counts, lost, late = self._in_flight.arrive(worker, indices, now)
         self.copies.mark_idle(worker)
         self.late += late

@@ -69,9 +69,9 @@ DEFAULT_LIMITS = Limits()
 def limits_of(given: Any, owner: str, lacks: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Return the argument `limits` as a dict; raise a UsageError for those its owner `lacks`, with reasons."""
     if not isinstance(given, Limits):
-        raise UsageError(f"limits must be a Limits, such as Limits(close_timeout=30.0), got {given!r}")
+        raise UsageError(f"limits must be a Limits object, such as Limits(close_timeout=30.0), got {given!r}")
     limits = {name: getattr(given, name) for name in LIMITS}
     for name, reason in (lacks or {}).items():
         if limits[name] != getattr(DEFAULT_LIMITS, name):
-            raise UsageError(f"{owner} takes no limits.{name}: {reason}. Leave it out")
+            raise UsageError(f"{owner} takes no limits.{name}: {reason}. Omit it")
     return limits

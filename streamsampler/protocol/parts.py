@@ -11,7 +11,7 @@ from streamsampler.core.errors import UsageError
 PartArgument: TypeAlias = tuple[int, int]
 """The number of a part, from 1 on, and the number of parts."""
 
-_EXAMPLE = "a part is two integers, its number from 1 on and how many parts there are, such as (2, 7)"
+_EXAMPLE = "a part is two integers, its number (from 1 on) and the number of parts, such as (2, 7)"
 _MOST = 2**62
 
 
@@ -41,7 +41,7 @@ def checked_part(part: Any) -> PartArgument:
         raise UsageError(f"{_EXAMPLE}; got {part!r:.60}")
     number, of = part
     if not 1 <= number <= of:
-        raise UsageError(f"there is no part {number} of {of}: {_EXAMPLE}")
+        raise UsageError(f"part {number} of {of} does not exist: {_EXAMPLE}")
     return number, of
 
 
@@ -53,9 +53,9 @@ def part_of(part: Any, n_trajectories: int, block: int = 1) -> Part:
     number, of = checked_part(part)
     n_blocks = -(-n_trajectories // block)
     if of > n_blocks:
-        blocks = f" in blocks of {block}, which are run together," if block > 1 else ""
+        blocks = f" in blocks of {block}, run together," if block > 1 else ""
         raise UsageError(
-            f"{n_trajectories} trajectories{blocks} cannot be cut into {of} parts: there are {n_blocks} at most"
+            f"{n_trajectories} trajectories{blocks} cannot be split into {of} parts: use at most {n_blocks}"
         )
     first, stop = ((number - 1) * n_blocks // of * block, min(number * n_blocks // of * block, n_trajectories))
     return Part(number, of, first, stop - first, n_trajectories)
@@ -67,21 +67,21 @@ def part_of_facts(facts: Any) -> Part | None:
         return None
     names = Part.__dataclass_fields__.keys()
     if not isinstance(facts, Mapping) or facts.keys() != names or {*map(type, facts.values())} != {int}:
-        raise ValueError(f"the part is {facts!r:.80}")
+        raise ValueError(f"invalid part: {facts!r:.80}")
     part = Part(**facts)
     fits = 1 <= part.number <= part.of and 0 <= part.first_trajectory < part.stop <= part.of_trajectories < _MOST
     if not fits or (part.number == 1) != (part.first_trajectory == 0):
-        raise ValueError(f"there is no part {facts!r:.200}")
+        raise ValueError(f"part {facts!r:.200} does not exist")
     return part
 
 
 def in_order(parts: Mapping[str, Part | None]) -> list[str]:
     """Return the names of parts in the order of their indices; raise a UsageError unless they make up a run."""
     if not parts:
-        raise UsageError("there is nothing to merge")
+        raise UsageError("there are no parts to merge")
     known = {name: part for name, part in parts.items() if part is not None}
     if whole := [name for name in parts if name not in known]:
-        raise UsageError(f"{whole[0]} is no part: it holds what a whole run sampled")
+        raise UsageError(f"{whole[0]} is no part: it holds all trajectories of a run")
     by_number: dict[int, str] = {}
     first, one = next(iter(known.items()))
     for name, part in known.items():
@@ -91,7 +91,7 @@ def in_order(parts: Mapping[str, Part | None]) -> list[str]:
                 f"{part.of_trajectories}: parts of one run agree in both numbers"
             )
         if (other := by_number.setdefault(part.number, name)) != name:
-            raise UsageError(f"{part} is there twice: {other} and {name}")
+            raise UsageError(f"{part} was given twice: {other} and {name}")
     if missing := [number for number in range(1, one.of + 1) if number not in by_number]:
         shown = ", ".join(map(str, missing[:20])) + (", …" if len(missing) > 20 else "")
         part_is = ("part", "is") if len(missing) == 1 else ("parts", "are")
@@ -108,8 +108,8 @@ def _check_contiguous(names: Sequence[str], parts: Mapping[str, Part]) -> None:
         part = parts[name]
         if part.first_trajectory != following:
             raise UsageError(
-                f"{name} begins with trajectory {part.first_trajectory}, and the parts before it end before "
-                f"{following}: were they run with another number of environments side by side?"
+                f"{name} begins with trajectory {part.first_trajectory}, but the parts before it end before trajectory "
+                f"{following}: sample all parts with the same number of environments in a worker"
             )
         following = part.stop
     if following != part.of_trajectories:

@@ -34,7 +34,7 @@ class Layout:
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.block < 1:
-            raise UsageError(f"rows and blocks are at least 1, got {self.rows} rows and blocks of {self.block}")
+            raise UsageError(f"rows and block must be at least 1, got {self.rows} rows and blocks of {self.block}")
 
 
 _FOREVER = 2**62
@@ -194,7 +194,7 @@ def endless(queue: range, n_queues: int) -> range:
     if n_queues > 1 and queue.step == 1:
         raise UsageError(
             'with on_failure="drop" or drop_if, obtain_exact_trajectories cannot replace trajectories of workers that '
-            "have agents or environments of their own"
+            "have agents or environments of their own: give all workers the same ones, or call obtain_trajectories"
         )
     return range(queue.start, _FOREVER, queue.step)
 

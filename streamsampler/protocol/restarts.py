@@ -256,7 +256,7 @@ def cause_of_death(exitcode: int | None) -> str:
     hints = {
         "SIGKILL": " (often the kernel, when memory is short)",
         "SIGSEGV": " (a fault in native code)",
-        "SIGABRT": " (native code gave up)",
+        "SIGABRT": " (native code called abort)",
         "SIGBUS": " (often a full file system or shared memory)",
     }
     return f"was killed by {name}{hints.get(name, '')}"

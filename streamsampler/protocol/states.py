@@ -225,7 +225,7 @@ class WorkerSide:
         match message:
             case Start(version=version, tickets=tickets):
                 if self._tickets:
-                    raise ProtocolError("Start came while tickets were unanswered")
+                    raise ProtocolError("received Start while tickets were unanswered")
                 self.version = version
                 self._failed = False
                 self._tickets.extend(tickets)

@@ -40,14 +40,14 @@ def make(envs=ScriptedEnv, n_workers=1, start_method="fork", **options):
     [
         (
             {"engine": "queues", "limits": Limits(max_worker_memory=1 << 30)},
-            "takes no limits.max_worker_memory: not every system tells",
+            "takes no limits.max_worker_memory: not every system reports",
         ),
         (
             {"start_method": "spawn", "limits": Limits(max_worker_memory=1 << 30)},
             r'start_method="spawn" takes no .* two out',
         ),
         ({"engine": "queue"}, f"engine must be one of {', '.join(ENGINES)}, got 'queue'"),
-        ({"engine": "processes", "start_method": "fork"}, "leave start_method='fork' to engine=\"queues\""),
+        ({"engine": "processes", "start_method": "fork"}, "does not support start_method='fork': .*engine=\"queues\""),
     ],
 )
 def test_what_it_cannot_do_it_says_at_construction(options, words):

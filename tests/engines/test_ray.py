@@ -167,12 +167,12 @@ def fails(match: str, error: type[Exception] = SamplerError, **options: Any) -> 
 def test_resources_that_are_missing_or_in_use_are_said(make):
     import ray
 
-    fails(r"has no room for 1000 workers, of which each needs 1 CPU: it has \d+ CPU, of which", n_workers=1000)
+    fails(r"has no room for 1000 workers: each needs 1 CPU, and the cluster has \d+ CPU in all", n_workers=1000)
     fails("each needs 1 CPU, 1 GPU", worker_resources={"num_gpus": 1})
     fails("each needs 1 CPU, 2 lab", worker_resources={"resources": {"lab": 2}})
     n_cpus = int(ray.cluster_resources()["CPU"])
     make(n_workers=1, worker_resources={"num_cpus": n_cpus})
-    fails(f"has no room for 2 workers.* it has {n_cpus} CPU, of which 0 CPU is free")
+    fails(f"has no room for 2 workers.* the cluster has {n_cpus} CPU in all, 0 CPU free")
 
 
 def test_what_has_just_ended_leaves_its_room(make, monkeypatch):
@@ -202,7 +202,7 @@ def test_other_versions_are_said(ray_cluster, monkeypatch):
         ({"worker_resources": {"cpus": 1}}, "keys among num_cpus, num_gpus"),
         ({"worker_resources": {"num_cpus": -1}}, "CPU must be a number of at least 0, got -1"),
         ({"runtime_env": "numpy"}, "runtime_env must be a dict"),
-        ({"runtime_env": {"envvars": {}}}, "runtime_env has envvars, which Ray does not know"),
+        ({"runtime_env": {"envvars": {}}}, "runtime_env has keys unknown to Ray: envvars"),
         ({"runtime_env": {"env_vars": {"A": 1}}}, r"Ray refuses .* must be of type Dict\[str, str\]"),
         ({"runtime_env": {"working_dir": "/nowhere"}}, "Ray refuses .* /nowhere is not a valid path"),
     ],
@@ -218,7 +218,7 @@ def test_nobody_listens(monkeypatch):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]  # taken meanwhile: nothing else may listen there
-        fails(f"no Ray cluster at 127.0.0.1:{port}: .*refused; start", ray_address=f"127.0.0.1:{port}")
+        fails(f"no Ray cluster answers at 127.0.0.1:{port}: .*refused. Start", ray_address=f"127.0.0.1:{port}")
     for address in ("10.0.0.1", "localhost:", "ray://localhost:1"):
         fails('must be "host:port"', UsageError, ray_address=address)
 

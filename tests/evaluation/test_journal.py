@@ -89,7 +89,7 @@ def test_an_error_says_where_what_is_finished_is(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x.partial.json", "y.json"]
     assert evaluate(zero, FAILS, seeds=range(4), n_workers=0, resume=tmp_path / "x.json") == whole
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x.json", "y.json"]
-    with pytest.raises(UsageError, match=r"x.json is no part: it holds what a whole run"):
+    with pytest.raises(UsageError, match=r"x.json is no part: it holds all trajectories of a run"):
         merge([tmp_path / "x.json"], tmp_path / "z.json")
 
 

@@ -79,7 +79,7 @@ def test_parts_become_the_bytes_of_one_run(tmp_path, make, options):
     if "worker_args" in options:
         block = options["worker_args"].get("block_size", options["worker_args"]["n_envs"])
         assert all(Evaluation.load(part).indices[0] % block == 0 for part in parts)
-        with pytest.raises(UsageError, match=f"in blocks of {block}, which are run together, cannot be cut into 7 par"):
+        with pytest.raises(UsageError, match=f"in blocks of {block}, run together, cannot be split into 7 par"):
             evaluated((1, 7), tmp_path / "x.json", **options)
 
 
@@ -110,9 +110,9 @@ def test_parts_that_do_not_make_a_whole_are_named(tmp_path, monkeypatch):
     monkeypatch.undo()
     refused: list[tuple[Any, type[Exception], str]] = [
         ([three, one], UsageError, "part 2 of 3 is missing"),
-        ([one, two, three, copied], UsageError, "part 2 of 3 is there twice: .*part-2.json and .*copied.json$"),
+        ([one, two, three, copied], UsageError, "part 2 of 3 was given twice: .*part-2.json and .*copied.json$"),
         ([one, two, three, two], UsageError, "part-2.json is given twice"),
-        ([one, two, three, whole], UsageError, "whole.json is no part: it holds what a whole run sampled"),
+        ([one, two, three, whole], UsageError, "whole.json is no part: it holds all trajectories of a run"),
         ([one, of_two], UsageError, "part 1 of 3 of 23 trajectories, and .* is part 2 of 2 of 23"),
         ([one, seed], UsageError, "the parts are of different runs: .*seed is 3 in .*part-1.*, and 4 in .*other"),
         ([one, limit], UsageError, "different runs: .*max_episode_length is None in .*part-1.*, and 2 in .*other"),
@@ -159,8 +159,8 @@ def test_parts_of_other_kernels_are_merged_with_a_warning(tmp_path, caplog):
         ({"num_trajectories": 9, "seed": 1, "on_failure": "drop"}, 'cannot be sampled with on_failure="drop"'),
         ({"num_trajectories": 9, "agents": 2}, "would draw a seed of its own"),
         ({"until_decided": 0.05, "bounds": (0, 9), "seed": 1, "agents": 2}, "when until_decided is sure is known only"),
-        ({"num_trajectories": 3, "seed": 1, "part": (4, 4)}, "3 trajectories cannot be cut into 4 parts"),
-        ({"num_trajectories": 3, "seed": 1, "part": (5, 4)}, "there is no part 5 of 4: a part is two integers"),
+        ({"num_trajectories": 3, "seed": 1, "part": (4, 4)}, "3 trajectories cannot be split into 4 parts"),
+        ({"num_trajectories": 3, "seed": 1, "part": (5, 4)}, "part 5 of 4 does not exist: a part is two integers"),
     ],
 )
 def test_what_has_no_parts(call, words):

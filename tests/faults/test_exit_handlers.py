@@ -104,7 +104,7 @@ def test_an_exit_handler_that_raises_is_logged_and_the_others_run(way, tmp_path,
     assert len(list(tmp_path.iterdir())) == 2
     texts = [record.getMessage() for record in caplog.records]
     for number in (0, 1):
-        mine = [text for text in texts if text.startswith(f"worker {number} ended, and an exit handler")]
+        mine = [text for text in texts if text.startswith("an exit handler") and f" of worker {number} raised" in text]
         assert len(mine) == 2, texts
         assert sum("ValueError: the arm was not parked" in text for text in mine) == 1
         assert sum("SystemExit: no" in text for text in mine) == 1

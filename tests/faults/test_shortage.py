@@ -142,9 +142,9 @@ def test_too_few_descriptors_are_an_error_that_says_how_many_are_needed(tmp_path
     script = FEWER_ALLOWED.format(first=False, soft=64, hard=256, n_workers=50)
     said = " ".join(run_script(tmp_path, script))
     found = re.fullmatch(
-        r"ResourceLimitError 24 50 workers need (\d+) descriptors \(7 a worker, (\d+) are open already\), and this "
-        r"process may have 256: raise the limit before it starts, with `ulimit -n (\d+)` or what your system has "
-        r"for that, or use at most (\d+) workers",
+        r"ResourceLimitError 24 50 workers need (\d+) file descriptors \(7 for each worker, and (\d+) are open "
+        r"already\), but this process may open only 256: raise the limit before it starts \(`ulimit -n (\d+)`\), "
+        r"or use at most (\d+) workers",
         said,
     )
     assert found, said
@@ -178,7 +178,9 @@ except OSError as error:
 def test_too_few_descriptors_for_environments_of_an_agent_in_this_process_are_the_same_error(tmp_path, is_made, call):
     """In the constructor, and in the call if other code took them, or lowered the limit, in between."""
     said = " ".join(run_script(tmp_path, FEW_FOR_PROCESSES.format(is_made=is_made, call=call)))
-    assert re.match(r"ResourceLimitError 24 50 workers need \d+ descriptors .* this process may have 256", said), said
+    assert re.match(
+        r"ResourceLimitError 24 50 workers need \d+ file descriptors .* this process may open only 256", said
+    ), said
 
 
 def descriptors_with(n_workers):

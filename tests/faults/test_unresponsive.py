@@ -265,7 +265,7 @@ def test_a_worker_whose_watchdog_is_killed_is_a_loss(caplog):
         assert caplog.text.count("worker 0 lost its watchdog process, and was killed, while") == 1
 
 
-NO_MESSAGE, NO_ANSWER, HANGS = "that is no message", "sent what is no answer", "made no progress"
+NO_MESSAGE, NO_ANSWER, HANGS = "wrote an invalid message", "sent an invalid answer", "made no progress"
 GARBAGE = {
     "a length without end": (b"\xff\xff\xff\x7f", NO_MESSAGE),
     "a negative length": (b"\xff\xff\xff\xff garbage", NO_MESSAGE),
@@ -350,7 +350,7 @@ def test_a_copy_that_comes_back_is_an_error():
     with make(ComesBack) as sampler:
         pids = sampler.worker_pids()
         with pytest.raises(
-            WorkerDiedError, match=r"os.fork\(\), and the copy came back .* a new worker would do the same"
+            WorkerDiedError, match=r"os.fork\(\), and the forked process.* returned .* a new worker would do the same"
         ):
             sampler.obtain_trajectories(8)
         assert second_call(sampler, env_update=ScriptedEnv)

@@ -27,7 +27,9 @@ def test_limits_are_given_as_limits(given: Any) -> None:
         lambda: SerialEnvManager(Env, n_envs=1, limits=given),
         lambda: EnvManager(Env, n_envs=1, limits=given),
     ):
-        with pytest.raises(UsageError, match=r"limits must be a Limits, such as Limits\(close_timeout=30.0\), got "):
+        with pytest.raises(
+            UsageError, match=r"limits must be a Limits object, such as Limits\(close_timeout=30.0\), got "
+        ):
             call()
 
 

@@ -76,12 +76,12 @@ def test_parts_follow_each_other_and_are_of_about_one_size(of, more, block, last
 
 def test_what_is_no_part_is_refused():
     for wrong in [(0, 2), (3, 2), (1.0, 2), (1, True), (1,), (1, 2, 3), "12", 3, (1, 0), (-1, 2)]:
-        with pytest.raises(UsageError, match=r"its number from 1 on and how many parts there are, such as \(2, 7\)"):
+        with pytest.raises(UsageError, match=r"its number \(from 1 on\) and the number of parts, such as \(2, 7\)"):
             checked_part(wrong)
     assert part_of([3, 3], 3) == Part(3, 3, 2, 1, 3)
-    with pytest.raises(UsageError, match="3 trajectories cannot be cut into 4 parts: there are 3 at most"):
+    with pytest.raises(UsageError, match="3 trajectories cannot be split into 4 parts: use at most 3"):
         part_of((1, 4), 3)
-    with pytest.raises(UsageError, match=r"in blocks of 8, .* cannot be cut into 4 parts: .* 3 at"):
+    with pytest.raises(UsageError, match=r"in blocks of 8, .* cannot be split into 4 parts: use at most 3"):
         part_of((4, 4), 20, 8)
 
 
@@ -96,12 +96,12 @@ def parts_of(*numbers, of=3, n=10, **others):
         (parts_of(1, 3), "part 2 of 3 is missing"),
         (parts_of(2), "parts 1, 3 of 3 are missing"),
         (parts_of(1, of=30, n=30), r"parts 2, 3, .*, 21, … of 30 are missing"),
-        (parts_of(1, 3, 1), "part 1 of 3 is there twice: a.npz and c.npz"),
-        (parts_of(1, 2, d=None), "d is no part: it holds what a whole run sampled"),
+        (parts_of(1, 3, 1), "part 1 of 3 was given twice: a.npz and c.npz"),
+        (parts_of(1, 2, d=None), "d is no part: it holds all trajectories of a run"),
         (parts_of(1, 2, d=part_of((3, 3), 11)), "a.npz is part 1 of 3 of 10 trajectories, and d is part 3 of 3"),
         (parts_of(1, 2, d=part_of((3, 4), 10)), "d is part 3 of 4 of 10: parts of one run agree"),
-        (parts_of(1, 2, d=part_of((3, 3), 10, 4)), "d begins with trajectory 8, and the parts before it end"),
-        ({}, "nothing to merge"),
+        (parts_of(1, 2, d=part_of((3, 3), 10, 4)), "d begins with trajectory 8, but the parts before it end"),
+        ({}, "no parts to merge"),
     ],
 )
 def test_what_cannot_be_put_in_order_is_refused(parts, words):

@@ -114,9 +114,9 @@ def _too_few(n_workers: int, needed: int, limit: int, n_open: int) -> ResourceLi
     possible = max(0, (limit - n_open - _SHARED) // PER_WORKER)
     return ResourceLimitError(
         errno.EMFILE,
-        f"{n_workers} workers need {needed:,} descriptors ({PER_WORKER} a worker, {n_open} are open already), and "
-        f"this process may have {limit:,}: raise the limit before it starts, with `ulimit -n {needed}` or what your "
-        f"system has for that, or use at most {possible} workers",
+        f"{n_workers} workers need {needed:,} file descriptors ({PER_WORKER} for each worker, and {n_open} are open "
+        f"already), but this process may open only {limit:,}: raise the limit before it starts (`ulimit -n {needed}`), "
+        f"or use at most {possible} workers",
     )
 
 

@@ -44,7 +44,7 @@ def run_exit_handlers(worker: int) -> None:
     def log(error: BaseException | None, handler: Any) -> None:
         name = "" if handler is None else f" ({handler!r})"
         summary = "an exception" if error is None else summary_of(error)
-        _LOG.warning("worker %d ended, and an exit handler%s raised %s", worker, name, summary, exc_info=error)
+        _LOG.warning("an exit handler%s of worker %d raised %s", name, worker, summary, exc_info=error)
 
     before = sys.unraisablehook, sys.excepthook
     sys.unraisablehook = lambda found: log(found.exc_value, found.object)

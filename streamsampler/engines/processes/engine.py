@@ -129,8 +129,8 @@ class PublishedFiles(SharedFiles):
 
 
 CAME_BACK = (
-    "called os.fork(), and the copy came back into the worker's own code: what is forked in an environment or an agent "
-    "must end by os._exit(), and was stopped"
+    "called os.fork(), and the forked process, which must end with os._exit(), returned into the worker's own code, "
+    "and was stopped"
 )
 
 SAYS, ENDED, HAS_ROOM = range(3)
@@ -280,7 +280,7 @@ class ArenaLink(PipeLink, EngineLink):
         except (OSError, MemoryError):  # this process lacks resources
             raise
         except Exception as error:
-            raise GarbageError(f"sent what is no answer ({type(error).__name__}: {error})") from error
+            raise GarbageError(f"sent an invalid answer ({type(error).__name__}: {error})") from error
 
 
 _AT_ONCE = 8  # workers started together; the kernel bounds the descriptors on their way to a server

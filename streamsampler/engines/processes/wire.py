@@ -139,7 +139,7 @@ class MessageReader:
         while length - position >= _LENGTH.size:
             (size,) = _LENGTH.unpack_from(self._data, position)
             if not 0 <= size <= self._longest:
-                raise GarbageError(f"wrote something that is no message (of {size} bytes) where its answers go")
+                raise GarbageError(f"wrote an invalid message (of {size} bytes) to the pipe for its answers")
             if length - position < _LENGTH.size + size:
                 break
             position += _LENGTH.size
