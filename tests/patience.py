@@ -31,12 +31,12 @@ def closing_patiently(options: dict[str, Any]) -> dict[str, Any]:
 
 
 _EXIT_CODES = [
-    "engines.launch.start._REPORT_SECONDS",
+    "engines.launch.worker_child._REPORT_SECONDS",
     "engines.processes.engine.END_SECONDS",
     "stepping.links.END_SECONDS",
 ]
 _ENDS = [
-    "engines.launch.start._GONE_SECONDS",
+    "engines.launch.worker_child._GONE_SECONDS",
     "engines.processes.engine.GRACE_SECONDS",
     "stepping.inference.environments.STUCK_SECONDS",
     "stepping.inference.processes.STUCK_SECONDS",

@@ -29,7 +29,8 @@ from typing import Any, TypeVar
 from streamsampler.core.errors import SamplerError
 from streamsampler.core.settings import hash_seed, working_directory
 from streamsampler.engines.base import Died
-from streamsampler.engines.launch.child import END_SECONDS, interrupts_blocked, make_room
+from streamsampler.engines.launch.child import END_SECONDS, interrupts_blocked
+from streamsampler.engines.launch.descriptor_limit import make_room
 from streamsampler.engines.launch.start_methods import StartMethod
 from streamsampler.engines.launch.watched import WatchedMain
 from streamsampler.engines.linked import GRACE_SECONDS, Link, LinkedWorkers, shown_stacks

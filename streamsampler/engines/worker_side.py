@@ -13,7 +13,7 @@ from typing import Any, Self
 from streamsampler.core.by_position import BY_NAME
 from streamsampler.core.serialization import Contents, Payload, dumps, dumps_report, loads
 from streamsampler.core.settings import ProcessSettings, SettingsInForce, hash_seed
-from streamsampler.engines.launch.child import lower_limit, original_limit
+from streamsampler.engines.launch.descriptor_limit import lower_limit, original_limit
 from streamsampler.engines.launch.exit_handlers import run_exit_handlers
 from streamsampler.protocol.messages import Answer, Message, Phase, Start
 from streamsampler.workers.base import Worker, WorkerContext

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from streamsampler import MultiprocessingSampler
-from streamsampler.engines.launch import start as worker_child
+from streamsampler.engines.launch import worker_child
 from streamsampler.engines.processes import engine
 from streamsampler.engines.processes import engine as links
 from streamsampler.errors import ClosedError

@@ -11,7 +11,7 @@ import textwrap
 import pytest
 
 from streamsampler import MultiprocessingSampler
-from streamsampler.engines.launch.child import PER_WORKER
+from streamsampler.engines.launch.descriptor_limit import PER_WORKER
 from streamsampler.errors import RolloutError
 from streamsampler.testing import ScriptedAgent, ScriptedEnv
 from tests.contracts.conftest import open_files

@@ -15,9 +15,8 @@ import pytest
 from streamsampler import Limits, MultiprocessingSampler
 from streamsampler.core.settings import hash_seed
 from streamsampler.engines import linked
-from streamsampler.engines.launch import child as descriptors
+from streamsampler.engines.launch import descriptors, worker_child
 from streamsampler.engines.launch import start as launch
-from streamsampler.engines.launch import start as worker_child
 from streamsampler.engines.processes import engine as processes
 from streamsampler.engines.processes import stacks, worker_main
 from streamsampler.engines.processes.wire import GarbageError, MessageReader

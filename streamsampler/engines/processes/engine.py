@@ -29,16 +29,11 @@ from typing import Any, TypeVar
 
 from streamsampler.core.serialization import Payload, Place
 from streamsampler.engines.base import Died, Event
-from streamsampler.engines.launch.child import (
-    END_SECONDS,
-    Main,
-    close_fd,
-    make_room,
-    own_fd,
-    pipe_between,
-    readable_within,
-)
-from streamsampler.engines.launch.start import WatchdogLostError, launch
+from streamsampler.engines.launch.child import END_SECONDS, Main
+from streamsampler.engines.launch.descriptor_limit import make_room
+from streamsampler.engines.launch.descriptors import close_fd, own_fd, pipe_between, readable_within
+from streamsampler.engines.launch.start import launch
+from streamsampler.engines.launch.worker_child import WatchdogLostError
 from streamsampler.engines.linked import GRACE_SECONDS, AnswerReader, EngineLink, Link, LinkedEngine, LinkedWorkers
 from streamsampler.engines.processes.shared_memory import ArenaReader, ArenaWriter, Region, anonymous_file, read_only
 from streamsampler.engines.processes.stacks import stacks_of

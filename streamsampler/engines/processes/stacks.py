@@ -13,12 +13,12 @@ import signal
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from streamsampler.engines.launch.child import readable_within
-from streamsampler.engines.launch.fork_server import stat_of
+from streamsampler.engines.launch.descendants import stat_of
+from streamsampler.engines.launch.descriptors import readable_within
 from streamsampler.engines.linked import shown_stacks
 
 if TYPE_CHECKING:
-    from streamsampler.engines.launch.start import WorkerChild
+    from streamsampler.engines.launch.worker_child import WorkerChild
 
 _FIRST_SECONDS = 1.0
 _SILENCE_SECONDS = 0.1  # handlers write without a pause, and without an end mark

@@ -15,7 +15,7 @@ from streamsampler.agents.policies import Policies
 from streamsampler.core.errors import NotReproducibleError, WorkerHungError
 from streamsampler.core.serialization import HeldPayload, Payload
 from streamsampler.engines.base import Answered, EnvsRestored, Event, Logged
-from streamsampler.engines.launch.child import make_room
+from streamsampler.engines.launch.descriptor_limit import make_room
 from streamsampler.engines.launch.start_methods import StartMethod
 from streamsampler.engines.local import LocalChannel, LocalEngine
 from streamsampler.engines.registry import EngineName
