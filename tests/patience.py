@@ -32,12 +32,12 @@ def closing_patiently(options: dict[str, Any]) -> dict[str, Any]:
 
 _EXIT_CODES = [
     "engines.launch.worker_child._REPORT_SECONDS",
-    "engines.processes.engine.END_SECONDS",
+    "engines.processes.pool.END_SECONDS",
     "stepping.links.END_SECONDS",
 ]
 _ENDS = [
     "engines.launch.worker_child._GONE_SECONDS",
-    "engines.processes.engine.GRACE_SECONDS",
+    "engines.processes.pool.GRACE_SECONDS",
     "stepping.inference.environments.STUCK_SECONDS",
     "stepping.inference.processes.STUCK_SECONDS",
     "stepping.processes._REPORT_SECONDS",
@@ -47,8 +47,8 @@ _ENDS_EVERYWHERE = [
     "engines.linked.GRACE_SECONDS",
     "engines.linked.STUCK_SECONDS",
     "engines.queue_process.END_SECONDS",
-    "engines.queue_process.END_SECONDS",
-    "engines.queue_process.GRACE_SECONDS",
+    "engines.queued_workers.END_SECONDS",
+    "engines.queued_workers.GRACE_SECONDS",
 ]
 LIMITS = _ENDS_EVERYWHERE + (_EXIT_CODES + _ENDS if has_processes() else [])
 """The limits on the ends of processes, by the module and name of their constants."""

@@ -31,13 +31,14 @@ from streamsampler import RandomAgent, Sampler, VecWorker
 from streamsampler.data.info_columns import InfoColumns
 from streamsampler.data.recorder import Rollouts
 from streamsampler.engines.base import Engine, Event
-from streamsampler.engines.processes import engine as links
 from streamsampler.engines.processes.engine import ProcessEngine
 
 try:
-    from streamsampler.engines.processes.wire import ProcessChannel
+    from streamsampler.engines.processes import pool
+    from streamsampler.engines.processes.channel import ProcessChannel
 except ImportError:  # an earlier version, which is measured as well
-    from streamsampler.engines.processes.channel import ProcessChannel  # type: ignore[import-not-found,no-redef]
+    from streamsampler.engines.processes import engine as pool  # type: ignore[no-redef]
+    from streamsampler.engines.processes.wire import ProcessChannel  # type: ignore[attr-defined,no-redef]
 try:
     from streamsampler.core.times import Times
 except ImportError:
@@ -173,13 +174,13 @@ class SimulatedEngine(ProcessEngine):
             self._workers.append(SimulatedWorker(number, child.fds, spaces, rows))
             return child
 
-        real, links.launch = links.launch, launch
+        real, pool.launch = pool.launch, launch
         try:
             make_worker = dumps(setup.make_worker, "workers")
             earlier = {"start_method": None} if "start_method" in signature(ProcessEngine).parameters else {}
             super().__init__(setup.n_workers, make_worker, setup.seed, close_timeout=1.0, **earlier)  # type: ignore[arg-type]
         finally:
-            links.launch = real
+            pool.launch = real
 
     def send(self, worker: int, message: Message) -> None:
         """Note that a worker has a message."""

@@ -12,7 +12,8 @@ from typing import Any
 
 from streamsampler.core.serialization import Payload
 from streamsampler.engines.launch.descriptor_limit import make_room
-from streamsampler.engines.processes.engine import CAME_BACK, HAS_ROOM, PipeLink, ProcessPool, SharedFiles, WorkerStart
+from streamsampler.engines.processes.pool import CAME_BACK, HAS_ROOM, PipeLink, ProcessPool, WorkerStart
+from streamsampler.engines.processes.shared_files import SharedFiles
 from streamsampler.engines.processes.shared_memory import anonymous_file
 from streamsampler.engines.processes.wire import GarbageError
 from streamsampler.stepping.frames import COPY, FrameReader

@@ -22,7 +22,7 @@ def new_pool_of(engine: EngineName, start_method: StartMethod) -> NewPool:
         from streamsampler.stepping.pipe_links import PipeEnvPool  # of which another system lacks what it imports
 
         return PipeEnvPool
-    from streamsampler.engines.queue_process import check_startable
+    from streamsampler.engines.queued_workers import check_startable
     from streamsampler.stepping.queue_links import QueueEnvPool
 
     check_startable(start_method)

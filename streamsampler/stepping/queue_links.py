@@ -14,7 +14,8 @@ import numpy as np
 
 from streamsampler.core.serialization import Payload
 from streamsampler.engines.launch.start_methods import StartMethod
-from streamsampler.engines.queue_process import QueuedWorkers, QueueProcess
+from streamsampler.engines.queue_process import QueueProcess
+from streamsampler.engines.queued_workers import QueuedWorkers
 from streamsampler.stepping.frames import split
 from streamsampler.stepping.links import EnvLink, EnvPool, Said, setup_of
 from streamsampler.stepping.queue_worker import main

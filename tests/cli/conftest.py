@@ -10,7 +10,7 @@ from pathlib import Path
 import gymnasium
 import pytest
 
-from streamsampler.engines.processes import engine as links
+from streamsampler.engines.processes import pool
 from tests.cli.harness import SCRIPTED, Announcements, Terminal, invoke
 from tests.patience import wait_for_exit_codes
 
@@ -46,7 +46,7 @@ def being_at(home: Path) -> Iterator[None]:
 
 @pytest.fixture
 def no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "launch", lambda *_: pytest.fail("a worker was started"))
+    monkeypatch.setattr(pool, "launch", lambda *_: pytest.fail("a worker was started"))
 
 
 @pytest.fixture(scope="session")

@@ -20,8 +20,7 @@ import pytest
 
 from streamsampler import MultiprocessingSampler
 from streamsampler.engines.launch import worker_child
-from streamsampler.engines.processes import engine
-from streamsampler.engines.processes import engine as links
+from streamsampler.engines.processes import pool
 from streamsampler.errors import ClosedError
 from streamsampler.testing import ScriptedAgent, ScriptedEnv
 from tests.contracts.conftest import descendants, open_files
@@ -226,7 +225,7 @@ def test_workers_ignore_ctrl_c_from_their_start_and_end_with_the_garbage():
 def test_close_while_a_worker_is_being_started(monkeypatch):
     """The call of another thread starts it; a start that takes long is not waited for."""
     started, go_on = threading.Event(), threading.Event()
-    launch, children, raised = links.launch, [], []  # type: ignore[attr-defined]
+    launch, children, raised = pool.launch, [], []  # type: ignore[attr-defined]
 
     def launch_slowly(main, number, fds, threads):
         files = [os.fstat(fd).st_ino for fd in fds]
@@ -251,7 +250,7 @@ def test_close_while_a_worker_is_being_started(monkeypatch):
     os.kill(pids[0], signal.SIGKILL)
     # The first that the call sees is this death, while there is work: or no worker would be started.
     assert gone(pids[:1])
-    monkeypatch.setattr(links, "launch", launch_slowly)
+    monkeypatch.setattr(pool, "launch", launch_slowly)
     call = threading.Thread(target=obtain)
     call.start()
     started.wait()
@@ -304,7 +303,7 @@ def test_nothing_accumulates_over_samplers():
 
 
 def test_workers_start_side_by_side_and_not_all_at_once(monkeypatch):
-    launch, await_start, said = links.launch, worker_child.WorkerChild.await_start, []  # type: ignore[attr-defined]
+    launch, await_start, said = pool.launch, worker_child.WorkerChild.await_start, []  # type: ignore[attr-defined]
 
     def asking(main, number, *rest):
         said.append(f"ask for {number}")
@@ -314,8 +313,8 @@ def test_workers_start_side_by_side_and_not_all_at_once(monkeypatch):
         said.append("wait")
         await_start(child)
 
-    monkeypatch.setattr(engine, "_AT_ONCE", 3)
-    monkeypatch.setattr(links, "launch", asking)
+    monkeypatch.setattr(pool, "_AT_ONCE", 3)
+    monkeypatch.setattr(pool, "launch", asking)
     monkeypatch.setattr(worker_child.WorkerChild, "await_start", waiting)
     make(4).close()
     assert said == ["ask for 0", "ask for 1", "ask for 2", "wait", "ask for 3", "wait", "wait", "wait"]

@@ -10,7 +10,7 @@ import pytest
 
 from streamsampler import LocalSampler, MultiprocessingSampler
 from streamsampler.data.statistics import Stats
-from streamsampler.engines.processes import engine as links
+from streamsampler.engines.processes import engine, pool
 from streamsampler.engines.processes.wire import MessageReader
 from streamsampler.errors import RolloutError, UsageError, WorkerDiedError
 from streamsampler.samplers.batches import BatchMaker
@@ -58,12 +58,12 @@ def raise_once(monkeypatch, owner, name, error):
     ("owner", "place", "error", "call"),
     [
         (MessageReader, "read", KeyboardInterrupt, "obtain"),
-        (links, "send", OSError, "obtain"),
-        (links, "unpack_answer", KeyboardInterrupt, "stream"),
+        (engine, "send", OSError, "obtain"),
+        (engine, "unpack_answer", KeyboardInterrupt, "stream"),
         *(
             slow(*place, *more)
             for place, *more in itertools.product(
-                [(MessageReader, "read"), (links, "send"), (links, "unpack_answer")],
+                [(MessageReader, "read"), (engine, "send"), (engine, "unpack_answer")],
                 [KeyboardInterrupt, OSError, MemoryError],
                 ["obtain", "stream"],
             )
@@ -82,18 +82,18 @@ def test_a_break_while_a_dead_worker_is_replaced(sampler, monkeypatch, error):
     for pid in sampler.worker_pids():
         os.kill(pid, signal.SIGKILL)
     assert gone(sampler.worker_pids())
-    raise_once(monkeypatch, links, "launch", error)
+    raise_once(monkeypatch, pool, "launch", error)
     with pytest.raises(error):
         sampler.obtain_trajectories(4)
     assert is_right_again(sampler)
 
 
 def test_a_break_while_the_engine_is_replaced_after_a_break(sampler, monkeypatch):
-    raise_once(monkeypatch, links, "send", KeyboardInterrupt)
+    raise_once(monkeypatch, engine, "send", KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
         sampler.obtain_trajectories(4)
     for error in (KeyboardInterrupt, OSError):
-        raise_once(monkeypatch, links, "launch", error)
+        raise_once(monkeypatch, pool, "launch", error)
         with pytest.raises(error):
             sampler.obtain_trajectories(4)
     assert is_right_again(sampler)

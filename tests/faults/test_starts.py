@@ -13,7 +13,7 @@ import pytest
 from streamsampler import EnvManager, Limits, MultiprocessingSampler
 from streamsampler.core.settings import hash_seed
 from streamsampler.engines.launch import start
-from streamsampler.engines.processes import engine
+from streamsampler.engines.processes import pool
 from streamsampler.errors import WorkerDiedError
 from streamsampler.testing import Fault, Faults, ScriptedAgent, ScriptedEnv
 from tests.faults.conftest import slow
@@ -44,7 +44,7 @@ class Servers:
 
     def __init__(self):
         self.left, self.requests = 0, 1
-        self._launch, self._n = engine.launch, 0  # type: ignore[attr-defined]
+        self._launch, self._n = pool.launch, 0  # type: ignore[attr-defined]
 
     def launch(self, main, number, fds, threads):
         if self.left <= 0:
@@ -66,7 +66,7 @@ class Servers:
 @pytest.fixture
 def servers(monkeypatch):
     servers = Servers()
-    monkeypatch.setattr(engine, "launch", servers.launch)
+    monkeypatch.setattr(pool, "launch", servers.launch)
     return servers
 
 

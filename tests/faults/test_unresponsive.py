@@ -17,8 +17,7 @@ from streamsampler.core.settings import hash_seed
 from streamsampler.engines import linked
 from streamsampler.engines.launch import descriptors, worker_child
 from streamsampler.engines.launch import start as launch
-from streamsampler.engines.processes import engine as processes
-from streamsampler.engines.processes import stacks, worker_main
+from streamsampler.engines.processes import pool, stacks, worker_main
 from streamsampler.engines.processes.wire import GarbageError, MessageReader
 from streamsampler.errors import WorkerDiedError
 from streamsampler.testing import Fault, Faults, ScriptedAgent, ScriptedEnv
@@ -48,7 +47,7 @@ def unkillable(monkeypatch):
 
 
 def limit_ends(monkeypatch, seconds):
-    for module in (linked, processes):
+    for module in (linked, pool):
         monkeypatch.setattr(module, "END_SECONDS", seconds)
 
 
@@ -170,7 +169,7 @@ def test_a_fork_server_that_is_lost_while_it_starts_workers_is_replaced_once(mon
     os.kill(server, signal.SIGSTOP)
     if number == signal.SIGSTOP:
         give_up()
-    monkeypatch.setattr(processes, "launch", launch_and_lose)
+    monkeypatch.setattr(pool, "launch", launch_and_lose)
     with make(n_workers=3) as sampler:
         assert servers == [server] * 3 + [servers[-1]] * 2
         assert servers[-1] != server
@@ -184,7 +183,7 @@ def test_a_fork_server_that_is_lost_while_it_starts_workers_is_replaced_once(mon
 def test_ends_are_noticed_while_the_fork_server_is_stopped(monkeypatch):
     """The watchdogs report them."""
     monkeypatch.setattr(worker_child, "_REPORT_SECONDS", PATIENCE)
-    monkeypatch.setattr(processes, "END_SECONDS", PATIENCE)
+    monkeypatch.setattr(pool, "END_SECONDS", PATIENCE)
     with make(n_workers=1) as sampler:
         engine, server, causes = sampler._life.session.engine, fork_server(), []
         for stopped in (True, False, False):

@@ -15,8 +15,7 @@ from streamsampler import Limits
 from streamsampler.core import timing
 from streamsampler.engines import linked
 from streamsampler.engines.launch import start
-from streamsampler.engines.processes import engine
-from streamsampler.engines.processes import engine as links
+from streamsampler.engines.processes import engine, pool
 from streamsampler.errors import DataError, RolloutError, SerializationError, UsageError, WorkerDiedError
 from streamsampler.stepping.env_states import EnvState
 from streamsampler.stepping.episodes import EpisodeSeeds
@@ -609,7 +608,7 @@ def test_a_call_that_is_left_in_the_middle(monkeypatch):
     with MANAGERS["processes"](Counting, n_envs=2, seed=0) as manager:
         manager.reset()
         kill(manager, 0)
-        monkeypatch.setattr(links, "launch", launched)
+        monkeypatch.setattr(pool, "launch", launched)
         with pytest.raises(OSError, match="too many open files"):
             manager.step(np.array([1, 2]))
         check_mixes_nothing_up(manager)

@@ -13,9 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from streamsampler.engines.launch.child import (
-    END_SECONDS,
-)
+from streamsampler.engines.launch.child import END_SECONDS
 
 TERM_SECONDS = 1.0
 """Seconds from SIGTERM to SIGKILL for the processes a worker leaves."""

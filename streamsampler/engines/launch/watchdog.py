@@ -24,12 +24,7 @@ from collections.abc import Callable
 
 import setproctitle
 
-from streamsampler.engines.launch.child import (
-    end_with_parent,
-    own_group,
-    run_as_child,
-    tell_status,
-)
+from streamsampler.engines.launch.child import end_with_parent, own_group, run_as_child, tell_status
 from streamsampler.engines.launch.descendants import KILL, can_find_descendants, end_descendants, signal_group
 from streamsampler.engines.launch.descriptors import close_all_but
 

@@ -6,12 +6,10 @@ half message, and no lock.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
 import select
 import struct
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from operator import attrgetter
@@ -19,13 +17,9 @@ from typing import Any
 
 from streamsampler.core.by_position import by_position
 from streamsampler.core.serialization import Contents, Payload, Place
-from streamsampler.core.settings import SettingsInForce
 from streamsampler.core.times import Times
-from streamsampler.engines.processes.shared_memory import ArenaReader, ArenaWriter, Region
-from streamsampler.engines.worker_side import WorkerChannel
-from streamsampler.protocol.messages import Answer, Continue, Exit, Message, Report, Ticket
-from streamsampler.workers.logs import RecordKeeper
-from streamsampler.workers.threads import ThreadLimit
+from streamsampler.engines.processes.shared_memory import Region
+from streamsampler.protocol.messages import Answer, Continue, Message, Report, Ticket
 
 INLINE_LIMIT = 1536
 """Bytes up to which a payload travels in the message itself: its frame stays below PIPE_BUF (4,096 on Linux), and two
@@ -225,73 +219,3 @@ def frame(
     if sum(view.nbytes for view in packed) <= inline_limit:
         return b"i" + b"".join(packed)
     return b"r" + _LOCATION.pack(*write(packed))
-
-
-class ProcessChannel(WorkerChannel):
-    """A worker's connection to a sampler in another process, through pipes and arenas.
-
-    `allocate` makes arrays in the worker's arena, to be sent without a copy.
-    """
-
-    def __init__(
-        self,
-        commands_fd: int,
-        answers_fd: int,
-        arena_fd: int,
-        updates_fd: int,
-        inline_limit: int,
-        keeper: RecordKeeper,
-        threads: ThreadLimit,
-        settings: SettingsInForce,
-        before_answer: Callable[[], None] | None,
-    ) -> None:
-        super().__init__(keeper, threads, settings)
-        self._commands, self.descriptor = MessageReader(commands_fd, inline_limit), commands_fd
-        self._unread: deque[bytes] = deque()
-        self._answers_fd = answers_fd
-        self._arena = ArenaWriter(arena_fd)
-        self._updates = ArenaReader(updates_fd)
-        self._poller = select.poll()
-        self._poller.register(commands_fd, select.POLLIN)
-        self._inline_limit = inline_limit
-        self._before_answer = before_answer
-        self.allocate = self._arena.allocate
-        self.send: Callable[[int, bytes], None] = send  # replaced by fail points
-
-    def _next(self, *, wait: bool) -> Message | None:
-        while not self._unread:
-            if not self._poller.poll(None if wait else 0):
-                return None
-            messages = self._commands.read()
-            if messages is None:
-                return Exit()
-            self._unread.extend(messages)
-        flat, released = pickle.loads(self._unread.popleft())
-        for region in released:
-            self._arena.give_back(Region(*region))
-        message: Message = restored(flat)
-        return message
-
-    def _loaded(self, payload: Stored) -> Any:
-        packed = self._updates.read(payload.region) if payload.region is not None else bytearray(payload.data or b"")
-        # This copy is private memory, which the object's arrays may use for good.
-        head, buffers = unpack(memoryview(packed))
-        return pickle.loads(head, buffers=buffers)
-
-    def _end_copy(self) -> None:
-        with contextlib.suppress(OSError):
-            send(self._answers_fd, FORKED_COPY)
-        super()._end_copy()
-
-    def _part(self, buffer: Any) -> Any:
-        return self._arena.lent_region(buffer) or buffer
-
-    def _send(self, records: bytes, answer: Answer | None, contents: Contents | None, parts: list[Any]) -> None:
-        if self._before_answer is not None:
-            self._before_answer()
-        packed = pack_answer(records, answer, contents, parts)
-        with contextlib.suppress(BrokenPipeError):  # the sampler is gone, and this process ends in a moment
-            self.send(self._answers_fd, frame(packed, self._arena.write, self._inline_limit))
-        for region in parts:
-            if isinstance(region, Region):
-                self._arena.hand_over(region)
