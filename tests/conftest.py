@@ -75,7 +75,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[None]:
     """One cluster of Ray for all tests, in this process: to start one takes 12 seconds."""
-    from streamsampler.engines.ray_link import Demand, attach
+    from streamsampler.engines.ray_cluster import Demand, attach
 
     lease = attach("local", Demand(8))
     yield

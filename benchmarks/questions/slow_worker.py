@@ -77,7 +77,7 @@ def one_cluster() -> Iterator[None]:
     """Keep one cluster of Ray, which takes some 12 seconds to start."""
     with contextlib.ExitStack() as opened:
         if "ray" in engines():
-            from streamsampler.engines.ray_link import Demand, attach
+            from streamsampler.engines.ray_cluster import Demand, attach
 
             opened.callback(attach("local", Demand(N_WORKERS)).release)
         yield

@@ -39,7 +39,9 @@ from streamsampler.core.errors import SamplerError
 from streamsampler.core.serialization import Payload
 from streamsampler.engines.base import Died, Event
 from streamsampler.engines.linked import STUCK_SECONDS, LinkedEngine
-from streamsampler.engines.ray_link import Demand, Kind, RayLink, Starts, attach
+from streamsampler.engines.ray_cluster import Demand, attach
+from streamsampler.engines.ray_link import Kind, RayLink
+from streamsampler.engines.ray_starts import Starts
 from streamsampler.engines.ray_worker import Published, RaySetup, Said, SentAlong
 from streamsampler.protocol.messages import Message, Phase
 from streamsampler.protocol.progress import Progress

@@ -23,7 +23,8 @@ import ray
 from streamsampler.core.serialization import Contents, Payload, dumps, loads
 from streamsampler.core.settings import ProcessSettings, SettingsInForce
 from streamsampler.core.version import __version__
-from streamsampler.engines.worker_side import MemoryReporter, WorkerChannel
+from streamsampler.engines.worker_channel import WorkerChannel
+from streamsampler.engines.worker_memory import MemoryReporter
 from streamsampler.protocol.messages import Answer, Continue, Exit, Message, Start
 from streamsampler.protocol.states import CAPACITY
 from streamsampler.workers.base import WorkerContext

@@ -1,100 +1,21 @@
-"""Connect a worker process to its sampler, and give it the sampler's settings. Imports nothing that only POSIX has."""
+"""Give a worker process the settings of its sampler's process. Imports nothing that only POSIX has."""
 
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
-import sys
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Self
 
-from streamsampler.core.by_position import BY_NAME
-from streamsampler.core.serialization import Contents, Payload, dumps, dumps_report, loads
+from streamsampler.core.serialization import Payload, dumps, loads
 from streamsampler.core.settings import ProcessSettings, SettingsInForce, hash_seed
 from streamsampler.engines.launch.descriptor_limit import lower_limit, original_limit
 from streamsampler.engines.launch.exit_handlers import run_exit_handlers
-from streamsampler.protocol.messages import Answer, Message, Phase, Start
+from streamsampler.protocol.messages import Phase
 from streamsampler.workers.base import Worker, WorkerContext
 from streamsampler.workers.board import WorkerRow
 from streamsampler.workers.logs import RecordKeeper
 from streamsampler.workers.threads import ThreadLimit, set_unset
-
-
-class WorkerChannel(ABC):
-    """A worker's connection to a sampler in another process; see `streamsampler.workers.loop.Channel`."""
-
-    interruptible = False
-    descriptor: int | None = None
-
-    def __init__(self, keeper: RecordKeeper, threads: ThreadLimit, settings: SettingsInForce) -> None:
-        self._keeper, self._threads, self._settings = keeper, threads, settings
-        self._pid = os.getpid()
-
-    @abstractmethod
-    def _next(self, *, wait: bool) -> Message | None:
-        """Return the next message, like `receive`."""
-
-    @abstractmethod
-    def _loaded(self, payload: Any) -> Any:
-        """Return the object of a payload."""
-
-    @abstractmethod
-    def _part(self, buffer: Any) -> Any:
-        """Return an array's memory as it is sent; the recorder overwrites the original for the next ticket."""
-
-    @abstractmethod
-    def _send(self, records: bytes, answer: Answer | None, contents: Contents | None, parts: list[Any]) -> None:
-        """Send log records, an answer or None, and its contents with their arrays' `_part`, without ever waiting."""
-
-    def _end_copy(self) -> None:
-        """End this process, a forked copy of the worker: both would read messages and answer them."""
-        os._exit(1)
-
-    def receive(self, *, wait: bool) -> Message | None:
-        """Return the next message; `Exit` when the sampler is gone."""
-        if os.getpid() != self._pid:
-            self._end_copy()
-        self._threads.hold()
-        message = self._next(wait=wait)
-        if isinstance(message, Start):
-            if message.settings is not None:
-                settings, levels = self.load(message.settings)
-                self._settings.apply(settings)
-                self._keeper.set_levels(levels)
-            else:
-                self._keeper.apply()
-        return message
-
-    def load(self, payload: Any) -> Any:
-        n_modules = len(sys.modules)
-        loaded = self._loaded(payload)
-        # Newly imported modules may have set levels and settings of their own; torch may be among them.
-        self._keeper.apply()
-        self._settings.loaded(n_modules)
-        self._threads.hold()
-        return loaded
-
-    def answer(self, answer: Answer, contents: Any = None) -> None:
-        """Send an answer, with the log records since the last."""
-        if os.getpid() != self._pid:
-            self._end_copy()
-        pickled, parts = None, []
-        if contents is not None and not isinstance(contents, BaseException):  # a failure has it pickled, and as text
-            # An exception here reaches the sampler: nothing has been sent yet.
-            rollouts, spaces = contents
-            pickled, buffers = dumps_report(rollouts, spaces, BY_NAME)
-            parts = [self._part(buffer) for buffer in buffers]
-        self._send(self._keeper.take(), answer, pickled, parts)
-
-    def flush(self) -> None:  # noqa: B027 - where `_send` has written all when it returns
-        """Wait until all answers have left this process."""
-
-    def send_records(self) -> None:
-        """Send the log records since the last answer."""
-        if records := self._keeper.take():
-            self._send(records, None, None, [])
 
 
 @dataclass(frozen=True)
@@ -159,39 +80,3 @@ class Begun:
         """Run the process's exit handlers; the parent waits for them as for closing environments."""
         self.row.set_phase(Phase.CLOSE)
         run_exit_handlers(self.number)
-
-
-_HAS_PROC = os.path.exists("/proc/self/statm")
-
-
-class MemoryReporter:
-    """Writes the private memory of this process to its row of the status board at each call.
-
-    Pages of files and memory inherited by a fork do not count. Without /proc it is the maximum so far.
-    """
-
-    def __init__(self, row: WorkerRow) -> None:
-        self._row = row
-        self._inherited = _inherited_bytes() if _HAS_PROC else 0
-
-    def __call__(self) -> None:
-        if _HAS_PROC:
-            self._row.set_memory(max(0, _anonymous_bytes() - self._inherited))
-        else:
-            import resource
-
-            self._row.set_memory(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-
-
-def _inherited_bytes() -> int:
-    """Return the memory shared with the parent: a write by either copies it."""
-    with open("/proc/self/smaps_rollup", "rb") as file:
-        sizes = dict(line.split(b":") for line in file.read().splitlines()[1:])
-    private = sum(1024 * int(sizes[name].split()[0]) for name in (b"Private_Dirty", b"Private_Clean"))
-    return max(0, _anonymous_bytes() - private)
-
-
-def _anonymous_bytes() -> int:
-    with open("/proc/self/statm", "rb", buffering=0) as file:
-        resident, shared = file.read().split()[1:3]
-    return (int(resident) - int(shared)) * mmap.PAGESIZE

@@ -178,7 +178,7 @@ def test_resources_that_are_missing_or_in_use_are_said(make):
 def test_what_has_just_ended_leaves_its_room(make, monkeypatch):
     import ray
 
-    monkeypatch.setattr("streamsampler.engines.ray_link._RELEASE_SECONDS", 60)
+    monkeypatch.setattr("streamsampler.engines.ray_cluster._RELEASE_SECONDS", 60)
     everything = {"num_cpus": int(ray.cluster_resources()["CPU"])}
     for _ in range(2):
         sampler = make(n_workers=1, worker_resources=everything)
@@ -187,11 +187,11 @@ def test_what_has_just_ended_leaves_its_room(make, monkeypatch):
 
 
 def test_other_versions_are_said(ray_cluster, monkeypatch):
-    from streamsampler.engines import ray_link
+    from streamsampler.engines import ray_starts
     from streamsampler.engines.ray_worker import versions
 
     here = versions()
-    monkeypatch.setattr(ray_link, "versions", lambda: {**here, "numpy": "0.1"})
+    monkeypatch.setattr(ray_starts, "versions", lambda: {**here, "numpy": "0.1"})
     fails(rf"has other versions \(numpy {here['numpy']}, here 0.1\)", worker_resources=NO_CPU)
 
 

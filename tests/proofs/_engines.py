@@ -28,7 +28,7 @@ def kept_open(engine: str | None) -> Iterator[None]:
     if engine != "ray":
         yield
         return
-    from streamsampler.engines.ray_link import Demand, attach
+    from streamsampler.engines.ray_cluster import Demand, attach
 
     lease = attach("local", Demand(_ROOM))
     try:

@@ -22,7 +22,7 @@ from streamsampler.engines.processes.wire import (
     send,
     unpack,
 )
-from streamsampler.engines.worker_side import WorkerChannel
+from streamsampler.engines.worker_channel import WorkerChannel
 from streamsampler.protocol.messages import Answer, Exit, Message
 from streamsampler.workers.logs import RecordKeeper
 from streamsampler.workers.threads import ThreadLimit
