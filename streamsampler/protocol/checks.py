@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from streamsampler.core.errors import CheckMode
-from streamsampler.protocol.instructions import FilesOverwritten
+from streamsampler.protocol.facts import FilesOverwritten
 from streamsampler.protocol.known_worker import KnownWorker
 from streamsampler.protocol.sections import NO_SECTIONS, Sections
 

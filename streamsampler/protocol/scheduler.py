@@ -30,6 +30,18 @@ from streamsampler.protocol.events import (
     Waited,
     WorkerDied,
 )  # fmt: skip
+from streamsampler.protocol.facts import (
+    FaultEndsCall,
+    LossReplaced,
+    LostInClosing,
+    NoMiddle,
+    NotClosed,
+    NotNeeded,
+    NotReproducible,
+    OtherKernels,
+    RunsBlocks,
+    TooManyDropped,
+)  # fmt: skip
 from streamsampler.protocol.faults import (
     AGENT_PHASES,
     BEFORE_TRAJECTORIES,
@@ -45,24 +57,14 @@ from streamsampler.protocol.instructions import (
     AbandonOlder,
     CountFailure,
     Discard,
-    FaultEndsCall,
     Forget,
     Instruction,
     Keep,
     Look,
-    LossReplaced,
-    LostInClosing,
-    NoMiddle,
-    NotClosed,
-    NotNeeded,
-    NotReproducible,
-    OtherKernels,
     Raise,
     Reason,
     Refused,
-    RunsBlocks,
     Send,
-    TooManyDropped,
     Warn,
 )  # fmt: skip
 from streamsampler.protocol.kernels import Fingerprints

@@ -7,16 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
 
 from streamsampler.protocol.events import Waited
+from streamsampler.protocol.facts import AlwaysTooLarge, LongTrajectory
 from streamsampler.protocol.faults import Hang
-from streamsampler.protocol.instructions import (
-    AlwaysTooLarge,
-    Instruction,
-    Kill,
-    LongTrajectory,
-    RequestProgress,
-    Retire,
-    Warn,
-)
+from streamsampler.protocol.instructions import Instruction, Kill, RequestProgress, Retire, Warn
 from streamsampler.protocol.known_worker import KnownWorker
 from streamsampler.protocol.long_trajectories import LengthWatch
 from streamsampler.protocol.messages import Exit, Phase

@@ -11,18 +11,17 @@ from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.statistics import Stats
 from streamsampler.engines import base
 from streamsampler.protocol.events import Event, LaunchPossible, ProgressSeen, Waited
+from streamsampler.protocol.facts import FaultEndsCall, LossReplaced
 from streamsampler.protocol.instructions import (
     AbandonOlder,
     CountFailure,
     Discard,
-    FaultEndsCall,
     Forget,
     Instruction,
     Keep,
     Kill,
     Launch,
     Look,
-    LossReplaced,
     Raise,
     Refused,
     RequestProgress,

@@ -20,8 +20,7 @@ from streamsampler.core.errors import (
     WorkerError,
     WorkerHungError,
 )
-from streamsampler.protocol.faults import WorkerFault
-from streamsampler.protocol.instructions import (
+from streamsampler.protocol.facts import (
     AlwaysTooLarge,
     ErrorFact,
     FaultEndsCall,
@@ -38,6 +37,7 @@ from streamsampler.protocol.instructions import (
     TooManyDropped,
     WarningFact,
 )
+from streamsampler.protocol.faults import WorkerFault
 from streamsampler.protocol.messages import Failure
 from streamsampler.protocol.restarts import Incident
 from streamsampler.protocol.result import LeftOut

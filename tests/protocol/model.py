@@ -12,12 +12,12 @@ from collections import Counter
 
 from streamsampler.protocol.checks import PurityChecks
 from streamsampler.protocol.events import FailureReceived, LaunchPossible, ProgressSeen, ReportReceived, WorkerDied
+from streamsampler.protocol.facts import FaultEndsCall
 from streamsampler.protocol.faults import Hang
 from streamsampler.protocol.instructions import (
     AbandonOlder,
     CountFailure,
     Discard,
-    FaultEndsCall,
     Forget,
     Keep,
     Kill,

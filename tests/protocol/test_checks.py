@@ -3,7 +3,7 @@
 import pytest
 
 from streamsampler.protocol.checks import PurityChecks
-from streamsampler.protocol.instructions import FilesOverwritten
+from streamsampler.protocol.facts import FilesOverwritten
 from streamsampler.protocol.known_worker import KnownWorker
 from streamsampler.protocol.states import SamplerSide
 from streamsampler.samplers.failures import warning_of

@@ -15,19 +15,16 @@ from streamsampler.protocol.events import (
     Waited,
     WorkerDied,
 )
+from streamsampler.protocol.facts import AlwaysTooLarge, FaultEndsCall, LossReplaced, NotNeeded
 from streamsampler.protocol.faults import WorkerFault
 from streamsampler.protocol.instructions import (
     AbandonOlder,
-    AlwaysTooLarge,
     Discard,
-    FaultEndsCall,
     Forget,
     Keep,
     Kill,
     Launch,
     Look,
-    LossReplaced,
-    NotNeeded,
     Raise,
     Reason,
     Refused,

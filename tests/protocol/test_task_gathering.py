@@ -11,22 +11,10 @@ import pytest
 from streamsampler.core.errors import SpentQuota
 from streamsampler.core.times import Times
 from streamsampler.protocol.checks import TaskChecks
+from streamsampler.protocol.facts import FaultEndsCall, LossReplaced, LostInClosing, NotNeeded, TooManyDropped
 from streamsampler.protocol.gathering import Assignment
 from streamsampler.protocol.index_queue import IndexQueue
-from streamsampler.protocol.instructions import (
-    FaultEndsCall,
-    Keep,
-    Kill,
-    Launch,
-    LossReplaced,
-    LostInClosing,
-    NotNeeded,
-    Raise,
-    Retire,
-    Send,
-    TooManyDropped,
-    Warn,
-)
+from streamsampler.protocol.instructions import Keep, Kill, Launch, Raise, Retire, Send, Warn
 from streamsampler.protocol.messages import Dropped, Phase, Start, Ticket
 from streamsampler.protocol.plans import Layout, Streamed
 from streamsampler.protocol.progress import Progress
