@@ -152,7 +152,7 @@ class LinkedWorkers(ABC, Generic[LinkT]):
         """Sleep until a worker sends a message or dies; return the events."""
 
     @abstractmethod
-    def _take_in_death(self, link: LinkT, *, given_up: bool = False) -> list[Any]:
+    def _record_death(self, link: LinkT, *, given_up: bool = False) -> list[Any]:
         """Return the last events of a worker that has ended, is about to, or is no longer waited for."""
 
     @abstractmethod
@@ -172,7 +172,7 @@ class LinkedWorkers(ABC, Generic[LinkT]):
         """Sleep until a worker sends a message, dies or is no longer waited for; return the events."""
         return self._with_given_up(self._events(self._within(timeout)))
 
-    def _note_start(self, link: LinkT) -> LinkT:
+    def _record_start(self, link: LinkT) -> LinkT:
         """Record the death of a worker that never ran; return its link."""
         if link.lost:
             link.ended = True
@@ -195,7 +195,7 @@ class LinkedWorkers(ABC, Generic[LinkT]):
         if self._killed:
             for worker, left in self._seconds_left().items():
                 if left <= 0:
-                    events += self._take_in_death(self._links[worker], given_up=True)
+                    events += self._record_death(self._links[worker], given_up=True)
         return events
 
     def _seconds_left(self) -> dict[int, float]:
@@ -208,7 +208,7 @@ class LinkedWorkers(ABC, Generic[LinkT]):
         self._restarting = True
         try:
             # First the new worker: if it cannot be started, nothing has changed, and `restart` can be repeated.
-            new, old = self._note_start(self._started(worker)), self._links[worker]
+            new, old = self._record_start(self._started(worker)), self._links[worker]
             self._links[worker] = new
             if self._stopped:
                 new.kill()  # another thread has killed all workers, perhaps without this new worker

@@ -94,7 +94,7 @@ class QueuedWorkers(LinkedWorkers[QueueProcessT]):
             for number in range(self.n_workers):  # all, and then threads: a process with threads is not safe to fork
                 self._links.append(self._prepared_link(number))
             for link in self._links:
-                if not self._note_start(link).lost:
+                if not self._record_start(link).lost:
                     link.read(self._post)
 
     def _close_shared(self) -> None:
@@ -143,7 +143,7 @@ class QueuedWorkers(LinkedWorkers[QueueProcessT]):
             if link.ended:
                 continue
             if item is None:
-                events += self._take_in_death(link)
+                events += self._record_death(link)
             elif isinstance(item, Exception):
                 events += self._untrusted(link, item)
             else:
@@ -153,9 +153,9 @@ class QueuedWorkers(LinkedWorkers[QueueProcessT]):
     def _untrusted(self, link: QueueProcessT, error: Exception) -> list[Any]:
         """Kill a worker after an invalid message; return its death."""
         link.kill()
-        return self._take_in_death(link, why=f"sent an invalid answer ({type(error).__name__}: {error})")
+        return self._record_death(link, why=f"sent an invalid answer ({type(error).__name__}: {error})")
 
-    def _take_in_death(self, link: QueueProcessT, *, given_up: bool = False, why: str = "") -> list[Any]:
+    def _record_death(self, link: QueueProcessT, *, given_up: bool = False, why: str = "") -> list[Any]:
         """Return the death of a worker, after all its messages."""
         link.ended = True
         self._killed.pop(link.number, None)

@@ -41,8 +41,8 @@ from streamsampler.engines.base import Died, Event
 from streamsampler.engines.linked import STUCK_SECONDS, LinkedEngine
 from streamsampler.engines.ray_cluster import Demand, attach
 from streamsampler.engines.ray_link import Kind, RayLink
-from streamsampler.engines.ray_starts import Starts
-from streamsampler.engines.ray_worker import Published, RaySetup, Said, SentAlong
+from streamsampler.engines.ray_starts import ActorStarts
+from streamsampler.engines.ray_worker import AnswerParts, Published, RaySetup, SentAlong
 from streamsampler.protocol.messages import Message, Phase
 from streamsampler.protocol.progress import Progress
 from streamsampler.workers.board import StatusBoard, board_bytes
@@ -83,7 +83,7 @@ class RayEngine(LinkedEngine[RayLink]):
         self._looked: dict[int, float] = {}
         demand = Demand(n_workers, worker_resources)
         setup = RaySetup.of_this_process(make_worker, seed, threads, report_memory=report_memory)
-        self._starts = Starts(setup, demand, runtime_env, self._post)
+        self._starts = ActorStarts(setup, demand, runtime_env, self._post)
         self._lease = attach(address, demand)
         self._opened.callback(self._lease.release)
         with self._ended_at_errors():
@@ -155,9 +155,9 @@ class RayEngine(LinkedEngine[RayLink]):
                 item = self._inbox.get_nowait()
         for link in self._links:
             if link.dying is not None and not link.ended and link.deadline <= time.monotonic():
-                events += self._take_in_death(link)
+                events += self._record_death(link)
         if not self._closing and not events:  # first handle the events
-            self._starts.raise_trouble()
+            self._starts.raise_error()
         return events
 
     def _limit(self, limit: float) -> float:
@@ -170,49 +170,49 @@ class RayEngine(LinkedEngine[RayLink]):
         if link.ended:
             return []
         if (error := future.exception()) is not None:
-            link.note_look()
+            link.record_look()
             return [] if kind is Kind.LOOK else self._die(link, f"was lost: {' '.join(str(error).split())}", place)
         if kind is Kind.HELLO:
-            self._starts.greet(link, future.result())
+            self._starts.accept(link, future.result())
         elif kind is Kind.LOOK:
-            link.note_look()
+            link.record_look()
             self.board.show(link.number, future.result())
         elif kind is Kind.END:
-            link.note_end(future.result())
+            link.record_end(future.result())
             return self._die(link, "ended")
         else:
-            link.said[place] = future.result()
+            link.results[place] = future.result()
             return self._in_order(link)
         return []
 
     def _in_order(self, link: RayLink) -> list[Event]:
         """Return the events of messages without a gap before them, then a pending death."""
         events: list[Event] = []
-        while (returned := link.take_next()) is not None:
-            row, said = returned
+        while (returned := link.pop_next()) is not None:
+            row, answers = returned
             if row is not None:
                 self.board.show(link.number, row)
-            for one in said:
-                events += self._said(link, one)
+            for parts in answers:
+                events += self._events_of_answer(link, parts)
         if link.dying is not None and link.is_silent:
-            events += self._take_in_death(link)
+            events += self._record_death(link)
         return events
 
-    def _said(self, link: RayLink, said: Said) -> list[Event]:
-        records, answer, contents, arrays = said
+    def _events_of_answer(self, link: RayLink, parts: AnswerParts) -> list[Event]:
+        records, answer, contents, arrays = parts
         link.unanswered -= answer is not None and answer.ticket is not None
         return self._answers.events(link, records, answer, contents, [(array, 0) for array in arrays])
 
     def _die(self, link: RayLink, why: str, place: int = -1) -> list[Event]:
         """Record that a worker ended, or lost the answers of call `place`; its death follows its earlier messages."""
         if place >= 0:
-            link.said[place] = None, []
+            link.results[place] = None, []
         if link.dying is None:
             link.dying, link.deadline = why, time.monotonic() + _LAST_SECONDS
             link.kill()
         return self._in_order(link)
 
-    def _take_in_death(self, link: RayLink, *, given_up: bool = False) -> list[Event]:
+    def _record_death(self, link: RayLink, *, given_up: bool = False) -> list[Event]:
         """Return the death of a worker, and start its replacement."""
         del given_up
         link.ended = True
@@ -222,9 +222,9 @@ class RayEngine(LinkedEngine[RayLink]):
         is_current = any(link is other for other in self._links)
         if not self._closing and self._lease.valid:
             if not is_current:
-                self._starts.again(link)
+                self._starts.retry(link)
             elif link.hello is not None:
-                self._starts.begin(link.number)
+                self._starts.start(link.number)
         return [Died(link.number, None, link.dying or "")] if is_current else []
 
     def progress(self, worker: int) -> Progress:

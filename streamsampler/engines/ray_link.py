@@ -47,7 +47,7 @@ class RayLink(EngineLink):
         self.hello: Hello | None = None  # the worker's first message
         self.dying: str | None = None  # reason of its death, while its last answers may still arrive
         self.deadline = 0.0  # when they are no longer awaited
-        self.said: dict[int, Any] = {}  # results of calls ahead of an unfinished earlier call, by number
+        self.results: dict[int, Any] = {}  # results of calls ahead of an unfinished earlier call, by number
         self.unanswered = 0  # tickets
         self.closing = False  # whether the worker has received an `Exit`
         self._post = post
@@ -76,21 +76,21 @@ class RayLink(EngineLink):
         self._call(Kind.TALK, self._actor.talk, self._place, message, place=self._place)
         self._place += 1
 
-    def take_next(self) -> tuple[bytes | None, list[Any]] | None:
+    def pop_next(self) -> tuple[bytes | None, list[Any]] | None:
         """Return the result of the next call in order, a row of the board and answers; None before it arrives.
 
         The last result is from `run`.
         """
-        if self._next_place not in self.said:
+        if self._next_place not in self.results:
             return None
         self.closing = self.closing or self._next_place == self._exit_place
         self._next_place += 1
-        row, said = self.said.pop(self._next_place - 1)
-        return row, said
+        row, answers = self.results.pop(self._next_place - 1)
+        return row, answers
 
-    def note_end(self, returned: Any) -> None:
+    def record_end(self, returned: Any) -> None:
         """Record the result of `run`, after all other calls."""
-        self.said[self._place] = returned
+        self.results[self._place] = returned
         self._place += 1
 
     @property
@@ -104,7 +104,7 @@ class RayLink(EngineLink):
             self._looking = True
             self._call(Kind.LOOK, self._actor.look)
 
-    def note_look(self) -> None:
+    def record_look(self) -> None:
         """Record that the requested row arrived, or never will."""
         self._looking = False
 

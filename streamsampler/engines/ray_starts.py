@@ -28,7 +28,7 @@ _PREPARING = {"pip", "uv", "conda", "container", "image_uri", "working_dir", "py
 _MOST_FAILED = 3  # starts in a row
 
 
-class Starts:
+class ActorStarts:
     """Starts actors, replaces dead actors, and explains failed starts.
 
     Raises a UsageError if the runtime environment has keys unknown to Ray.
@@ -46,7 +46,7 @@ class Starts:
         self._post = post
         self._next: dict[int, RayLink] = {}
         self._failed = 0
-        self._trouble: SamplerError | None = None
+        self._error: SamplerError | None = None
         self._deadline = math.inf
 
     def new(self, worker: int) -> RayLink:
@@ -56,24 +56,24 @@ class Starts:
         except (TypeError, ValueError) as error:
             raise UsageError(f"Ray refuses worker_resources or runtime_env: {error}") from error
 
-    def begin(self, worker: int) -> None:
+    def start(self, worker: int) -> None:
         """Start the replacement of a dead worker."""
         self._next[worker] = self.new(worker)
 
-    def again(self, link: RayLink) -> None:
+    def retry(self, link: RayLink) -> None:
         """Replace an actor that ended before it ran, unless that happened too often."""
         self._failed += 1
         if self._failed > _MOST_FAILED:
             self._failed = 0
             self._next.pop(link.number, None)
-            self._trouble = SamplerError(f"worker {link.number} could not be started: it {link.dying}")
+            self._error = SamplerError(f"worker {link.number} could not be started: it {link.dying}")
         else:
-            self.begin(link.number)
+            self.start(link.number)
 
     def is_ready(self, worker: int) -> bool:
         """Return whether a dead worker's replacement has started; start it if necessary."""
         if worker not in self._next:
-            self.begin(worker)
+            self.start(worker)
         return self._next[worker].hello is not None
 
     def replacement_for(self, worker: int) -> RayLink:
@@ -85,14 +85,14 @@ class Starts:
         """The replacements not yet in use."""
         return self._next.values()
 
-    def greet(self, link: RayLink, hello: Hello) -> None:
+    def accept(self, link: RayLink, hello: Hello) -> None:
         """Let a started actor run, if its versions are those of this process."""
         here = versions()
         named = [(name, there, here.get(name)) for name, there in hello.versions.items()]
         differ = [f"{name} {there}, here {ours}" for name, there, ours in named if there != ours]
         if differ:
             self._next.pop(link.number, None)
-            self._trouble = SamplerError(
+            self._error = SamplerError(
                 f"node {hello.host} of the Ray cluster has other versions ({'; '.join(differ)}), so batches may "
                 "differ: install the same versions there, or request them with runtime_env={'pip': [...]}"
             )
@@ -108,14 +108,14 @@ class Starts:
             self._deadline = time.monotonic() + self.seconds
         return self._deadline - time.monotonic()
 
-    def raise_trouble(self) -> None:
+    def raise_error(self) -> None:
         """Raise the pending error, or an error after too long a wait."""
-        trouble, self._trouble = self._trouble, None
-        if trouble is None and time.monotonic() >= self._deadline:
+        error, self._error = self._error, None
+        if error is None and time.monotonic() >= self._deadline:
             self._deadline = math.inf
-            trouble = self.late(len(self._next))
-        if trouble is not None:
-            raise trouble
+            error = self.late(len(self._next))
+        if error is not None:
+            raise error
 
     def late(self, n_missing: int) -> SamplerError:
         """Return the error of `n_missing` actors that have not started in time."""

@@ -44,7 +44,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _COMPARED = ("cloudpickle", "gymnasium", "numpy")
 
-Said = tuple[bytes, Answer | None, Any, list[Any]]
+AnswerParts = tuple[bytes, Answer | None, Any, list[Any]]
 """A worker's message: its log records, the answer, the pickled contents and their arrays as bytes."""
 
 
@@ -114,7 +114,7 @@ class _Reply:
 
     def __init__(self, n_tickets: int) -> None:
         self.missing = n_tickets
-        self.said: list[Said] = []
+        self.answers: list[AnswerParts] = []
         self.complete = threading.Event()
 
 
@@ -132,9 +132,9 @@ class Mailbox:
         self.descriptor, self._wake_fd = os.pipe()  # readable after a new message or a change of the board
         os.set_blocking(self.descriptor, False)
         os.set_blocking(self._wake_fd, False)
-        self.last: list[Said] = []  # messages after the last ticket
+        self.last: list[AnswerParts] = []  # messages after the last ticket
 
-    def put(self, place: int, message: Message) -> list[Said]:
+    def put(self, place: int, message: Message) -> list[AnswerParts]:
         """Enqueue message number `place`; wait until its tickets are answered, or an `Exit` is received.
 
         Calls in several threads arrive without order. Return the answers, as far as the worker gave them before its
@@ -149,7 +149,7 @@ class Mailbox:
             if self._ended:
                 reply.complete.set()
         reply.complete.wait()
-        return reply.said
+        return reply.answers
 
     def _deliver(self, message: Message, reply: _Reply) -> None:
         if reply.missing:
@@ -178,15 +178,15 @@ class Mailbox:
             reply.complete.set()
         return message
 
-    def answer(self, said: Said) -> None:
+    def answer(self, parts: AnswerParts) -> None:
         """Answer the longest waiting ticket; keep messages without a ticket to the end."""
-        answer = said[1]
+        answer = parts[1]
         if answer is None or answer.ticket is None:
-            self.last.append(said)
+            self.last.append(parts)
             return
         with self._lock:
             reply = self._replies[0]
-            reply.said.append(said)
+            reply.answers.append(parts)
             reply.missing -= 1
             if not reply.missing:
                 self._replies.popleft()
@@ -249,7 +249,7 @@ class RayWorker:
         """Return versions and process, before unpickling anything another version may not understand."""
         return Hello(versions(), socket.gethostname(), os.getpid())
 
-    def run(self, setup: RaySetup) -> tuple[bytes, list[Said]]:
+    def run(self, setup: RaySetup) -> tuple[bytes, list[AnswerParts]]:
         """Run the worker until `Exit`; return its last row of the board, and messages after the last ticket.
 
         This call lasts as long as the worker: its end reports the worker's end, whatever the cause.
@@ -267,10 +267,10 @@ class RayWorker:
         return self.look(), self._mailbox.last
 
     @_in_group("talk")
-    def talk(self, place: int, message: Message) -> tuple[bytes, list[Said]]:
+    def talk(self, place: int, message: Message) -> tuple[bytes, list[AnswerParts]]:
         """Send the worker a message; return its row of the board, and the answers."""
-        said = self._mailbox.put(place, message)
-        return self.look(), said
+        answers = self._mailbox.put(place, message)
+        return self.look(), answers
 
     @_in_group("board")
     def look(self) -> bytes:

@@ -25,7 +25,7 @@ class Dispatch:
         self.idle: dict[int, None] = {}
         self._ahead: dict[int, None] = {}
 
-    def line_up_all(self) -> None:
+    def enqueue_all(self) -> None:
         """Enqueue all workers with room, in the order of their numbers."""
         lines: dict[bool, dict[int, None]] = {False: self.idle, True: self._ahead}
         self.idle.clear()
@@ -34,7 +34,7 @@ class Dispatch:
             if known.side.room:
                 lines[bool(known.side.unanswered)][worker] = None
 
-    def line_up(self, known: KnownWorker) -> None:
+    def enqueue(self, known: KnownWorker) -> None:
         """Move a changed worker to its queue, if it has room."""
         self.idle.pop(known.worker, None)
         self._ahead.pop(known.worker, None)
@@ -84,4 +84,4 @@ class Dispatch:
         if isinstance(message, Start):
             message = Start(message.version, message.tickets, check=self._checks.is_due_in(known))
         self._instructions.append(Send(known.worker, message))
-        self.line_up(known)
+        self.enqueue(known)

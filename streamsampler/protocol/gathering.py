@@ -79,7 +79,7 @@ class Assignment(NamedTuple):
     block: int = 1  # trajectories with possible influence on each other
 
 
-class GivenTicket(NamedTuple):
+class AdvanceTicket(NamedTuple):
     """A ticket assigned in advance."""
 
     worker: int
@@ -196,7 +196,7 @@ class Gathering:
         queue.lengthens, queue.is_certain = queue.lengthens and longer, True
 
     def is_certain(self, worker: int) -> bool:
-        """Return whether a worker's way is known; until then it gets indices of the first blocks."""
+        """Return whether a worker's run mode is known; until then it gets indices of the first blocks."""
         return self._queue_for(worker).is_certain
 
     def block_of(self, worker: int, indices: range) -> int:
@@ -326,7 +326,7 @@ class Gathering:
         self.arrived_timesteps += sum(lengths)
         self.result.receive(worker, indices, lengths, report, dropped)
         if self.plan.n_of_task is not None:
-            for more in self.result.pop_made_up():
+            for more in self.result.pop_replacements():
                 self._put_in(more)
         return True
 
@@ -391,14 +391,14 @@ class Gathering:
     def _n_in_advance(self) -> int:
         return self._n_needed(LANES_MARGIN if self._has_lanes else SAFETY_MARGIN)
 
-    def take_in_advance(self, worker: int, size: int) -> Assignment | None:
+    def assign_in_advance(self, worker: int, size: int) -> Assignment | None:
         """Return a worker's next ticket; None when the expected call has enough."""
         queue = self._queue_for(worker)
         # Without assigned trajectories: the estimate is from the start.
         indices = queue.take_new(size, self._first + self._n_in_advance())
         return Assignment(indices, queue.block_of(indices)) if indices else None
 
-    def take_over(self, given: Sequence[GivenTicket]) -> bool:
+    def adopt(self, given: Sequence[AdvanceTicket]) -> bool:
         """Adopt tickets assigned in advance; return False, without effect, if the plan would cut others."""
         may_extend = len(self._queues) == 1
         taken: dict[int, int] = {}  # indices by queue

@@ -49,7 +49,7 @@ class GatherPlan:
         timesteps: Least number of timesteps; None if only trajectories count.
         fixed: Whether dropped trajectories are not replaced.
         n_of_task: Consecutive trajectories of each task, if only its own may replace dropped trajectories (see
-            `make_ups`).
+            `replacements`).
         counts_agents: Whether timesteps are summed over several agents, instead of environment steps.
         sections: The indices of each task, if workers run several.
         kept_before: Trajectories kept before `first`, counted in the limit on dropped trajectories.

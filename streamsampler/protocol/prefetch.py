@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from streamsampler.protocol.dispatch import Dispatch
 from streamsampler.protocol.events import Event, FailureReceived, LaunchPossible, ReportReceived, WorkerDied
-from streamsampler.protocol.gathering import Gathering, GivenTicket
+from streamsampler.protocol.gathering import AdvanceTicket, Gathering
 from streamsampler.protocol.known_worker import KnownWorker
 from streamsampler.protocol.states import SamplerState
 
@@ -25,8 +25,8 @@ class Prefetch:
     ) -> None:  # fmt: skip
         self._gathering, self._version, self._workers = gathering, version, workers
         self._dispatch, self._capacity = dispatch, capacity
-        self.given: list[GivenTicket] = []
-        self.put_off: list[Event] = []  # for the next call
+        self.tickets: list[AdvanceTicket] = []
+        self.postponed: list[Event] = []  # for the next call
         self._dead: set[int] = set()
         takers = [known.worker for known in workers if _may_get_tickets(known)]
         self._sizes = gathering.sizes_in_advance(takers, capacity)
@@ -42,9 +42,9 @@ class Prefetch:
     def _send(self, worker: int, most: int, now: float) -> None:
         known = self._workers[worker]
         for _ in range(min(most, known.side.room)):
-            assignment = self._gathering.take_in_advance(worker, self._sizes[worker])
+            assignment = self._gathering.assign_in_advance(worker, self._sizes[worker])
             if assignment is not None:
-                self.given.append(GivenTicket(worker, assignment.indices, now))
+                self.tickets.append(AdvanceTicket(worker, assignment.indices, now))
                 self._dispatch.send(known, assignment)
 
     @property
@@ -52,7 +52,7 @@ class Prefetch:
         """Whether workers that will get tickets still owe answers to the last call."""
         return any(self._workers[worker].side.state is SamplerState.STOPPING for worker in self._sizes)
 
-    def takes(self, event: Event) -> bool:
+    def postpone(self, event: Event) -> bool:
         """Postpone an event of the next call; return False for any other event."""
         match event:
             case ReportReceived(report=answer) | FailureReceived(failure=answer):
@@ -65,7 +65,7 @@ class Prefetch:
                 pass  # about the dead worker's replacement, still unknown to the scheduler
             case _:
                 return False
-        self.put_off.append(event)
+        self.postponed.append(event)
         return True
 
 

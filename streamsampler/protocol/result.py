@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
-from streamsampler.protocol.make_ups import MakeUps
 from streamsampler.protocol.messages import Dropped
 from streamsampler.protocol.plans import GatherPlan
+from streamsampler.protocol.replacements import Replacements
 
 Order = Literal["index", "arrival"]
 
@@ -85,7 +85,7 @@ class Result:
         self._passed = 0  # indices in the result, or dropped
         self._skipped = 0  # indices never run
         n, limit = plan.n_of_task, plan.limit
-        self._make_ups = None if n is None or limit is None else MakeUps(first, limit, n)
+        self._replacements = None if n is None or limit is None else Replacements(first, limit, n)
         self._section, self._n_dropped_before = -1, 0  # the last section with a dropped trajectory; dropped before it
         self.n_trajectories = self.n_timesteps = 0
         self.complete = False
@@ -145,8 +145,8 @@ class Result:
         else:
             self.complete = (self._passed if plan.fixed else self.n_trajectories) == plan.limit
         self._is_open = self.one_too_many is None and not self.complete
-        if self._make_ups is not None and self._is_open:
-            self._skipped += self._make_ups.turn_after(self.next) - self.next
+        if self._replacements is not None and self._is_open:
+            self._skipped += self._replacements.turn_after(self.next) - self.next
 
     def _record(self, entry: _Arrived) -> None:
         contiguous = entry.indices.step == 1 or not self._in_order
@@ -165,8 +165,8 @@ class Result:
         self._left_out.append(entry._replace(n_before=self.n_trajectories))
         plan = self._plan
         too_many = too_many_dropped(self.n_dropped, self.n_trajectories + plan.kept_before)
-        if self._make_ups is not None:
-            too_many = too_many_dropped(*self._make_ups.leave_out(entry.trajectory))
+        if self._replacements is not None:
+            too_many = too_many_dropped(*self._replacements.leave_out(entry.trajectory))
         if plan.sections:
             too_many = too_many_dropped(*self.counts_of_section(entry.trajectory))
         elif plan.fixed and not plan.kept_before:
@@ -182,9 +182,9 @@ class Result:
         n_dropped = self.n_dropped - self._n_dropped_before
         return n_dropped, index + 1 - self._plan.sections[number].start - n_dropped
 
-    def pop_made_up(self) -> list[range]:
-        """Return, once, further indices in place of dropped trajectories; see `make_ups`."""
-        return [] if self._make_ups is None else self._make_ups.pop_new()
+    def pop_replacements(self) -> list[range]:
+        """Return, once, further indices in place of dropped trajectories; see `replacements`."""
+        return [] if self._replacements is None else self._replacements.pop_new()
 
     def _needed_of(self, lengths: Sequence[int]) -> tuple[int, int]:
         """Return how many of the next trajectories are needed, and their timesteps."""

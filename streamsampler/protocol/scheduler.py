@@ -82,7 +82,7 @@ from streamsampler.protocol.task_gathering import TaskGathering
 from streamsampler.protocol.throughput import Throughput
 from streamsampler.protocol.tickets import SHORTEST_TICKET_SECONDS
 from streamsampler.protocol.trace import LENGTHS_SHIFT, SchedulerTrace
-from streamsampler.protocol.ways import Structure, Ways
+from streamsampler.protocol.ways import RunModes, Structure
 
 
 class Scheduler:
@@ -120,7 +120,7 @@ class Scheduler:
             self.workers, self.policy, can_retire=can_retire, instructions=self._instructions
         )
         self._now = now
-        self._ways = Ways()
+        self._run_modes = RunModes()
         self._base_version = 0
         self._is_open = False  # whether a call is open
         self._outside: list[WorkerFault] = []  # outside of trajectories
@@ -154,8 +154,8 @@ class Scheduler:
         else:
             throughput, own_queues = self.throughput if is_whole else None, len(structures) > 1 or not is_whole
             gathering = Gathering(plan, throughput=throughput, own_queues=own_queues, **options)
-        if is_whole and self._ways.known:
-            self._ways.tell(gathering, structures)
+        if is_whole and self._run_modes.known:
+            self._run_modes.apply_to(gathering, structures)
         return gathering
 
     def begin(
@@ -175,12 +175,12 @@ class Scheduler:
         self.trace.calls.append(("begin", plan, now, options))
         self._now = now
         gathering, prefetch = self.gathering_for(plan, structures), self._prefetch
-        goes_on = keeps_prefetched and prefetch is not None and gathering.take_over(prefetch.given)
+        goes_on = keeps_prefetched and prefetch is not None and gathering.adopt(prefetch.tickets)
         self.gathering = self._gathering = gathering
         self._layout, self._prefetch = plan.layout if isinstance(plan, Fragments) else self.layout, None
         self.version += 1
         self.sampled_version, self._base_version = sampled_version or self.version, base_version
-        self._ways.structures = structures
+        self._run_modes.structures = structures
         self._outside, self._refusal, self._is_open = [], None, True
         if not goes_on:
             self._begin_tickets()
@@ -191,8 +191,8 @@ class Scheduler:
         if self.checks.is_exclusive:
             # Only worker 0 gets tickets at first: do not pass it over as slow.
             self.throughput.forget(0)
-        self._dispatch.line_up_all()
-        for event in [] if prefetch is None else prefetch.put_off:
+        self._dispatch.enqueue_all()
+        for event in [] if prefetch is None else prefetch.postponed:
             self._receive(event)
         return self.pop_instructions()
 
@@ -283,7 +283,7 @@ class Scheduler:
                 waits.append(event)
             elif isinstance(event, ProgressSeen):
                 self._seen, answered, self._asked = dict(event.progress), self._asked, set()
-            elif self._prefetch is None or not self._prefetch.takes(event):
+            elif self._prefetch is None or not self._prefetch.postpone(event):
                 self._receive(event)
         if self._is_open and not self._decide():
             return self.pop_instructions()
@@ -325,8 +325,8 @@ class Scheduler:
             case _:
                 return
         known = self.workers[event.worker]
-        self._supervision.follow_answer(known, event.memory, self._now)
-        self._dispatch.line_up(known)
+        self._supervision.record_answer_of(known, event.memory, self._now)
+        self._dispatch.enqueue(known)
 
     def _assign_tickets(self, *, knows_progress: bool) -> set[Question]:
         """Assign tickets and copies; return the questions to answer before copying."""
@@ -365,7 +365,7 @@ class Scheduler:
                 gathering.put_back(event.worker, report.ticket.indices, self._now)
             return
         self.checks.record_answer(known, report.ticket.indices, gathering.plan.sections)
-        is_new = self._is_run_right(event.worker, report) and gathering.receive(
+        is_new = self._fits_plan(event.worker, report) and gathering.receive(
             event.worker, report.ticket.indices, lengths, event.number, self._now, report.dropped
         )
         if is_new:
@@ -385,10 +385,10 @@ class Scheduler:
         fills_rows = len(lengths) >= self._layout.rows
         throughput.measure(lengths, report.seconds.rollout, event.worker, event.n_bytes, fills_rows=fills_rows)
 
-    def _is_run_right(self, worker: int, report: Report) -> bool:
+    def _fits_plan(self, worker: int, report: Report) -> bool:
         """Return whether a ticket was run as the call needs; otherwise end the call."""
         plan, indices = self._gathering.plan, report.ticket.indices
-        if not self._ways.record(self._gathering, self._layout, worker, report):
+        if not self._run_modes.record(self._gathering, self._layout, worker, report):
             self._refuse(Raise(RunsBlocks(worker), Refused.AGENT))
         elif report.runs_longer_blocks and isinstance(plan, Streamed) and plan.begins_in_the_middle(indices):
             section = plan.section_of(indices)
@@ -437,7 +437,7 @@ class Scheduler:
             gathering.put_back(event.worker, indices, self._now)
             self._outside.append(fault)
             return
-        self._ways.record(gathering, self._layout, event.worker, failure)
+        self._run_modes.record(gathering, self._layout, event.worker, failure)
         gathering.add_failure(event.worker, indices, index, fault, final=fault.is_final, now=self._now)
 
     def _fault_of(self, event: FailureReceived, trajectory: int | None) -> WorkerFault:
@@ -516,7 +516,7 @@ class Scheduler:
             throughput.forget(worker)
         self.workers[worker] = new = self._new_worker(worker)
         new.can_launch = event.can_launch
-        self._dispatch.line_up(new)
+        self._dispatch.enqueue(new)
 
     def _refuse(self, error: Raise) -> None:
         """End the call with an error because of its environment or agent."""
@@ -540,7 +540,7 @@ class Scheduler:
         if isinstance(gathering.plan, Streamed) and result.has_spans:
             return True  # the consumer first gets the trajectories before it
         while (held := result.due) is not None:
-            if not self._makes_good(held.reason):
+            if not self._can_retry(held.reason):
                 result.remove_failure(held)
                 return False
             gathering.retry(held)
@@ -555,9 +555,9 @@ class Scheduler:
             # If an update is the cause, the next call fails: it sends this worker all updates.
             self._instructions.append(Warn(NotNeeded(fault)))
             return True
-        return self._makes_good(fault)
+        return self._can_retry(fault)
 
-    def _makes_good(self, fault: WorkerFault) -> bool:
+    def _can_retry(self, fault: WorkerFault) -> bool:
         """Count a loss; return whether its tickets run again, or else end the call."""
         refused = Refused.NOTHING
         if fault.is_of_update:

@@ -54,7 +54,7 @@ class Supervision:
         if self._can_retire:
             known.side.mark_for_replacement()
 
-    def follow_answer(self, known: KnownWorker, memory: int, now: float) -> None:
+    def record_answer_of(self, known: KnownWorker, memory: int, now: float) -> None:
         """Decide whether a worker is replaced after an answer; `memory` is in bytes."""
         known.stillness.reset()
         limit = self._policy.max_worker_memory

@@ -1,7 +1,7 @@
 """Learn from answers how workers run trajectories: sequentially, in blocks, or in lanes. Pure.
 
-Until a worker's way is known, its tickets suit any way. Another agent or environment may change it, so it is known by
-structure.
+Until a worker's run mode is known, its tickets suit any mode. Another agent or environment may change it, so it is
+known by structure.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ Structure: TypeAlias = tuple[int, ...]
 """Identifies the agent and environment of a queue's workers."""
 
 
-class Ways:
-    """The known ways, by queue or task."""
+class RunModes:
+    """The known run modes, by queue or task."""
 
     def __init__(self) -> None:
         self.structures: Sequence[Structure] = ((),)  # of each queue: for all workers, or each
         self.known: dict[int, tuple[Literal["lanes", "blocks", "longer blocks"], Structure]] = {}
 
-    def tell(self, gathering: Gathering, structures: Sequence[Structure]) -> None:
-        """Apply the known ways of these structures to a new gathering."""
+    def apply_to(self, gathering: Gathering, structures: Sequence[Structure]) -> None:
+        """Apply the known run modes of these structures to a new gathering."""
         sections = gathering.plan.sections
         queues: Iterable[tuple[int, Structure]] = enumerate(structures)
         if sections:
             queues = [(it.task.number, ()) for it in sections]
         for queue, (key, structure) in enumerate(queues):
-            way, known = self.known.get(key, (None, None))
-            if known == structure and way == "lanes":
+            mode, known = self.known.get(key, (None, None))
+            if known == structure and mode == "lanes":
                 gathering.run_lanes(queue)
-            elif known == structure and way is not None:
-                gathering.run_blocks(queue, longer=way == "longer blocks")
+            elif known == structure and mode is not None:
+                gathering.run_blocks(queue, longer=mode == "longer blocks")
 
     def record(self, gathering: Gathering, layout: Layout, worker: int, answer: Report | Failure) -> bool:
         """Record how a worker ran a ticket; return False if the ticket splits a block."""

@@ -110,7 +110,7 @@ def test_an_array_whose_last_view_goes_late_frees_nothing_of_the_one_in_its_plac
     writer, _ = arena
     late = writer.allocate((100, 1000), np.dtype(np.int64))
     sent = writer.lent_region(late.data.cast("B"))
-    writer.hand_over(sent)
+    writer.transfer(sent)
     writer.give_back(sent)
     array = writer.allocate((100, 1000), np.dtype(np.int64))
     array[:] = 7
@@ -129,7 +129,7 @@ def test_what_was_recorded_in_the_arena_is_sent_without_a_copy(arena):
     assert writer.lent_region(np.zeros(100_000, np.uint8).data.cast("B")) is None
     message = frame(pack_answer(b"", None, None, [sent, memoryview(b"next to it")]), writer.write)
     assert len(message) < 200
-    writer.hand_over(sent)
+    writer.transfer(sent)
     _, _, _, ((rows, start), (other, place)), regions = unpack_answer(message, reader.look)
     assert regions == [sent]
     assert (start, other[place:]) == (sent.offset, b"next to it")

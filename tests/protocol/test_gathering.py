@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamsampler.errors import ProtocolError
-from streamsampler.protocol.gathering import ADVANCE_BYTES, Gathering, GivenTicket
+from streamsampler.protocol.gathering import ADVANCE_BYTES, AdvanceTicket, Gathering
 from streamsampler.protocol.index_queue import block_at
 from streamsampler.protocol.messages import Dropped
 from streamsampler.protocol.plans import AtLeast, Exactly, ExactlyPerWorker, GatherPlan, Layout, Streamed
@@ -499,10 +499,10 @@ def advanced(plan: GatherPlan, n_workers: int = 2, throughput: Throughput | None
     return gathering
 
 
-def in_advance(gathering: Gathering, n_workers: int = 2) -> list[GivenTicket]:
+def in_advance(gathering: Gathering, n_workers: int = 2) -> list[AdvanceTicket]:
     sizes = gathering.sizes_in_advance(range(n_workers), 2)
-    each = [(worker, gathering.take_in_advance(worker, sizes[worker])) for worker in [*range(n_workers)] * 2]
-    return [GivenTicket(worker, assignment.indices, 0.0) for worker, assignment in each if assignment is not None]
+    each = [(worker, gathering.assign_in_advance(worker, sizes[worker])) for worker in [*range(n_workers)] * 2]
+    return [AdvanceTicket(worker, assignment.indices, 0.0) for worker, assignment in each if assignment is not None]
 
 
 @pytest.mark.parametrize("n_workers", [1, 2, 7])
@@ -559,7 +559,7 @@ def test_tickets_are_used_where_the_plan_would_cut_them(
     """Those that are lost are run again."""
     given = in_advance(advanced(guess, **options))
     gathering = advanced(plan, **options)
-    assert gathering.take_over(given) is fits
+    assert gathering.adopt(given) is fits
     handed_out: list[int] = []
 
     def add(worker: int, indices: range) -> None:

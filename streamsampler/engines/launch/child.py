@@ -92,7 +92,7 @@ def end_with_parent(fd: int) -> None:
         os._exit(1)
 
 
-def tell_status(fd: int, number: int) -> None:
+def write_status(fd: int, number: int) -> None:
     """Write a process id, an exit code or a negative errno to the sampler's process, if it lives."""
     with contextlib.suppress(BrokenPipeError):
         os.write(fd, STATUS.pack(number))

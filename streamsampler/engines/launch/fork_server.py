@@ -24,7 +24,7 @@ from streamsampler.engines.launch.child import (
     ignore_terminal,
     own_group,
     run_as_child,
-    tell_status,
+    write_status,
 )
 from streamsampler.engines.launch.descriptor_limit import allow_all, lower_limit
 from streamsampler.engines.launch.watchdog import watch_over
@@ -94,7 +94,7 @@ class _Server:
         try:
             pid = os.fork()
         except OSError as error:
-            tell_status(status_fd, -(error.errno or 1))
+            write_status(status_fd, -(error.errno or 1))
             os.close(status_fd)
         else:
             if pid == 0:

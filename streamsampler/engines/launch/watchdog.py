@@ -24,7 +24,7 @@ from collections.abc import Callable
 
 import setproctitle
 
-from streamsampler.engines.launch.child import end_with_parent, own_group, run_as_child, tell_status
+from streamsampler.engines.launch.child import end_with_parent, own_group, run_as_child, write_status
 from streamsampler.engines.launch.descendants import KILL, can_find_descendants, end_descendants, signal_group
 from streamsampler.engines.launch.descriptors import close_all_but
 
@@ -52,7 +52,7 @@ def watch_over(number: int, run: Callable[[], None], parent_fd: int, status_fd: 
     try:
         worker = os.fork()
     except OSError as error:
-        tell_status(status_fd, -(error.errno or 1))
+        write_status(status_fd, -(error.errno or 1))
         return
     if worker == 0:
 
@@ -68,7 +68,7 @@ def watch_over(number: int, run: Callable[[], None], parent_fd: int, status_fd: 
 
         run_as_child(begin)
     own_group(worker)
-    tell_status(status_fd, worker)
+    write_status(status_fd, worker)
     for ignored in _IGNORED:
         signal.signal(ignored, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked - _IGNORED)
@@ -80,7 +80,7 @@ def watch_over(number: int, run: Callable[[], None], parent_fd: int, status_fd: 
         end_descendants(worker, watchdog.wait)
     else:
         signal_group(worker, KILL)
-    tell_status(status_fd, exitcode)
+    write_status(status_fd, exitcode)
     os.waitpid(worker, 0)
 
 

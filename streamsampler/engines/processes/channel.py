@@ -95,4 +95,4 @@ class ProcessChannel(WorkerChannel):
             self.send(self._answers_fd, frame(packed, self._arena.write, self._inline_limit))
         for region in parts:
             if isinstance(region, Region):
-                self._arena.hand_over(region)
+                self._arena.transfer(region)

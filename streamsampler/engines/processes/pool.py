@@ -152,7 +152,7 @@ class ProcessPool(LinkedWorkers[PipeLinkT]):
             for number in range(self.n_workers + _AT_ONCE):
                 first = number - _AT_ONCE
                 if first >= 0:
-                    self._links[first] = self._note_start(self._running(self._links[first]))
+                    self._links[first] = self._record_start(self._running(self._links[first]))
                 if number < self.n_workers:
                     self._links.append(self._new_link(number))
 
@@ -190,12 +190,12 @@ class ProcessPool(LinkedWorkers[PipeLinkT]):
             try:
                 # None: the worker has closed its end, and is about to end.
                 said = None if what is ENDED else link.read()
-                events += self._take_in_death(link) if said is None else said
+                events += self._record_death(link) if said is None else said
             except GarbageError as error:
                 events.append(self._kill_untrusted(link, str(error)))
         return events
 
-    def _take_in_death(self, link: PipeLinkT, *, given_up: bool = False) -> list[Any]:
+    def _record_death(self, link: PipeLinkT, *, given_up: bool = False) -> list[Any]:
         """Return a worker's last events, then its death; an unfinished message is discarded."""
         self._killed.pop(link.number, None)
         if not given_up and link.child.unwatched() and not link.child.ended(0):

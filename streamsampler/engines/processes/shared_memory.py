@@ -155,7 +155,7 @@ class ArenaWriter:
         region = self._lent.get(_address(np.frombuffer(buffer, np.uint8)))
         return region and Region(region.offset, buffer.nbytes)
 
-    def hand_over(self, sent: Region) -> None:
+    def transfer(self, sent: Region) -> None:
         """Transfer a result of `lent_region` to its reader, and free the rest of the array."""
         address, region = next(item for item in self._lent.items() if item[1].offset == sent.offset)
         del self._lent[address]

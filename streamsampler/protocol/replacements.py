@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter, deque
 
 
-class MakeUps:
+class Replacements:
     """Computes the next index of a call, for rounds of `limit` indices, `n_of_task` in a row for each task."""
 
     def __init__(self, first: int, limit: int, n_of_task: int) -> None:
