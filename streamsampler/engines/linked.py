@@ -1,6 +1,6 @@
 """Start, watch, replace and end worker processes, for samplers and managers alike.
 
-Each worker has a link: the ends it shares only with the process that started it. So its death breaks nothing of another
+Each worker has a link: the ends it shares only with the process that started it, so its death breaks nothing of another
 worker. Imports nothing that only POSIX has.
 """
 
@@ -53,8 +53,7 @@ class Link(ABC):
     def pid(self) -> int: ...
 
     @abstractmethod
-    def ends_within(self, timeout: float) -> bool:
-        """Return whether the worker ends within `timeout` seconds."""
+    def ends_within(self, timeout: float) -> bool: ...
 
     @abstractmethod
     def kill(self, *, gently: bool = False) -> None:
@@ -127,8 +126,8 @@ EngineLinkT = TypeVar("EngineLinkT", bound=EngineLink)
 class LinkedWorkers(ABC, Generic[LinkT]):
     """Runs workers in processes, each with a link.
 
-    A subclass makes `board` and the links, and closes shared files and memory by `_opened`. Events are of any kind;
-    `Died` follows all other events of its worker.
+    A subclass makes `board` and the links, and closes shared files by `_opened`. Events are of any kind; `Died` is a
+    worker's last.
     """
 
     board: StatusBoard
@@ -163,7 +162,6 @@ class LinkedWorkers(ABC, Generic[LinkT]):
         """Let workers skip unneeded work."""
 
     def _is_ours(self) -> bool:
-        """Whether this process started the workers, and is no forked copy."""
         # A copy that leaves a stream's loop must not stop the workers: it shares the board, and the numbers of its
         # descriptors may belong to other files.
         return os.getpid() == self._owner
@@ -180,7 +178,7 @@ class LinkedWorkers(ABC, Generic[LinkT]):
         return link
 
     def _within(self, timeout: float | None) -> float | None:
-        """Return the most seconds to sleep: until a killed worker is no longer waited for."""
+        """Return the most seconds to sleep."""
         if self._unstarted:
             return 0.0
         if not self._killed:
@@ -199,11 +197,10 @@ class LinkedWorkers(ABC, Generic[LinkT]):
         return events
 
     def _seconds_left(self) -> dict[int, float]:
-        """Return the seconds left to wait for each killed worker."""
         return {worker: max(0.0, until - time.monotonic()) for worker, until in self._killed.items()}
 
     def restart(self, worker: int) -> None:
-        """Start a new process in the place of a dead worker, with a link of its own."""
+        """Start a new process and link in the place of a dead worker."""
         self.board.clear(worker)
         self._restarting = True
         try:
@@ -250,13 +247,9 @@ class LinkedWorkers(ABC, Generic[LinkT]):
             link.kill()
 
     def close(self, *, read_answers: bool = True) -> list[Any]:
-        """Let all workers close their environments and end; send SIGTERM, then SIGKILL, to late workers.
+        """Let all workers close their environments and end; kill late workers. May be repeated after an interrupt.
 
-        May be repeated after an interrupt. Return the last events.
-
-        Args:
-            read_answers: Whether to read the workers' last answers; False after an interrupt in the middle of a
-                message.
+        Return the last events; `read_answers` is False after an interrupt in the middle of a message.
         """
         if not self._is_ours() or self._closed:
             return []
@@ -335,7 +328,7 @@ class LinkedEngine(LinkedWorkers[EngineLinkT], Engine):
         self.abandon_older(NEVER_AGAIN)
 
     def begin_end(self) -> None:
-        """Let workers end as soon as they can: while waiting for environments they notice messages, not the board."""
+        """Let workers end as soon as they can: in waits for environments they notice messages, not the board."""
         self._stop_work()
         if self._is_ours():
             for link in self._links:
@@ -361,7 +354,6 @@ class LinkedEngine(LinkedWorkers[EngineLinkT], Engine):
 
 
 def _terminate(late: Iterable[Link]) -> None:
-    """Send SIGTERM to workers, and SIGKILL a quarter of a second later."""
     for link in late:
         link.kill(gently=True)
     deadline = time.monotonic() + _TERM_SECONDS

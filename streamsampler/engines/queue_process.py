@@ -1,8 +1,7 @@
-"""A process of `multiprocessing` with a pair of queues.
+"""A process of `multiprocessing` with a pair of queues. Imports nothing that only POSIX has.
 
-For the engine `queues`, and for environments stepped from the parent. Unlike `multiprocessing` by default, a process
-does not import the user's main script, since agents and environments defined there travel by value; and it is not ended
-before environments are closed. Imports nothing that only POSIX has.
+Unlike `multiprocessing` by default, it does not import the user's main script, since agents and environments defined
+there travel by value; and it is not ended before environments are closed.
 """
 
 from __future__ import annotations
@@ -55,8 +54,8 @@ class QueueProcess(Link):
     """A worker process and this process's ends of its queues; its constructor starts the process.
 
     A thread reads the worker's answers: a worker that stops in the middle of an answer blocks only its own thread. Each
-    end is open in a single process, so reading ends with the worker's death, even in the middle of a message. Raises an
-    OSError if no processes or descriptors are left.
+    end is open in a single process, so reading ends with the worker's death. Raises an OSError if no processes or
+    descriptors are left.
     """
 
     def __init__(self, start: QueueStart, number: int) -> None:

@@ -60,7 +60,7 @@ def check_startable(start_method: StartMethod) -> None:
 
 
 class QueuedWorkers(LinkedWorkers[QueueProcessT]):
-    """Runs workers in processes of `multiprocessing`, with a pair of queues for each."""
+    """Runs workers in processes of `multiprocessing`."""
 
     _how: QueueStart
 
@@ -124,7 +124,6 @@ class QueuedWorkers(LinkedWorkers[QueueProcessT]):
                 self._wake.send_bytes(b"!")
 
     def _sleep(self, timeout: float | None) -> bool:
-        """Sleep until the inbox has something; return whether it has."""
         # The first wait lets the threads run that write messages. If an answer is a signal to this process, it comes
         # before the second wait, and is noticed; a signal just before a thread blocks is not.
         return bool(wait([self._woken], 0) or wait([self._woken], timeout))
@@ -133,7 +132,6 @@ class QueuedWorkers(LinkedWorkers[QueueProcessT]):
         return self._read() if self._sleep(timeout) else []
 
     def _read(self) -> list[Any]:
-        """Return the events of the inbox."""
         with self._inbox_lock:
             # In this order: an interrupt in between leaves a wake-up too many, not too few.
             items, self._inbox = self._inbox, []

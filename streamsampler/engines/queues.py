@@ -9,9 +9,9 @@
               │         │◀── answers: rollouts of a ticket ─────────────────│          │
               └─────────┘                                                   └──────────┘
 
-It runs on every system that has Python. The queues are bounded, and tickets guarantee room in them, so neither side
-waits for it. Workers share no queue: a killed worker would keep its lock, and everybody would wait. It is slower than
-`processes` with large observations, which are copied several times.
+The queues are bounded, and tickets guarantee room in them, so neither side waits for it. Workers share no queue: a
+killed worker would keep its lock, and everybody would wait. Slower than `processes` with large observations, which are
+copied several times.
 """
 
 from __future__ import annotations

@@ -10,13 +10,12 @@
               └─────────┘                                             └─────────────────┘
 
 *Messages* are calls of the actor's method `talk`, which returns when its tickets are answered. A call costs about 1 ms,
-so the shortest tickets are longer than in local processes. Calls run in several threads of the actor, without order, so
-messages are numbered. Another group of threads reaches a busy actor, to abandon old versions and read its row of the
-board. *Payloads* and rollouts travel through the object store.
+so the shortest tickets are longer than in local processes. Calls run in several threads, without order, so messages are
+numbered. Another group of threads reaches a busy actor.
 
 *Losses*: Ray restarts nothing (`max_restarts=0`) and repeats no call. The end of the call `run` is the end of the
-worker. Its earlier answers are awaited for a short time, since they may be lost with its node. A new actor starts at
-once, but gets tickets only when it runs: with a node missing, the cluster may lack room.
+worker. Its earlier answers are awaited for a short time, since they may be lost with its node. A new actor gets tickets
+only when it runs: with a node missing, the cluster may lack room.
 """
 
 from __future__ import annotations
@@ -105,7 +104,7 @@ class RayEngine(LinkedEngine[RayLink]):
                     raise SamplerError(f"worker {event.worker} could not be started: it {event.why}")
 
     def can_restart(self, worker: int) -> bool:
-        """Return whether a dead worker's replacement has started: the cluster may lack room."""
+        """Return whether a dead worker's replacement has started."""
         return self._starts.is_ready(worker)
 
     def _started(self, number: int) -> RayLink:
@@ -116,7 +115,6 @@ class RayEngine(LinkedEngine[RayLink]):
         return os.getpid() == self._owner and self._lease.valid
 
     def abandon_older(self, version: int) -> None:
-        """Let workers with tickets abandon rollouts of versions older than `version`."""
         self._answers.oldest_version = version
         for link in self._links if self._is_ours() else ():
             if link.unanswered and not link.ended:
@@ -128,7 +126,7 @@ class RayEngine(LinkedEngine[RayLink]):
         super().send(worker, message)
 
     def publish(self, payload: Payload) -> Any:
-        """Put a payload into the object store, or a small payload into the handle itself."""
+        """Put a payload into the object store, or a small payload into the handle."""
         if payload.nbytes <= _MOST_INLINE:
             return super().publish(payload)
         return Published(ray.put((payload.data, [np.frombuffer(buffer, np.uint8) for buffer in payload.buffers])))
@@ -161,7 +159,6 @@ class RayEngine(LinkedEngine[RayLink]):
         return events
 
     def _limit(self, limit: float) -> float:
-        """Return the most seconds to wait."""
         alive = [link for link in self._links if not link.ended]
         dying = [link.deadline - time.monotonic() for link in alive if link.dying is not None]
         return min([limit, self._starts.seconds_left(idle=not any(link.unanswered for link in alive)), *dying])

@@ -1,4 +1,4 @@
-"""Attach this process to a Ray cluster, or start a cluster, and check that it has room. Needs `pip install ray`."""
+"""Attach this process to a Ray cluster, or start a cluster. Needs `pip install ray`."""
 
 from __future__ import annotations
 
@@ -70,7 +70,6 @@ class Demand:
             remove_placement_group(group)
 
     def in_use(self) -> str:
-        """Describe the cluster's total and free amounts of the needed resources."""
         names = self.amounts()
         has, free = (_listed(amounts, names) for amounts in (ray.cluster_resources(), ray.available_resources()))
         return f"the cluster has {has} in all, {free} free"

@@ -38,8 +38,8 @@ Post = Callable[["RayLink", Kind, int, "Future[Any]"], None]
 class RayLink(EngineLink):
     """An actor, and the unfinished calls of its methods.
 
-    Nothing here waits for the actor: each call's future reports its result to the engine, in a thread of Ray's. `post`
-    receives the link, kind and number of a call, and its future.
+    Nothing here waits for the actor: `post` receives the link, kind and number of a call, and its future, in a thread
+    of Ray's.
     """
 
     def __init__(self, number: int, options: Mapping[str, Any], post: Post) -> None:

@@ -1,4 +1,4 @@
-"""Connect a worker process to its sampler, whatever carries the messages. Imports nothing that only POSIX has."""
+"""Connect a worker process to its sampler. Imports nothing that only POSIX has."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def _worth(indices: range, each: float) -> float:
 
 
 class Copies:
-    """Picks copies for the idle workers of a call. Times are seconds of the same clock."""
+    """Picks copies for the idle workers of a call."""
 
     def __init__(
         self, n_workers: int, in_flight: InFlight, throughput: Throughput, steps_of: StepsOf | None = None,

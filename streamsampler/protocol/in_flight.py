@@ -28,7 +28,7 @@ class Arrival(NamedTuple):
 
 
 class InFlight:
-    """Tracks the tickets of a call. Times are seconds of a monotonic clock."""
+    """Tracks the tickets of a call."""
 
     def __init__(self, n_workers: int, throughput: Throughput) -> None:
         self._pace = throughput

@@ -103,7 +103,7 @@ class IndexQueue:
         return range(self.own.start, max(self.own.stop, indices[-1] + 1), self.own.step)
 
     def take_returned(self, size: int, end: int) -> range:
-        """Assign about `size` returned indices, unless the first of them comes after `end`."""
+        """Assign about `size` returned indices, unless the first comes after `end`."""
         if not self._returned or self._returned[-1][0] > end:
             return range(0)
         indices = self._returned.pop()

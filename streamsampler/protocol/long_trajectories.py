@@ -1,7 +1,7 @@
 """Find a running trajectory far longer than its whole batch needs. Pure.
 
-Such a trajectory may never end, nor the call. Workers' progress is read a few times, at doubling intervals, so that
-long calls are not woken at a fixed rate.
+Such a trajectory may never end. Workers' progress is read at doubling intervals, so that long calls are not woken at a
+fixed rate.
 """
 
 from __future__ import annotations

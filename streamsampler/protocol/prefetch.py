@@ -1,8 +1,7 @@
 """Send tickets of the next batch between two calls, for `staleness=1`. Pure.
 
-The next plan is guessed from the last. Each worker gets as many tickets as may be unanswered, together enough for the
-plan. The next call handles the answers, so no thread runs while the learner learns. If it would have cut other tickets,
-it abandons them; its batch is the same either way.
+The next plan is guessed from the last. The next call handles the answers, so no thread runs while the learner learns.
+If it would have cut other tickets, it abandons them; its batch is the same either way.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ class Incident:
 
 @dataclass
 class Losses:
-    """A sampler's losses, counted against the quotas."""
+    """A sampler's losses."""
 
     policy: Policy
     n_workers: int = 1
@@ -136,7 +136,6 @@ class Losses:
     _equal: dict[Likeness, int] = field(default_factory=dict)
 
     def begin_call(self) -> None:
-        """Forget equal losses with subjects of the last call."""
         if self._equal:
             self._equal = {likeness: n for likeness, n in self._equal.items() if not likeness.of_call}
 

@@ -86,7 +86,7 @@ from streamsampler.protocol.ways import RunModes, Structure
 
 
 class Scheduler:
-    """Decides for all workers; see the module."""
+    """Decides for all workers."""
 
     def __init__(
         self, n_workers: int, *, policy: Policy | None = None, order: Order = "index", version: int = 0,
@@ -221,12 +221,11 @@ class Scheduler:
         self.checks.renew()
 
     def pop_spans(self) -> list[Span]:
-        """Return a stream's new spans; see `Result.pop_spans`."""
         self.trace.calls.append(("pop_spans",))
         return self._gathering.result.pop_spans()
 
     def end(self, now: float) -> list[Instruction]:
-        """End a call, complete or not: busy workers stop."""
+        """End a call, complete or not."""
         self.trace.calls.append(("end", now))
         self._now = now
         if self._is_open:
@@ -305,7 +304,7 @@ class Scheduler:
         self._instructions.append(Look(tuple(sorted(workers))))
 
     def seconds_to_wait(self, now: float) -> float | None:
-        """Return the most seconds to wait for events; None for any number."""
+        """Return the most seconds to wait for events, or None."""
         first = min(self._next_ask, self._supervision.next_deadline()) - now
         limit = max(0.0, min(first, self._supervision.interval))
         return None if limit == math.inf else limit
@@ -574,7 +573,6 @@ class Scheduler:
         return False
 
     def _shown_timesteps(self, worker: int) -> int:
-        """Return the last shown timesteps of a worker's unanswered tickets."""
         seen = self._seen.get(worker)
         return seen.timesteps if seen is not None and seen.version == self.ticket_version else 0
 

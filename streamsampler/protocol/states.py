@@ -206,7 +206,7 @@ class SamplerSide:
         self.room = 0
 
     def current_tickets(self) -> list[range]:
-        """Return the unanswered tickets of the current version, which others run if this worker dies."""
+        """Return the unanswered tickets of the current version."""
         return [ticket.indices for ticket in self.unanswered if ticket.version == self.version]
 
 

@@ -121,7 +121,6 @@ class TaskGathering(Gathering):
         return max(n_tickets * TICKET_BYTES - n_bytes, float(n_ahead < n_tickets * self._unit))
 
     def _bytes_of(self, number: int) -> float:
-        """Return the known memory of a section's trajectory."""
         throughput = self._throughputs[number]
         n_timesteps = throughput.timesteps or 1.0
         return throughput.n_bytes + _BYTES_OF_TRAJECTORY + _BYTES_OF_TIMESTEP * n_timesteps
@@ -131,7 +130,6 @@ class TaskGathering(Gathering):
         self._returned.add(self._sections.number_of(indices[0]))
 
     def _queue_for(self, worker: int) -> IndexQueue:
-        """Return a section's queue: workers have none of their own."""
         return self._queues[worker]
 
     def _queue_of(self, indices: range) -> IndexQueue:

@@ -18,7 +18,7 @@ except ImportError:  # Windows
 
 
 Main = Callable[[int, Sequence[int]], None]
-"""The main function of a worker process: of a module, called with the worker number and descriptors."""
+"""A worker process's main function, of a module, called with the worker number and descriptors."""
 
 STATUS = struct.Struct("<q")
 """Format of a worker number to the fork server, and of a process id and exit code to the sampler's process."""
@@ -34,10 +34,7 @@ answer, does not react to SIGKILL before that returns, and is not waited for any
 
 
 def ignore_terminal() -> None:
-    """Ignore signals of the terminal, in a child: the sampler's process decides what Ctrl-C does.
-
-    Outside the terminal's foreground group, using the terminal would stop a process by SIGTTOU or SIGTTIN.
-    """
+    """Ignore signals of the terminal, in a child: the sampler's process decides about Ctrl-C."""
     for name in ("SIGINT", "SIGTTIN", "SIGTTOU"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
@@ -76,7 +73,7 @@ def kill_at_end_of(fd: int, pid: int) -> None:
     """Let the kernel kill process `pid` when the last writing end of the pipe `fd` closes; only Linux can.
 
     A thread would not run while native code holds the interpreter's lock, and PR_SET_PDEATHSIG depends on the forking
-    thread. Nothing is ever written to such a pipe. A copy of the reading end must stay open in some process.
+    thread. A copy of the reading end must stay open in some process.
     """
     if not can_kill_at_end():
         return

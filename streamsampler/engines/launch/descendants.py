@@ -1,7 +1,7 @@
 """End the processes that an environment has started, after its worker has ended.
 
-They are descendants of the worker's watchdog, a child subreaper: it adopts processes that left the worker's group or
-became daemons. Without /proc, only the group can be found; it is killed at once.
+They are descendants of the worker's watchdog, which adopts processes that left the worker's group or became daemons.
+Without /proc, only the group can be found; it is killed at once.
 """
 
 from __future__ import annotations

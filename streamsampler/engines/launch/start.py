@@ -2,8 +2,7 @@
 
 `multiprocessing.Process` would import the user's main script in each child (an unguarded script runs itself again, and
 a session on standard input has none), leave a socket in the temporary folder when the parent is killed, and allow
-daemonic processes no children. Here a child receives a worker number and descriptors, and reads everything else from a
-descriptor (see `processes.worker_main`).
+daemonic processes no children.
 """
 
 from __future__ import annotations

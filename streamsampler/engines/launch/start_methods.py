@@ -48,9 +48,8 @@ _NEEDED = ("streamsampler", "numpy", "gymnasium", "cloudpickle", "setproctitle")
 def import_path(module: str) -> list[str]:
     """Return this process's `sys.path` without the current directory, for a process that runs a function of `module`.
 
-    Interactive sessions and `python -m` put the current directory first, where a file named like a module, such as
-    `re.py`, would run in each new process. The directory stays only if this process has loaded a needed package from
-    it.
+    Interactive sessions and `python -m` put the current directory first, where a file such as `re.py` would run in each
+    new process. It stays only if this process has loaded a needed package from it.
     """
     here = working_directory()
     if here is None:

@@ -7,10 +7,9 @@
             └── a pipe for each worker: its process id, and its exit code when all its processes have ended
 
 An environment may start processes: a simulator, a browser. They must end with their worker, however it ends. So each
-worker leads a process group, and its parent only waits for it. When the worker has ended, the watchdog ends the rest,
-reports to the sampler's process, and ends, before it reaps the worker: until then no other process group can have the
-worker's number. A common watchdog could not know which worker has started an adopted process, so each worker has its
-own. When the sampler's process is gone, the kernel kills the worker.
+worker leads a process group. When it has ended, its watchdog ends the rest and reports before it reaps the worker:
+until then no other group can have the worker's number. A common watchdog could not know which worker has started an
+adopted process. When the sampler's process is gone, the kernel kills the worker.
 """
 
 from __future__ import annotations
@@ -111,7 +110,6 @@ class _Watchdog:
         return None
 
     def wait(self, seconds: float) -> None:
-        """Sleep until a child of this process ends."""
         with contextlib.suppress(KeyError):
             self._poller.unregister(self._parent_fd)
         if self._poller.poll(1000 * seconds):

@@ -1,4 +1,4 @@
-"""The worker's end of its pipes and arenas."""
+"""Connect a worker to its sampler by pipes and arenas."""
 
 from __future__ import annotations
 

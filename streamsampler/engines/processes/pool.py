@@ -1,8 +1,4 @@
-"""Start processes with pipes, notice their ends, and read their messages until then.
-
-Each worker has pipes of its own, made before it starts, and each end is open in a single process. So the death of a
-worker, at any instant, breaks nothing of another worker, and is noticed at once, without locks or threads.
-"""
+"""Start processes with pipes, notice their ends, and read their messages until then."""
 
 from __future__ import annotations
 
@@ -47,7 +43,7 @@ class WorkerStart:
 class PipeLink(Link):
     """A worker process with two pipes; its constructor starts the process without waiting.
 
-    `fds` are further descriptors of the worker. Raises an OSError if no processes or descriptors are left.
+    Raises an OSError if no processes or descriptors are left.
     """
 
     def __init__(self, start: WorkerStart, number: int, fds: Sequence[int] = ()) -> None:
@@ -79,8 +75,8 @@ class PipeLink(Link):
     def runs(self) -> bool:
         """Wait until the worker runs, and register it at the selector; see `WorkerChild.await_start` for errors.
 
-        Return False if its server was lost, as an earlier worker has shown. If this worker is the first to show it,
-        close the link and set `lost`.
+        Return False if its server was lost, as an earlier worker has shown; if this is the first, close the link and
+        set `lost`.
         """
         was_lost = self.child.is_given_up
         try:

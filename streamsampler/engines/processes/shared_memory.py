@@ -1,7 +1,7 @@
 """Allocate shared memory without names, gone with its last user.
 
-An arena is a growing memory file with a single writer, which alone decides where data lies (`Regions`). A reader
-receives `(offset, size)` in a message, and later returns it. So no lock exists for a killed process to leave locked.
+An arena is a growing memory file with a single writer, which alone decides where data lies. A reader receives `(offset,
+size)` in a message, and later returns it. So no lock exists for a killed process to leave locked.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Region(NamedTuple):
 
 
 def anonymous_file(name: str, data: bytes = b"") -> int:
-    """Return a descriptor of a new memory file, invisible to other processes; `name` is for debugging."""
+    """Return a descriptor of a new memory file; `name` is for debugging."""
     fd = os.memfd_create(name, os.MFD_CLOEXEC)
     try:
         with open(fd, "wb", closefd=False) as file:
@@ -55,7 +55,7 @@ def read_only(fd: int) -> int:
 class Regions:
     """Allocates the first fit in an endless address range: pure.
 
-    First fit keeps used memory at the low end, so the same pages serve again and again, without page faults.
+    First fit keeps used memory at the low end: the same pages serve again, without page faults.
     """
 
     def __init__(self) -> None:
@@ -88,7 +88,6 @@ class Regions:
 
     @property
     def end(self) -> int:
-        """The first byte after everything in use."""
         return self._used[-1].offset + self._used[-1].size if self._used else 0
 
 
@@ -98,7 +97,7 @@ def _address(array: NDArray[Any]) -> int:
 
 
 class ArenaWriter:
-    """The writing end of an arena; its file is owned by the caller."""
+    """The writing end of an arena; the caller owns its file."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -108,12 +107,9 @@ class ArenaWriter:
         self._lent: dict[int, Region] = {}  # by address in this process
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Make an uninitialised array in the arena.
+        """Make an uninitialised array in the arena; raise an OSError if no memory is left.
 
         Its region is freed with the last view of the array or, if sent before, when its reader returns it.
-
-        Raises:
-            OSError: No memory is left.
         """
         size = math.prod(shape) * dtype.itemsize
         region = self._regions.allocate(max(size, 1))
@@ -183,12 +179,11 @@ class ArenaWriter:
                 queue[0] = queue[0][written:]
 
     def give_back(self, region: Region) -> None:
-        """Free a region returned by its reader."""
         self._regions.give_back(region)
 
 
 class ArenaReader:
-    """The reading end of an arena; its file is owned by the caller."""
+    """The reading end of an arena."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -196,11 +191,7 @@ class ArenaReader:
         self._pool = Pool()
 
     def look(self, region: Region) -> Place:
-        """Return memory and offset of `region`, valid until the region is returned.
-
-        Raises:
-            ValueError: No such region exists.
-        """
+        """Return memory and offset of `region`, valid until it is returned; raise a ValueError if it is none."""
         if region.offset < 0 or region.size < 0:
             raise ValueError(f"{region} lies outside of the arena")
         end = region.offset + region.size
