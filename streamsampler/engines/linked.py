@@ -152,7 +152,7 @@ class LinkedWorkers(ABC, Generic[LinkT]):
 
     @abstractmethod
     def _record_death(self, link: LinkT, *, given_up: bool = False) -> list[Any]:
-        """Return the last events of a worker that has ended, is about to, or is no longer waited for."""
+        """Return the last events of a worker: it has ended, is about to, or is no longer waited for."""
 
     @abstractmethod
     def _let_end(self, link: LinkT) -> None:
@@ -227,7 +227,6 @@ class LinkedWorkers(ABC, Generic[LinkT]):
             self._killed.setdefault(worker, time.monotonic() + END_SECONDS)
 
     def pids(self) -> list[int]:
-        """Return the process ids of workers that run or ran."""
         return [link.pid for link in self._links if link.pid]
 
     @contextlib.contextmanager

@@ -51,7 +51,7 @@ class Demand:
         return ", ".join(f"{amount:g} {name}" for name, amount in self.amounts().items() if amount) or "nothing"
 
     def check(self) -> None:
-        """Check that the cluster has room, now or as soon as Ray has freed the resources of ended actors.
+        """Check the cluster's room, now or as soon as Ray has freed the resources of ended actors.
 
         All resources are reserved together, and returned at once.
         """
@@ -85,7 +85,7 @@ _is_ours = False  # whether this module has called `ray.init`
 
 
 class Lease:
-    """The use of this process's cluster; the last release ends a cluster that was started here."""
+    """The use of this process's cluster; the last release ends a cluster started here."""
 
     def __init__(self) -> None:
         self._job = ray.get_runtime_context().get_job_id()
@@ -109,7 +109,7 @@ class Lease:
 
 
 def attach(address: str | None, demand: Demand) -> Lease:
-    """Attach this process to a cluster, or start a cluster; check that it has room.
+    """Attach this process to a cluster, or start a cluster; check its room.
 
     Args:
         address: `host:port`, "auto" for a running cluster of this machine, "local" to start a cluster; None for this
@@ -150,7 +150,7 @@ def _check_same(address: str | None) -> None:
 
 
 def _resolved(address: str) -> tuple[str, int]:
-    """Return IP address and port of `host:port`; raise a UsageError if that is invalid or unknown."""
+    """Return IP address and port of `host:port`; raise a UsageError for an invalid or unknown address."""
     host, _, port = address.rpartition(":")
     try:
         return socket.gethostbyname(host.strip("[]")), int(port)
@@ -180,7 +180,7 @@ def _init(address: str, demand: Demand) -> None:
 
 
 def _check_listening(address: str) -> None:
-    """Check that a program listens at an address: Ray itself would try for minutes."""
+    """Check for a program at an address: Ray itself would try for minutes."""
     try:
         socket.create_connection(_resolved(address), timeout=_LOOK_SECONDS).close()
     except OSError as error:

@@ -61,7 +61,7 @@ class ActorStarts:
         self._next[worker] = self.new(worker)
 
     def retry(self, link: RayLink) -> None:
-        """Replace an actor that ended before it ran, unless that happened too often."""
+        """Replace an actor after its end before it ran, unless this happened too often."""
         self._failed += 1
         if self._failed > _MOST_FAILED:
             self._failed = 0
@@ -118,7 +118,7 @@ class ActorStarts:
             raise error
 
     def late(self, n_missing: int) -> SamplerError:
-        """Return the error of `n_missing` actors that have not started in time."""
+        """Return the error of `n_missing` actors not started in time."""
         return SamplerError(
             f"{n_missing} of {self._demand.n_workers} workers have not started within {self.seconds:g} s in the Ray "
             f"cluster: each needs {self._demand}, and {self._demand.in_use()}. `ray list actors` and the nodes' logs "

@@ -99,7 +99,7 @@ class RaySetup:
         return cls(make_worker.owned(), seed, threads, list(sys.path), settings, variables, report_memory)
 
     def apply(self) -> tuple[ThreadLimit, SettingsInForce]:
-        """Give this process the sampler's settings and modules; return the objects that preserve them."""
+        """Give this process the sampler's settings and modules; return the objects to preserve them."""
         # Its own folders first: another machine may have other folders of the same name.
         sys.path += [folder for folder in self.path if folder not in sys.path and os.path.isdir(folder or ".")]
         for name in VARIABLES if self.threads is not None else ():

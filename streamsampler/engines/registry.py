@@ -45,7 +45,7 @@ class Capabilities:
         return make
 
     def refuse_lacking(self, asked: str, options: Mapping[str, Any]) -> None:
-        """Raise a UsageError for options in `lacks`; `asked` is the argument that chose the engine."""
+        """Raise a UsageError for options in `lacks`; `asked` is the argument to blame."""
         for option, reason in self.lacks.items():
             if options.get(option) is not None:
                 option = f"limits.{option}" if option in LIMITS else option
@@ -61,11 +61,11 @@ ENGINES: dict[EngineName, Capabilities] = {
         lacks={"max_worker_memory": "not every system reports the memory of a process"},
     ),
 }
-"""All engines of processes; the first that runs on this system is the default.
+"""All engines of processes; the first to run on this system is the default.
 
-Besides the entries of `lacks`, `queues` cannot: show the Python stacks of a worker that hangs while native code holds
-the interpreter's lock; end processes of an environment that left the worker's process group, or any of them on Windows;
-notice that an environment has forked the worker itself; run in a daemonic process; die at the places of
+Besides the entries of `lacks`, `queues` cannot: show the Python stacks of a hung worker while native code holds the
+interpreter's lock; end processes of an environment outside of the worker's process group, or any of them on Windows;
+notice a fork of the worker by its environment; run in a daemonic process; die at the places of
 `streamsampler.testing.FailPoint`.
 """
 
@@ -91,11 +91,11 @@ PARENT = Capabilities(
 """The engine of `inference="parent"`, which starts its processes like another engine."""
 
 STEPPING_ENGINES: tuple[EngineName, ...] = ("processes", "queues")
-"""The engines that start these processes and those of managers."""
+"""The engines for these processes and those of managers."""
 
 
 def check_engine(name: str | None, start_method: StartMethod, options: Mapping[str, Any]) -> EngineName:
-    """Return a valid engine, the default for None; `options` are arguments of the sampler that an engine may lack.
+    """Return a valid engine, the default for None; `options` are arguments an engine may lack.
 
     Raises:
         UsageError: No such engine exists, or it cannot serve an argument.

@@ -47,7 +47,7 @@ class ProcessSetup:
         )  # fmt: skip
 
     def apply(self) -> tuple[ThreadLimit, SettingsInForce]:
-        """Give this process, a worker, the sampler's settings; return the objects that preserve them."""
+        """Give this process, a worker, the sampler's settings; return the objects to preserve them."""
         # Before the environment variables change: the title is written over their first place in memory.
         with contextlib.suppress(ImportError):
             import setproctitle
@@ -70,7 +70,7 @@ class Begun:
     """A started worker process with the settings of its starter."""
 
     number: int
-    setup: Any  # a tuple that starts with a `ProcessSetup`
+    setup: Any  # a tuple with a `ProcessSetup` first
     row: WorkerRow  # of the status board
     keeper: RecordKeeper
     threads: ThreadLimit

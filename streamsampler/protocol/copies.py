@@ -64,17 +64,17 @@ class Copies:
         self._shortest = shortest
         self._n_workers = n_workers
         self._in_flight = in_flight
-        self._pace = throughput
+        self._throughput = throughput
         self._steps_of = steps_of
         self._pieces: list[_Late] = []  # sorted by expected end
         self._rate = 0.0  # trajectories per second of all workers on time
         self._fastest = math.inf  # seconds of a trajectory on the fastest worker without a ticket
         self._valid_until = -1  # tickets removed
-        self.next_look = math.inf  # when idle workers are asked again, even without a report
+        self.ask_again_at = math.inf  # when idle workers are asked again, even without a report
 
     def measure_by(self, throughput: Throughput) -> None:
         """Estimate by another task's throughput: all tickets in flight are of this task now."""
-        self._pace, self._valid_until = throughput, -1
+        self._throughput, self._valid_until = throughput, -1
 
     def assign(self, worker: int, now: float, block_of: Callable[[range], int], end: int) -> range | None:
         """Return indices for the idle `worker` to run a second time; None if that does not pay.
@@ -82,7 +82,7 @@ class Copies:
         Ask for the fastest idle worker first. `block_of` returns how many trajectories of a ticket must stay together;
         indices from `end` on are not needed.
         """
-        each = self._pace.seconds_with(worker)
+        each = self._throughput.seconds_with(worker)
         if not each or self._in_flight.queues[worker] or not self.pay(now):
             return None
         if (late := self._worth_a_copy(each, now)) is None:
@@ -101,28 +101,28 @@ class Copies:
         self._in_flight.add_copy(worker, late.ticket, late.rest[:n], now)
         return late.rest[:n]
 
-    def _must_look(self, now: float) -> bool:
-        return self._in_flight.n_removed > self._valid_until or now >= self.next_look
+    def _is_outdated(self, now: float) -> bool:
+        return self._in_flight.n_removed > self._valid_until or now >= self.ask_again_at
 
     def overdue(self, now: float) -> list[int]:
         """Return the workers with an overdue ticket, or none while the last estimate is valid."""
-        if not self._must_look(now):
+        if not self._is_outdated(now):
             return []
-        in_flight, average, overdue = self._in_flight, self._pace.seconds, []
+        in_flight, average, overdue = self._in_flight, self._throughput.seconds, []
         for worker, queue in in_flight.busy():
-            each = self._pace.seconds_with(worker) or average
+            each = self._throughput.seconds_with(worker) or average
             if each and in_flight.begun[worker] + each * len(queue[0]) < now:
                 overdue.append(worker)
         return overdue
 
     def pay(self, now: float) -> bool:
-        if self._must_look(now):
-            self._look(now)
+        if self._is_outdated(now):
+            self._estimate(now)
         return self._fastest < math.inf and self._worth_a_copy(self._fastest, now) is not None
 
     def mark_idle(self, worker: int) -> None:
         if not self._in_flight.queues[worker]:
-            self._fastest = min(self._fastest, self._pace.seconds_with(worker) or math.inf)
+            self._fastest = min(self._fastest, self._throughput.seconds_with(worker) or math.inf)
 
     def _worth_a_copy(self, each: float, now: float) -> _Late | None:
         """Return the last piece to end if a copy pays at `each` seconds a trajectory."""
@@ -133,23 +133,23 @@ class Copies:
         late = self._pieces[-1]
         return late if late.end - now > _worth(late.rest, each) else None
 
-    def _look(self, now: float) -> None:
-        self._valid_until = self._in_flight.n_removed + self._in_flight.n_between_looks
+    def _estimate(self, now: float) -> None:
+        self._valid_until = self._in_flight.n_removed + self._in_flight.n_between_estimates
         self._rate, self._fastest, self._pieces = 0.0, math.inf, []
         begun, busy = now, self._in_flight.busy()
         for worker, queue in busy:
-            each = self._pace.seconds_with(worker)
+            each = self._throughput.seconds_with(worker)
             begun = min(begun, since := self._in_flight.begun[worker])
             self._pieces += self._of_worker(worker, queue, now)
             self._rate += 1 / each if each and since + each * len(queue[0]) >= now else 0.0
-        idle = self._pace.seconds_of_others({worker for worker, _ in busy})
+        idle = self._throughput.seconds_of_others({worker for worker, _ in busy})
         self._rate += sum([1 / each for each in idle])
         self._fastest = min(idle, default=math.inf)
         self._pieces.sort(key=lambda late: late.end)
-        self.next_look = math.inf
+        self.ask_again_at = math.inf
         if self._pieces and self._fastest < math.inf:
             late = min(late.end + _worth(late.rest, self._fastest) for late in self._pieces)
-            self.next_look = max(late, now + _PATIENCE * (now - begun) + COPY_SECONDS)
+            self.ask_again_at = max(late, now + _PATIENCE * (now - begun) + COPY_SECONDS)
 
     def _of_worker(self, worker: int, queue: Sequence[range], now: float) -> Iterator[_Late]:
         if self._is_awaited(worker):
@@ -159,7 +159,7 @@ class Copies:
                 yield _Late(end, ticket, piece)
 
     def _ends(self, worker: int, queue: Sequence[range], now: float) -> Iterator[float]:
-        each = self._pace.seconds_with(worker) or self._pace.seconds
+        each = self._throughput.seconds_with(worker) or self._throughput.seconds
         if not each:
             return
         first, elapsed = len(queue[0]), now - self._in_flight.begun[worker]
@@ -180,14 +180,16 @@ class Copies:
     def _ran(self, worker: int) -> float:
         """Return a worker's timesteps so far, in trajectories of average length."""
         steps = 0 if self._steps_of is None else self._steps_of(worker)
-        return steps / (self._pace.timesteps or 1.0)
+        return steps / (self._throughput.timesteps or 1.0)
 
     def learn_from_late(self, worker: int, now: float) -> None:
         """Lower the speed of `worker` after a copy of its ticket arrived first."""
         if not (queue := self._in_flight.queues[worker]):
             return  # it has answered in the meantime
-        first, elapsed, each = len(queue[0]), now - self._in_flight.begun[worker], self._pace.seconds_with(worker)
+        first, elapsed, each = len(queue[0]), now - self._in_flight.begun[worker], self._throughput.seconds_with(worker)
         if each is None:
-            self._pace.raise_to(worker, min(elapsed / first, SLOW_AT_FIRST * (self._pace.seconds or math.inf)))
+            self._throughput.raise_to(
+                worker, min(elapsed / first, SLOW_AT_FIRST * (self._throughput.seconds or math.inf))
+            )
         elif elapsed > each * first:
-            self._pace.raise_to(worker, elapsed / (self._ran(worker) or first))
+            self._throughput.raise_to(worker, elapsed / (self._ran(worker) or first))

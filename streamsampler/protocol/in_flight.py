@@ -31,7 +31,7 @@ class InFlight:
     """Tracks the tickets of a call."""
 
     def __init__(self, n_workers: int, throughput: Throughput) -> None:
-        self._pace = throughput
+        self._throughput = throughput
         # The tickets of each worker, in the order in which it runs them. Tuples, because the garbage collector stops
         # tracking tuples of ranges and numbers, with any number of workers.
         self.queues: list[tuple[range, ...]] = [()] * n_workers
@@ -41,15 +41,15 @@ class InFlight:
         self._given_up: dict[range, int] = {}  # how often a holder gave up a piece still held by another
         self._done: set[range] = set()  # arrived pieces with a holder left
         self.n_removed = 0  # tickets
-        self._looked_after = -1  # tickets removed
+        self._estimated_after = -1  # tickets removed
         self._rate, self._owed, self._fastest = 0.0, 0.0, math.inf  # of all busy workers; see `expected_end_of_all`
         # Estimates over all workers are computed again after so many more: computing them after each report would make
         # a report dearer with each worker. With a dozen workers it does not matter.
-        self.n_between_looks = max(0, n_workers - 12) // 4
+        self.n_between_estimates = max(0, n_workers - 12) // 4
 
     def measure_by(self, throughput: Throughput) -> None:
         """Estimate by another task's throughput: all tickets in flight are of this task now."""
-        self._pace, self._looked_after = throughput, -1
+        self._throughput, self._estimated_after = throughput, -1
 
     def track(self, worker: int, indices: range, now: float) -> None:
         queue = self.queues[worker]
@@ -86,7 +86,7 @@ class InFlight:
 
     def left(self, worker: int, now: float) -> float:
         """Return the expected number of trajectories left to a worker."""
-        queue, each = self.queues[worker], self._pace.seconds_with(worker)
+        queue, each = self.queues[worker], self._throughput.seconds_with(worker)
         n_held = sum(map(len, queue))
         return max(0.0, n_held - (now - self.begun[worker]) / each) if queue and each else n_held
 
@@ -134,17 +134,17 @@ class InFlight:
 
     def expected_end(self, worker: int, now: float) -> float:
         """Return the expected end of a worker's tickets; now if its speed is unknown."""
-        queue, each = self.queues[worker], self._pace.seconds_with(worker)
+        queue, each = self.queues[worker], self._throughput.seconds_with(worker)
         if not queue or each is None:
             return now
         return max(now, self.begun[worker] + each * len(queue[0])) + each * sum(map(len, queue[1:]))
 
     def expected_end_of_all(self, remaining: int, now: float) -> float | None:
         """Return the expected end of all tickets and `remaining` more trajectories; None if unknown."""
-        if self._looked_after < 0 or self.n_removed - self._looked_after >= self.n_between_looks:
-            self._looked_after = self.n_removed
+        if self._estimated_after < 0 or self.n_removed - self._estimated_after >= self.n_between_estimates:
+            self._estimated_after = self.n_removed
             busy = [worker for worker, queue in enumerate(self.queues) if queue]
-            seconds = [self._pace.seconds_with(worker) or math.inf for worker in busy]
+            seconds = [self._throughput.seconds_with(worker) or math.inf for worker in busy]
             is_known = math.inf not in seconds
             self._rate = sum(1 / each for each in seconds) if is_known else 0.0
             self._owed = sum(self.left(worker, now) for worker in busy)

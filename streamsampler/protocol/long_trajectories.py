@@ -20,7 +20,7 @@ class LengthWatch:
     """Finds the first trajectory too long over all calls of a sampler."""
 
     def __init__(self) -> None:
-        self.next_look = math.inf  # time; infinite when nothing is searched for
+        self.next_reading = math.inf  # time; infinite when nothing is searched for
         self.needed = 0  # timesteps of the call's batch
         self._has_reported = False
         self._seconds = _FIRST_LOOK
@@ -33,18 +33,18 @@ class LengthWatch:
         self._seconds = _FIRST_LOOK
         self.needed = needed or 0
         self._most = _TIMES * self.needed * side_by_side
-        self.next_look = math.inf if needed is None or self._has_reported else now + self._seconds
+        self.next_reading = math.inf if needed is None or self._has_reported else now + self._seconds
 
-    def look(self, shown: Mapping[int, tuple[int, int]], now: float) -> tuple[int, int] | None:
+    def find(self, shown: Mapping[int, tuple[int, int]], now: float) -> tuple[int, int] | None:
         """Return worker and index of a trajectory too long; or None.
 
         `shown` has workers' current trajectories and timesteps. Only timesteps added during the same trajectory count,
         since a ticket may have many.
         """
-        if now < self.next_look:
+        if now < self.next_reading:
             return None
         self._seconds *= 2.0
-        self.next_look = now + self._seconds
+        self.next_reading = now + self._seconds
         before, self._seen = self._seen, {}
         for worker, (trajectory, timesteps) in shown.items():
             seen = before.get(worker)
@@ -52,6 +52,6 @@ class LengthWatch:
                 seen = trajectory, timesteps
             self._seen[worker] = seen
             if timesteps - seen[1] > self._most:
-                self._has_reported, self.next_look = True, math.inf
+                self._has_reported, self.next_reading = True, math.inf
                 return worker, trajectory
         return None

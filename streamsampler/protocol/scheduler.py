@@ -339,8 +339,8 @@ class Scheduler:
             return {"copies"}
         if may_copy:
             self._dispatch.assign_copies(gathering, now)
-        look = gathering.copies.next_look
-        self._next_ask = look if look > now else math.inf  # idle workers were asked just now
+        ask_again_at = gathering.copies.ask_again_at
+        self._next_ask = ask_again_at if ask_again_at > now else math.inf  # idle workers were asked just now
         return set()
 
     def _receive_report(self, event: ReportReceived) -> None:

@@ -72,8 +72,8 @@ class Supervision:
 
     def next_deadline(self) -> float:
         """Return when `watch` must run next, even without events."""
-        look = self.lengths.next_look
-        return min((look, *self._find_deadlines().values())) if self._deadlines else look
+        reading = self.lengths.next_reading
+        return min((reading, *self._find_deadlines().values())) if self._deadlines else reading
 
     def watch(
         self, waits: Sequence[Waited], seen: Mapping[int, Progress], answered: set[Question], version: int, now: float,
@@ -91,7 +91,7 @@ class Supervision:
         if "lengths" in answered:
             self._warn_of_length(seen, version, now)
         questions: set[Question] = {"hangs"} if self._watch is not None and self._has_waited(waits) else set()
-        if now >= self.lengths.next_look:
+        if now >= self.lengths.next_reading:
             questions.add("lengths")
         return questions - answered
 
@@ -139,5 +139,5 @@ class Supervision:
             for worker, progress in seen.items()
             if progress.version == version and progress.trajectory is not None
         }
-        if (found := self.lengths.look(shown, now)) is not None:
+        if (found := self.lengths.find(shown, now)) is not None:
             self._instructions.append(Warn(LongTrajectory(*found, self.lengths.needed)))

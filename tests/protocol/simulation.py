@@ -207,7 +207,7 @@ class _Call:
             first = self.workers[number]
             following = min(first.next_end(), self.answers[0][0] if self.answers else math.inf)
             assert following < math.inf, "all workers wait"
-            if self.now < (look := self.gathering.copies.next_look) < following:
+            if self.now < (look := self.gathering.copies.ask_again_at) < following:
                 self.now = look
                 self.feed()
             elif self.answers and self.answers[0][0] < first.next_end():

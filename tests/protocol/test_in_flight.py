@@ -87,9 +87,9 @@ def test_what_is_of_no_use_is_not_copied():
 
 def test_idle_workers_look_again_when_a_ticket_must_be_late():
     world = World((1.0, 1.0), [(0, range(2))], {0: 0})
-    assert world.copies.next_look == math.inf, "no worker is idle"
+    assert world.copies.ask_again_at == math.inf, "no worker is idle"
     assert world.take(1, 1.0) is None
-    look = world.copies.next_look
+    look = world.copies.ask_again_at
     assert look == pytest.approx(2.0 + 1.5 * 2.001)
     assert world.take(1, look - 0.1) is None
     assert world.take(1, look + 0.1) == range(2)
@@ -100,8 +100,8 @@ def test_looks_at_a_long_trajectory_become_rarer():
     now, looks = 1.0, 0
     while now < 1000:
         assert world.take(1, now) is None
-        assert world.copies.next_look > now
-        now, looks = world.copies.next_look, looks + 1
+        assert world.copies.ask_again_at > now
+        now, looks = world.copies.ask_again_at, looks + 1
     assert looks < 40
 
 

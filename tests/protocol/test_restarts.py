@@ -311,18 +311,18 @@ def length_watch(needed=100, side_by_side=1, now=0.0):
 def test_a_trajectory_far_longer_than_its_batch_needs_is_found_once(side_by_side, shown, found):
     watch = length_watch(side_by_side=side_by_side, now=50.0)
     for number, row in enumerate(shown):
-        assert watch.next_look == 50.0 + 2 ** (number + 1) - 1, "looks come after times that double"
-        assert watch.look({2: row}, watch.next_look - 0.001) is None
-        assert watch.look({2: row}, watch.next_look) == (found if number == len(shown) - 1 else None)
-    assert watch.next_look == math.inf
+        assert watch.next_reading == 50.0 + 2 ** (number + 1) - 1, "looks come after times that double"
+        assert watch.find({2: row}, watch.next_reading - 0.001) is None
+        assert watch.find({2: row}, watch.next_reading) == (found if number == len(shown) - 1 else None)
+    assert watch.next_reading == math.inf
     watch.begin(100, 1, 100.0)
-    assert watch.next_look == math.inf
+    assert watch.next_reading == math.inf
 
 
 def test_a_new_call_begins_from_nothing():
     watch = length_watch()
-    watch.look({0: (0, 0)}, 1.0)
+    watch.find({0: (0, 0)}, 1.0)
     watch.begin(10, 1, 2.0)
-    assert watch.next_look == 3.0
-    assert watch.look({0: (0, 10**6)}, 3.0) is None
-    assert length_watch(None).next_look == math.inf, "where timesteps do not count there is nothing to look for"
+    assert watch.next_reading == 3.0
+    assert watch.find({0: (0, 10**6)}, 3.0) is None
+    assert length_watch(None).next_reading == math.inf, "where timesteps do not count there is nothing to look for"

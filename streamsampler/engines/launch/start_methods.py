@@ -1,4 +1,4 @@
-"""Choose the start method and import path of worker processes. Imports nothing that only POSIX has."""
+"""Choose how worker processes start and find modules. Imports nothing that only POSIX has."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def has_processes() -> bool:
 
 
 def default_start_method() -> StartMethod:
-    """Return "forkserver", safe with threads and fast, or "spawn" where that cannot run."""
+    """Return "forkserver", safe with threads and fast; "spawn" where it cannot run."""
     return "forkserver" if has_processes() else "spawn"
 
 
@@ -46,7 +46,7 @@ _NEEDED = ("streamsampler", "numpy", "gymnasium", "cloudpickle", "setproctitle")
 
 
 def import_path(module: str) -> list[str]:
-    """Return this process's `sys.path` without the current directory, for a process that runs a function of `module`.
+    """Return this process's `sys.path` without the current directory, for a process to run a function of `module`.
 
     Interactive sessions and `python -m` put the current directory first, where a file such as `re.py` would run in each
     new process. It stays only if this process has loaded a needed package from it.
