@@ -151,7 +151,7 @@ class LinkedWorkers(ABC, Generic[LinkT]):
         """Sleep until a worker sends a message or dies; return the events."""
 
     @abstractmethod
-    def _record_death(self, link: LinkT, *, given_up: bool = False) -> list[Any]:
+    def _record_death(self, link: LinkT, *, abandoned: bool = False) -> list[Any]:
         """Return the last events of a worker: it has ended, is about to, or is no longer waited for."""
 
     @abstractmethod
@@ -193,7 +193,7 @@ class LinkedWorkers(ABC, Generic[LinkT]):
         if self._killed:
             for worker, left in self._seconds_left().items():
                 if left <= 0:
-                    events += self._record_death(self._links[worker], given_up=True)
+                    events += self._record_death(self._links[worker], abandoned=True)
         return events
 
     def _seconds_left(self) -> dict[int, float]:

@@ -116,11 +116,11 @@ def main(number: int, ends: WorkerEnds, setup: Any, board: Any, *, forked: bool)
     run_process(_work, number, ends, setup, board, forked=forked)
 
 
-def _work(begun: QueueBegun) -> WorkerChannel:
+def _work(process: QueueBegun) -> WorkerChannel:
     setup: ProcessSetup
-    (setup,) = begun.setup
-    channel = QueueChannel(begun.ends, begun.keeper, begun.threads, begun.settings)
-    run_worker(channel, setup.worker, WorkerContext(begun.row, begun.number, setup.seed))
+    (setup,) = process.setup
+    channel = QueueChannel(process.ends, process.keeper, process.threads, process.settings)
+    run_worker(channel, setup.worker, WorkerContext(process.row, process.number, setup.seed))
     return channel
 
 
@@ -147,9 +147,9 @@ def run_process(
 
 
 def _run(work: Callable[[QueueBegun], SendsRecords], number: int, ends: WorkerEnds, setup: Any, board: Any) -> None:
-    begun = _begin(number, ends, setup, board)
-    channel = work(begun)
-    begun.end()
+    process = _begin(number, ends, setup, board)
+    channel = work(process)
+    process.end()
     channel.send_records()
     ends.flush()
     run_finalizers()

@@ -153,12 +153,12 @@ class QueuedWorkers(LinkedWorkers[QueueProcessT]):
         link.kill()
         return self._record_death(link, why=f"sent an invalid answer ({type(error).__name__}: {error})")
 
-    def _record_death(self, link: QueueProcessT, *, given_up: bool = False, why: str = "") -> list[Any]:
+    def _record_death(self, link: QueueProcessT, *, abandoned: bool = False, why: str = "") -> list[Any]:
         """Return the death of a worker, after all its messages."""
         link.ended = True
         self._killed.pop(link.number, None)
-        if not link.ends_within(0 if given_up else GRACE_SECONDS):
+        if not link.ends_within(0 if abandoned else GRACE_SECONDS):
             link.kill()
-            link.ends_within(0 if given_up else END_SECONDS)
+            link.ends_within(0 if abandoned else END_SECONDS)
         exitcode, unknown = link.end()
         return [Died(link.number, exitcode, why or unknown)]

@@ -209,9 +209,9 @@ class RayEngine(LinkedEngine[RayLink]):
             link.kill()
         return self._in_order(link)
 
-    def _record_death(self, link: RayLink, *, given_up: bool = False) -> list[Event]:
+    def _record_death(self, link: RayLink, *, abandoned: bool = False) -> list[Event]:
         """Return the death of a worker, and start its replacement."""
-        del given_up
+        del abandoned
         link.ended = True
         self._killed.pop(link.number, None)
         if link.unanswered and self.board.progress(link.number).phase is Phase.WAITING:

@@ -111,7 +111,7 @@ class Copies:
         in_flight, average, overdue = self._in_flight, self._throughput.seconds, []
         for worker, queue in in_flight.busy():
             each = self._throughput.seconds_with(worker) or average
-            if each and in_flight.begun[worker] + each * len(queue[0]) < now:
+            if each and in_flight.started[worker] + each * len(queue[0]) < now:
                 overdue.append(worker)
         return overdue
 
@@ -136,10 +136,10 @@ class Copies:
     def _estimate(self, now: float) -> None:
         self._valid_until = self._in_flight.n_removed + self._in_flight.n_between_estimates
         self._rate, self._fastest, self._pieces = 0.0, math.inf, []
-        begun, busy = now, self._in_flight.busy()
+        first_start, busy = now, self._in_flight.busy()
         for worker, queue in busy:
             each = self._throughput.seconds_with(worker)
-            begun = min(begun, since := self._in_flight.begun[worker])
+            first_start = min(first_start, since := self._in_flight.started[worker])
             self._pieces += self._of_worker(worker, queue, now)
             self._rate += 1 / each if each and since + each * len(queue[0]) >= now else 0.0
         idle = self._throughput.seconds_of_others({worker for worker, _ in busy})
@@ -149,7 +149,7 @@ class Copies:
         self.ask_again_at = math.inf
         if self._pieces and self._fastest < math.inf:
             late = min(late.end + _worth(late.rest, self._fastest) for late in self._pieces)
-            self.ask_again_at = max(late, now + _PATIENCE * (now - begun) + COPY_SECONDS)
+            self.ask_again_at = max(late, now + _PATIENCE * (now - first_start) + COPY_SECONDS)
 
     def _of_worker(self, worker: int, queue: Sequence[range], now: float) -> Iterator[_Late]:
         if self._is_awaited(worker):
@@ -162,7 +162,7 @@ class Copies:
         each = self._throughput.seconds_with(worker) or self._throughput.seconds
         if not each:
             return
-        first, elapsed = len(queue[0]), now - self._in_flight.begun[worker]
+        first, elapsed = len(queue[0]), now - self._in_flight.started[worker]
         end = now - elapsed + each * first
         if end < now:
             each, end = self._overdue(worker, first, each, elapsed, now)
@@ -186,7 +186,11 @@ class Copies:
         """Lower the speed of `worker` after a copy of its ticket arrived first."""
         if not (queue := self._in_flight.queues[worker]):
             return  # it has answered in the meantime
-        first, elapsed, each = len(queue[0]), now - self._in_flight.begun[worker], self._throughput.seconds_with(worker)
+        first, elapsed, each = (
+            len(queue[0]),
+            now - self._in_flight.started[worker],
+            self._throughput.seconds_with(worker),
+        )
         if each is None:
             self._throughput.raise_to(
                 worker, min(elapsed / first, SLOW_AT_FIRST * (self._throughput.seconds or math.inf))

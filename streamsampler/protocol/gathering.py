@@ -222,7 +222,7 @@ class Gathering:
 
     def put_back(self, worker: int, indices: range, now: float = 0.0) -> None:
         """Assign a lost ticket again, before new indices, unless a copy is in flight or has arrived."""
-        for lost in self._in_flight.give_up(worker, indices, now)[0]:
+        for lost in self._in_flight.abandon(worker, indices, now)[0]:
             self._put_back(lost)
         self.copies.mark_idle(worker)
 
@@ -352,7 +352,7 @@ class Gathering:
         size = queue.block_of(indices)
         if trajectory is None and len(indices) <= size:
             trajectory = indices[0]
-        lost, copied = self._in_flight.give_up(worker, indices, now)
+        lost, copied = self._in_flight.abandon(worker, indices, now)
         self.copies.mark_idle(worker)
         for piece in lost:
             for block in queue.blocks_of(piece) if trajectory is None else _around(trajectory, piece, size):

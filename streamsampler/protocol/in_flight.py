@@ -35,10 +35,10 @@ class InFlight:
         # The tickets of each worker, in the order in which it runs them. Tuples, because the garbage collector stops
         # tracking tuples of ranges and numbers, with any number of workers.
         self.queues: list[tuple[range, ...]] = [()] * n_workers
-        self.begun = [0.0] * n_workers  # when each worker started the first ticket of its queue
+        self.started = [0.0] * n_workers  # when each worker started the first ticket of its queue
         self._holders: dict[range, tuple[int, ...]] = {}  # of pieces
         self._pieces: dict[range, list[range]] = {}  # of cut tickets; others are a single piece
-        self._given_up: dict[range, int] = {}  # how often a holder gave up a piece still held by another
+        self._n_abandoned: dict[range, int] = {}  # how often a holder abandoned a piece still held by another
         self._done: set[range] = set()  # arrived pieces with a holder left
         self.n_removed = 0  # tickets
         self._estimated_after = -1  # tickets removed
@@ -54,7 +54,7 @@ class InFlight:
     def track(self, worker: int, indices: range, now: float) -> None:
         queue = self.queues[worker]
         if not queue:
-            self.begun[worker] = now
+            self.started[worker] = now
         self.queues[worker] = (*queue, indices)
         self._holders[indices] = (*self._holders.get(indices, ()), worker)
 
@@ -69,8 +69,8 @@ class InFlight:
             self._pieces[ticket] = [*pieces[:position], *parts, *pieces[position + 1 :]]
             for cut in parts:
                 self._holders[cut] = holders
-            if n_given_up := self._given_up.pop(piece, 0):
-                self._given_up.update(dict.fromkeys(parts, n_given_up))
+            if n_abandoned := self._n_abandoned.pop(piece, 0):
+                self._n_abandoned.update(dict.fromkeys(parts, n_abandoned))
         self.track(worker, part, now)
 
     def busy(self) -> list[tuple[int, tuple[range, ...]]]:
@@ -80,15 +80,15 @@ class InFlight:
         """Return a ticket's pieces with a single holder, neither arrived nor failed too often."""
         pieces = self._pieces.get(ticket, [ticket])
         single = [piece for piece in pieces if len(self._holders.get(piece, ())) == 1 and piece not in self._done]
-        if not self._given_up:
+        if not self._n_abandoned:
             return single
-        return [piece for piece in single if self._given_up.get(piece, 0) < MOST_COPIES]
+        return [piece for piece in single if self._n_abandoned.get(piece, 0) < MOST_COPIES]
 
     def left(self, worker: int, now: float) -> float:
         """Return the expected number of trajectories left to a worker."""
         queue, each = self.queues[worker], self._throughput.seconds_with(worker)
         n_held = sum(map(len, queue))
-        return max(0.0, n_held - (now - self.begun[worker]) / each) if queue and each else n_held
+        return max(0.0, n_held - (now - self.started[worker]) / each) if queue and each else n_held
 
     def arrive(self, worker: int, indices: range, now: float) -> Arrival:
         pieces = self._remove(worker, indices, now)
@@ -100,12 +100,12 @@ class InFlight:
                 late += others
         return Arrival(counts, [] if counts else self._forget(pieces), late if counts else [])
 
-    def give_up(self, worker: int, indices: range, now: float) -> tuple[list[range], list[range]]:
+    def abandon(self, worker: int, indices: range, now: float) -> tuple[list[range], list[range]]:
         """Remove a ticket without a result; return its pieces to assign again, and those with a copy in flight."""
         pieces = self._remove(worker, indices, now)
         left = [piece for piece in pieces if piece in self._holders and piece not in self._done]
         for piece in left:
-            self._given_up[piece] = self._given_up.get(piece, 0) + 1
+            self._n_abandoned[piece] = self._n_abandoned.get(piece, 0) + 1
         return self._forget(pieces), left
 
     def _forget(self, pieces: list[range]) -> list[range]:
@@ -119,7 +119,7 @@ class InFlight:
         if indices not in queue:
             raise ProtocolError(f"worker {worker} does not hold trajectories {indices}, or ran them twice")
         if queue[0] == indices:
-            self.begun[worker] = now
+            self.started[worker] = now
         position = queue.index(indices)
         self.queues[worker] = queue[:position] + queue[position + 1 :]
         self.n_removed += 1
@@ -129,7 +129,7 @@ class InFlight:
                 self._holders[piece] = holders
             else:
                 del self._holders[piece]
-                self._given_up.pop(piece, None)
+                self._n_abandoned.pop(piece, None)
         return pieces
 
     def expected_end(self, worker: int, now: float) -> float:
@@ -137,7 +137,7 @@ class InFlight:
         queue, each = self.queues[worker], self._throughput.seconds_with(worker)
         if not queue or each is None:
             return now
-        return max(now, self.begun[worker] + each * len(queue[0])) + each * sum(map(len, queue[1:]))
+        return max(now, self.started[worker] + each * len(queue[0])) + each * sum(map(len, queue[1:]))
 
     def expected_end_of_all(self, remaining: int, now: float) -> float | None:
         """Return the expected end of all tickets and `remaining` more trajectories; None if unknown."""

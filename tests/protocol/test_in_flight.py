@@ -133,9 +133,9 @@ def test_what_fails_again_and_again_is_copied_twice_at_most(n_workers):
         for worker, part in running:
             for index in part:
                 copied[index] += 1
-            assert world.in_flight.give_up(worker, part, 0.0)[0] == [], "worker 0 still runs it"
+            assert world.in_flight.abandon(worker, part, 0.0)[0] == [], "worker 0 still runs it"
     assert set(copied.values()) == {2}
     assert not world.copies.pay(0.0)
-    assert world.in_flight.give_up(0, range(20), 100.0)[0], "what is assigned again may be copied again"
+    assert world.in_flight.abandon(0, range(20), 100.0)[0], "what is assigned again may be copied again"
     world.in_flight.track(0, range(20), 100.0)
     assert world.take(1, 100.0) is not None

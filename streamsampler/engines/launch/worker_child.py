@@ -45,7 +45,7 @@ class WorkerChild:
         self._starter: Starter | None = starter
         self._pidfd: int | None = None
         self._exitcode: int | None = None
-        self._waited = self._given_up = self._closed = False
+        self._waited = self._abandoned = self._closed = False
 
     @property
     def is_given_up(self) -> bool:
@@ -100,9 +100,9 @@ class WorkerChild:
 
     def wait(self, timeout: float) -> int | None:
         """Wait for the end, once; return the exit code, negative for a signal, None if unknown."""
-        if not self._waited and not self._given_up:
+        if not self._waited and not self._abandoned:
             self._exitcode, self._waited = self._end(timeout)
-            self._given_up = not self._waited
+            self._abandoned = not self._waited
         return self._exitcode
 
     def _end(self, timeout: float) -> tuple[int | None, bool]:

@@ -191,13 +191,13 @@ class ProcessPool(LinkedWorkers[PipeLinkT]):
                 events.append(self._kill_untrusted(link, str(error)))
         return events
 
-    def _record_death(self, link: PipeLinkT, *, given_up: bool = False) -> list[Any]:
+    def _record_death(self, link: PipeLinkT, *, abandoned: bool = False) -> list[Any]:
         """Return a worker's last events, then its death; an unfinished message is discarded."""
         self._killed.pop(link.number, None)
-        if not given_up and link.child.unwatched() and not link.child.ended(0):
+        if not abandoned and link.child.unwatched() and not link.child.ended(0):
             return [self._kill_untrusted(link, "lost its watchdog process, and was killed,")]
         link.ended = True
-        if not given_up and not link.child.ended(GRACE_SECONDS):
+        if not abandoned and not link.child.ended(GRACE_SECONDS):
             link.kill()  # it has closed its pipe, and cannot answer any more
         last: list[Any] = []
         while readable_within(link.answers_fd, 0):
@@ -209,7 +209,7 @@ class ProcessPool(LinkedWorkers[PipeLinkT]):
                 break
             last += said
         link.unregister()
-        return [*last, Died(link.number, link.child.wait(0 if given_up else END_SECONDS))]
+        return [*last, Died(link.number, link.child.wait(0 if abandoned else END_SECONDS))]
 
     def _kill_untrusted(self, link: PipeLinkT, why: str) -> Died:
         """Kill a worker after untrustworthy messages; return its death."""

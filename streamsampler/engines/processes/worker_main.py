@@ -56,18 +56,18 @@ def begin(number: int, fds: Sequence[int]) -> PipeBegun:
 
 def main(number: int, fds: Sequence[int]) -> None:
     """Run worker `number` of a sampler until `Exit`; see `begin` for `fds`."""
-    begun = begin(number, fds)
-    updates_fd, arena_fd = begun.others
+    process = begin(number, fds)
+    updates_fd, arena_fd = process.others
     setup: ProcessSetup
-    setup, inline_limit, report_memory = begun.setup
-    memory = MemoryReporter(begun.row) if report_memory else None
+    setup, inline_limit, report_memory = process.setup
+    memory = MemoryReporter(process.row) if report_memory else None
     channel = ProcessChannel(
-        begun.commands_fd, begun.answers_fd, arena_fd=arena_fd, updates_fd=updates_fd, inline_limit=inline_limit,
-        keeper=begun.keeper, threads=begun.threads, settings=begun.settings, before_answer=memory,
+        process.commands_fd, process.answers_fd, arena_fd=arena_fd, updates_fd=updates_fd, inline_limit=inline_limit,
+        keeper=process.keeper, threads=process.threads, settings=process.settings, before_answer=memory,
     )  # fmt: skip
-    context = WorkerContext(begun.row, number, setup.seed, allocate=channel.allocate)
+    context = WorkerContext(process.row, number, setup.seed, allocate=channel.allocate)
     run_worker(armed(channel, number), setup.worker, context)
-    begun.end()
+    process.end()
     channel.send_records()
     run_finalizers()
 
