@@ -231,7 +231,7 @@ def test_nobody_listens(monkeypatch):
 
 
 def test_the_engine_is_another_samplers():
-    with pytest.raises(UsageError, match="make a RaySampler"):
+    with pytest.raises(UsageError, match="use RaySampler"):
         registry.check_engine("ray", "fork", {})
 
 

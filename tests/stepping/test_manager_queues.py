@@ -38,5 +38,5 @@ def test_what_is_returned_is_the_same_whoever_is_killed(on_failure, autoreset, m
 
 
 def test_engines_that_do_not_go_with_a_start_method_are_errors():
-    with pytest.raises(UsageError, match="leave start_method='fork' to engine=\"queues\""):
+    with pytest.raises(UsageError, match=r'does not support start_method=.fork.: .*engine="queues"'):
         EnvManager("CartPole-v1", n_envs=1, engine="processes", start_method="fork")
