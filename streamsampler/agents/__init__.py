@@ -1,5 +1,5 @@
-"""Agents: the protocol that an agent keeps, and agents that come with the package.
+"""Agents: the `Agent` protocol, and the agents of this package.
 
 An agent is any object with `get_action(observation) -> (action, agent_info)`, or a function of the observation. `Agent`
-documents the methods that an agent may have besides. The guide is `streamsampler/docs/agents.md`.
+documents the optional methods; the guide is `streamsampler/docs/agents.md`.
 """

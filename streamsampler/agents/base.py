@@ -1,4 +1,4 @@
-"""What an agent is, and how objects are taken for one."""
+"""The `Agent` protocol, and its checks: how objects, functions and names become agents."""
 
 from __future__ import annotations
 
@@ -52,58 +52,56 @@ _OPTIONAL_METHODS = frozenset(
 )
 NAMED_AGENTS = ("random",)
 _MASKS = ("do_resets", "dones")
-"""What the argument of `reset` is called that takes a mask: in garage, and in rllab before."""
+"""Names for a mask argument of `reset`: in garage, and before that in rllab."""
 
 
 @runtime_checkable
 class Agent(Protocol):
-    """What turns observations into actions.
+    """Chooses actions for observations.
 
-    Only `get_action` is required. These methods are used where an agent has them:
+    Only `get_action` is required. Optional methods and attributes:
 
-    - ``reset(seed=…)`` at each trajectory's start, with a seed that is the trajectory's alone. An agent that draws from
-      a generator of its own seeds it here, and one with a memory clears it. ``reset()`` will do for the latter.
-    - ``get_actions(observations)``, which alone will do where only that is called: with `VecWorker`, with
-      ``inference="parent"``, and with `AsyncWorker`, where it may be an ``async def``; for n observations side by side
-      (leaves of shape (n, ...), the agent's to change), gives ``(actions, agent_infos)``: n actions, and a dict of
-      arrays of (n, ...). `VecWorker` asks so, always for as many rows: as it may have environments, or a few more
-      (`workers.vec.lanes.rows_of_lanes`). Rows in which nothing runs have copies of other rows' observations, and what
-      comes of them is dropped. An agent that remembers, or draws, takes some of these keywords: ``starts``, n booleans
-      (the row begins a trajectory); ``draws``, a `streamsampler.agents.draws.Draws`, with a stream of random numbers
-      for each row's trajectory: ``draws.random()`` of shape (n,), ``draws.normal(k)`` of shape (n, k); ``seeds``, n
-      integers (what `reset` would get at the row's trajectory's start); ``slots``, the rows' numbers. Rows above the
-      environments' have ``slots`` above theirs, ``starts`` False, and ``draws`` that nothing uses.
-    - ``row_independent = True``, an attribute or a property, says that each row of a batch is a function of that row's
-      observation, memory and draws alone, as long as batches have the same number of rows. Then `VecWorker` need not
-      run trajectories in blocks, and calls no `reset` but that with a mask. An agent that draws from the global
-      generators, or from one of its own for all rows, may not say so. Workers check what is said, by
-      `streamsampler.agents.independence.probe`. In blocks an agent with `get_actions` is reset once a block.
-    - ``reset(do_resets)`` (or ``reset(dones)``), without the keyword ``starts`` of `get_actions`, is called with a
-      boolean mask of n rows whenever rows begin trajectories: True for those; all True at first and in a new block.
-      If it takes ``seed`` besides, it is called for one row after the other. `DefaultWorker` gives no mask, or one of
-      one True where it has no default.
-    - ``set_spaces(observation_space, action_space)`` gives a worker's copy of the agent the environment's spaces, once,
-      before it takes parameters or acts. They are the environment's own objects: copy what you draw from. After an
-      ``env_update`` workers get a new copy of such an agent.
-    - ``get_param_values()`` and ``set_param_values(values)``: an agent update that is a tuple, a dict or an array goes
-      to the latter.
-    - ``get_state()`` and ``set_state(state)``, of an agent with a ``reset`` or ``starts``: what it remembers and draws
-      from in the middle of a trajectory, as something that can be pickled, for another copy of the agent.
-      `obtain_fragments` needs both to go on with an episode whose worker was lost.
-    - ``sharing_parameters()``, of an agent with a ``reset``: gives another agent that remembers and draws on its own,
-      and has the same parameters, which are not copied; None where there can be none. `AsyncWorker` then needs no copy
-      of the agent for each trajectory in flight. It asks again after each update, which only the agent itself gets.
-    - ``begin_part()`` is called before the first action in each call of `obtain_fragments`, where episodes go on: an
-      agent that records what it remembers does so there, for learners that begin a sequence there.
-    - The keywords ``action_mask`` of `get_action` and ``action_masks`` of ``get_actions``: which actions the
+    - ``reset(seed=…)``, called at each trajectory's start with the trajectory's own seed for the agent: seed the
+      agent's generator, and clear its memory. ``reset()`` suffices where only a memory is cleared.
+    - ``get_actions(observations)`` chooses actions for n observations (leaves of shape (n, ...), which the agent may
+      change), and returns ``(actions, agent_infos)``: n actions, and a dict of arrays (n, ...). It may replace
+      `get_action` with `VecWorker`, with ``inference="parent"``, and with `AsyncWorker`, where it may be an
+      ``async def``. `VecWorker` always passes the same number of rows: as many as it may have environments, or a few
+      more (`workers.vec.lanes.rows_of_lanes`). Idle rows hold copies of other rows' observations, and their results are
+      discarded. Agents with a memory or random draws may declare these keywords: ``starts``, n booleans (the row starts
+      a trajectory); ``draws``, a `streamsampler.agents.draws.Draws` with a random stream for each row's trajectory,
+      ``draws.random()`` of shape (n,) and ``draws.normal(k)`` of shape (n, k); ``seeds``, n integers (the seed of
+      `reset` for the row's trajectory); ``slots``, the rows' numbers. Rows without an environment have higher
+      ``slots``, ``starts`` False, and unused ``draws``.
+    - ``row_independent = True`` (attribute or property) promises: each row of a result depends only on the row's
+      observation, memory and draws, as long as batches have the same number of rows. `VecWorker` then need not run
+      trajectories in blocks, and calls `reset` only with a mask. Agents that draw from global generators, or from a
+      generator for all rows, must not promise it. Workers check the promise
+      (`streamsampler.agents.independence.probe`). In blocks, an agent with `get_actions` is reset once per block.
+    - ``reset(do_resets)`` (or ``reset(dones)``), for a `get_actions` without ``starts``: receives a boolean mask of n
+      rows, True where a trajectory starts; all True in the first call and in a new block. With a ``seed`` argument, it
+      is called for row after row. `DefaultWorker` omits the mask, or passes a single True if it has no default.
+    - ``set_spaces(observation_space, action_space)`` is called once on a worker's copy of the agent, before parameters
+      and actions. The spaces are the environment's own objects: copy a space before you sample from it. After an
+      ``env_update``, workers receive a new copy of such an agent.
+    - ``get_param_values()`` and ``set_param_values(values)``: the latter receives agent updates (tuple, dict or array).
+    - ``get_state()`` and ``set_state(state)``, for an agent with ``reset`` or ``starts``: its memory and generators in
+      the middle of a trajectory, as a picklable object for another copy of the agent. `obtain_fragments` needs both to
+      resume an episode whose worker was lost.
+    - ``sharing_parameters()``, for an agent with ``reset``: returns another agent with its own memory and generator,
+      and the same parameters (not a copy), or None where it cannot. `AsyncWorker` then needs no copy of the agent for
+      each
+      trajectory in flight. It asks again after each update, which only the agent itself receives.
+    - ``begin_part()`` is called before the first action of each `obtain_fragments` call in a continuing episode, so
+      that an agent can record its memory at a sequence's start.
+    - The keywords ``action_mask`` of `get_action` and ``action_masks`` of ``get_actions``: the actions that the
       environment allows; see `streamsampler/docs/agents.md`.
-    - ``get_value(observation)``, of an agent whose infos have a number "value": that of the last observation, where a
-      trajectory did not terminate; for `batch.last_values`. An agent with a memory is asked at the trajectory's end,
-      and must not change it then; where several of its rows have a memory each, it takes the row's number as the
-      keyword ``slot``, or is not asked.
-    - ``get_param_converter()`` gives a small function that the sampler keeps, pickled, in its own process. It is asked
-      about each agent update before that is sent, and returns what goes to `set_param_values` where the update is of
-      the agent's own kind, such as a module; `NotImplemented` where it is not. What it raises refuses the update.
+    - ``get_value(observation)``, for an agent with "value" in its infos: the value of the last observation of a
+      trajectory that did not terminate, for `batch.last_values`. It must not change the agent's memory. If each row has
+      a memory, it must accept the row's number as the keyword ``slot``, or is not called.
+    - ``get_param_converter()`` returns a small function, which the sampler keeps in pickled form in its own process. It
+      converts agent updates of the agent's own kind (such as a module) to parameters before they are sent, and returns
+      `NotImplemented` for others. An exception in it refuses the update.
 
     Agents are pickled into the workers. For example::
 
@@ -130,29 +128,29 @@ class Agent(Protocol):
             observation: An observation of the environment.
 
         Returns:
-            The action, and a dict of whatever shall be recorded with it.
+            The action, and a dict of infos to record with it.
         """
         ...
 
 
 class AgentOfRows(Protocol):
-    """An agent that has `get_actions` alone; see `Agent`."""
+    """An agent with only `get_actions`; see `Agent`."""
 
     @property
     def get_actions(self) -> Callable[..., Any]:
-        """Chooses the actions of several rows."""
+        """Chooses actions for several rows."""
 
 
 class MaskedAgent(Protocol):
-    """An agent that takes masks of actions, for type checkers; see `agents`."""
+    """An agent with action masks, for type checkers; see the page `agents`."""
 
     def get_action(self, observation: Any, /, *, action_mask: Any) -> tuple[Any, dict[str, Any]]:
-        """Choose an action that the mask allows."""
+        """Choose an allowed action."""
         ...
 
 
 class AwaitedAgent(Protocol):
-    """An agent that waits, such as for a language model, for type checkers; see `streamsampler.AsyncWorker`."""
+    """An asynchronous agent, such as a language model's client, for type checkers; see `streamsampler.AsyncWorker`."""
 
     async def get_action(self, observation: Any, /) -> tuple[Any, dict[str, Any]]:
         """Choose an action."""
@@ -160,7 +158,7 @@ class AwaitedAgent(Protocol):
 
 
 class _MaskedFunction(Protocol):
-    """A plain callable that does so."""
+    """A plain callable with action masks."""
 
     def __call__(self, observation: Any, /, *, action_mask: Any) -> Any: ...
 
@@ -168,7 +166,7 @@ class _MaskedFunction(Protocol):
 AgentLike: TypeAlias = (
     Agent | AgentOfRows | MaskedAgent | AwaitedAgent | Callable[[Any], Any] | _MaskedFunction | Literal["random"]
 )
-"""What is taken for an agent; see `as_agent`."""
+"""Accepted forms of agents; see `as_agent`."""
 
 
 _UNAWAITED = (
@@ -178,9 +176,7 @@ _UNAWAITED = (
 
 
 class CallableAgent:
-    """Makes an agent of a plain callable.
-
-    The callable's own optional methods (see `Agent`), where it has them, are the agent's.
+    """Makes an agent of a plain callable, whose own optional methods (see `Agent`) become the agent's.
 
     Attributes:
         function: The callable, ``observation -> action``.
@@ -193,13 +189,13 @@ class CallableAgent:
         return f"CallableAgent({self.function!r})"
 
     def __getattr__(self, name: str) -> Any:
-        # Only these, and never by way of self.function: it is not there yet while the agent is being unpickled.
+        # Only these names, and never by way of self.function, which does not exist yet during unpickling.
         if name in _OPTIONAL_METHODS and "function" in self.__dict__:
             return getattr(self.__dict__["function"], name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
     def get_action(self, observation: Any) -> tuple[Any, dict[str, Any]]:
-        """Call the function; there are no infos."""
+        """Call the function; infos are empty."""
         return self.function(observation), {}
 
 
@@ -207,30 +203,28 @@ class _AwaitedCallableAgent(CallableAgent):
     """Makes an agent of an `async def`."""
 
     async def get_action(self, observation: Any) -> tuple[Any, dict[str, Any]]:  # type: ignore[override]
-        """Call the function; there are no infos."""
+        """Call the function; infos are empty."""
         return await self.function(observation), {}
 
 
 class _MaskedCallableAgent(CallableAgent):
-    """Makes an agent of a plain callable that takes the keyword `action_mask`."""
+    """Makes an agent of a plain callable with the keyword `action_mask`."""
 
     def get_action(self, observation: Any, *, action_mask: Any = None) -> tuple[Any, dict[str, Any]]:
-        """Call the function; there are no infos."""
+        """Call the function; infos are empty."""
         return self.function(observation, action_mask=action_mask), {}
 
 
 def as_agent(obj: Any) -> Agent:
-    """Return the agent that a user passed in any form.
+    """Return an agent for any accepted form.
+
+    Agents are returned as they are, including agents with only `get_actions` (see `acts_alone`).
 
     Args:
         obj: An agent, a plain callable ``observation -> action``, or "random".
 
-    Returns:
-        The object itself if it is an agent, also one that has `get_actions` alone (see `acts_alone`); else an agent
-        that calls it, or a `RandomAgent`.
-
     Raises:
-        UsageError: If it is neither.
+        UsageError: The object is none of these.
     """
     if isinstance(obj, type):
         raise UsageError(
@@ -258,7 +252,6 @@ def as_agent(obj: Any) -> Agent:
 
 
 def _what_it_is(obj: Any) -> str:
-    """Return the message that refuses an object as an agent, and says if it is an environment."""
     if isinstance(obj, str):
         if obj in registry:
             return f"{obj!r} is an environment: {AGENT_FIRST}"
@@ -272,7 +265,7 @@ def _what_it_is(obj: Any) -> str:
 
 
 def adapter_line(obj: Any) -> str | None:
-    """Return what to write to make an agent of another library's policy; None for any other object."""
+    """Return the code that makes an agent of another library's policy; None for any other object."""
     if callable(getattr(obj, "predict", None)) and (is_module(obj) or not callable(obj)):
         return "SB3Agent(model), or SB3Agent(model, deterministic=True), from streamsampler.adapters.sb3"
     if is_module(obj):
@@ -290,9 +283,9 @@ def is_module(obj: Any) -> bool:
 
 
 def is_agent(obj: Any) -> bool:
-    """Return whether an object is certainly an agent: it has `get_action` or `get_actions`, is a function or a name.
+    """Return whether an object is certainly an agent: an object with `get_action` or `get_actions`, a function, a name.
 
-    Other callables, such as a torch module, may be the parameters of one.
+    Other callables, such as a torch module, may be parameters.
     """
     if isinstance(obj, type | str):
         return obj in NAMED_AGENTS
@@ -301,12 +294,11 @@ def is_agent(obj: Any) -> bool:
 
 
 def acts_alone(agent: Any) -> bool:
-    """Return whether an agent chooses single actions; an agent, or a wrapped one, with only `get_actions` does not."""
+    """Return whether an agent, wrapped or not, can choose single actions: false if it has only `get_actions`."""
     return callable(getattr(agent, "get_action", None)) and getattr(agent, "wraps_what_acts_alone", True)
 
 
 def agent_waits(agent: Any) -> bool:
-    """Return whether an agent is asynchronous."""
     return has_coroutines(agent, "get_action", "get_actions")
 
 
@@ -314,10 +306,10 @@ _OF_ROWS = ("slots", "starts", "seeds", "draws")
 
 
 def is_row_independent(agent: Any) -> bool:
-    """Return whether an agent says that each row of a batch is a function of that row alone; see `Agent`.
+    """Return an agent's `row_independent`; see `Agent`.
 
     Raises:
-        UsageError: It says neither True nor False.
+        UsageError: It is neither True nor False.
     """
     said = getattr(agent, "row_independent", False)
     if not isinstance(said, bool | np.bool_):
@@ -329,16 +321,13 @@ def is_row_independent(agent: Any) -> bool:
 
 
 def reset_agent_function(agent: Any) -> Callable[[int], None] | None:
-    """Return the function that resets an agent at a trajectory's start, or None.
+    """Return a function that resets an agent with a seed at a trajectory's start; None for an agent without `reset`.
 
     Args:
-        agent: An agent, with a `reset` that takes a seed, or nothing, or without one.
-
-    Returns:
-        A function to call with the seed at each trajectory's start, or None if the agent has no reset.
+        agent: An agent; its `reset` may accept a seed, a mask, both or nothing.
 
     Raises:
-        UsageError: If its reset demands other arguments.
+        UsageError: Its `reset` demands other arguments.
     """
     reset = getattr(agent, "reset", None)
     if not callable(reset):
@@ -348,7 +337,7 @@ def reset_agent_function(agent: Any) -> Callable[[int], None] | None:
         return lambda seed: reset(seed=seed)
     parameter = signature.parameters.get("seed")
     if parameter is not None and binds(signature, 0):
-        # A positional-only seed, as methods written in C have it.
+        # A positional-only seed, as in methods written in C.
         return lambda seed: reset(seed)
     if binds(signature):
         return lambda _: reset()
@@ -364,10 +353,10 @@ def reset_agent_function(agent: Any) -> Callable[[int], None] | None:
 
 
 def shared_agent(agent: Any) -> Agent | None:
-    """Return another agent that has an agent's parameters, and remembers on its own; None if it has to be copied.
+    """Return another agent with the same parameters and its own memory; None if the agent must be copied instead.
 
-    See `sharing_parameters` of `Agent`. Its class has to have that: what passes on all that it has not to an agent
-    inside, by `__getattr__`, would be left out.
+    The agent's class itself must define `sharing_parameters` (see `Agent`): a wrapper that forwards the attribute by
+    `__getattr__` would be missing from the result.
 
     Raises:
         UsageError: The method returned the agent itself, or an object without its methods.
@@ -389,26 +378,25 @@ def shared_agent(agent: Any) -> Agent | None:
 
 
 def give_spaces(agent: Agent, observation_space: Space[Any], action_space: Space[Any]) -> None:
-    """Call an agent's `set_spaces`, if it has that."""
+    """Call an agent's `set_spaces`, if it has that method."""
     set_spaces = getattr(agent, "set_spaces", None)
     if callable(set_spaces):
         set_spaces(observation_space, action_space)
 
 
 def mask_argument(reset: Callable[..., Any]) -> str | None:
-    """Return the argument of an agent's `reset` that takes the mask of slots that begin a trajectory, or None."""
+    """Return the name of the mask argument of an agent's `reset`, or None."""
     signature = signature_of(reset)
     return next((name for name in _MASKS if signature is not None and takes_keyword(signature, name)), None)
 
 
 def takes_seed(reset: Callable[..., Any]) -> bool:
-    """Return whether an agent's `reset` takes a seed by keyword."""
     signature = signature_of(reset)
     return signature is None or takes_keyword(signature, "seed")
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
-    """Return the signature, or None where Python knows none (functions written in C)."""
+    """Return a signature; None where Python knows none (functions written in C)."""
     try:
         return inspect.signature(function)
     except (TypeError, ValueError):
@@ -416,7 +404,7 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
 
 
 def binds(signature: inspect.Signature, *args: Any, **kwargs: Any) -> bool:
-    """Return whether a function with that signature can be called with these arguments."""
+    """Return whether a call with these arguments fits a signature."""
     try:
         signature.bind(*args, **kwargs)
     except TypeError:
@@ -425,18 +413,17 @@ def binds(signature: inspect.Signature, *args: Any, **kwargs: Any) -> bool:
 
 
 def row_keywords(get_actions: Callable[..., Any]) -> set[str]:
-    """Return which keywords an agent's `get_actions` takes that are about rows; see `Agent`."""
+    """Return the keywords about rows that an agent's `get_actions` accepts; see `Agent`."""
     signature = signature_of(get_actions)
     return {name for name in _OF_ROWS if signature is not None and takes_keyword(signature, name)}
 
 
 def takes_masks(agent: Any, *, together: bool = False) -> bool:
-    """Return whether an agent declares the keyword that masks of actions come by; see `agents`.
+    """Return whether an agent declares the keyword for action masks; see the page `agents`.
 
     Args:
         agent: The agent.
-        together: Whether it is asked by `get_actions`, with `action_masks`; otherwise by `get_action`, with
-            `action_mask`.
+        together: Check `action_masks` of `get_actions` instead of `action_mask` of `get_action`.
     """
     method, keyword = ("get_actions", ACTION_MASKS) if together else ("get_action", ACTION_MASK)
     function = getattr(agent, method, None)
@@ -449,6 +436,5 @@ def _declares(function: Callable[..., Any], keyword: str) -> bool:
 
 
 def takes_keyword(signature: inspect.Signature, name: str) -> bool:
-    """Return whether a signature has a parameter that may be given by that name."""
     parameter = signature.parameters.get(name)
     return parameter is not None and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)

@@ -1,11 +1,11 @@
-"""Random numbers for many trajectories side by side, each row's from its own trajectory's stream.
+"""Random numbers for the rows of a batch: each row draws from its own trajectory's stream.
 
-Seeding a generator for each trajectory costs microseconds, and a generator for the whole batch lets a row's numbers
-depend on how many rows there are. So number p of a trajectory is a hash of the trajectory's seed and p: a counter-based
-generator in the sense of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). The hash is SplitMix64
-(Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014) with David Stafford's thirteenth
-mixer, begun at a hash of the seed. Normal numbers are made of pairs by Box and Muller's method (Annals of Mathematical
-Statistics, 1958), which takes the same number of words for each pair: nothing is rejected, so no row falls behind.
+Seeding a generator per trajectory costs microseconds, and with a generator for the whole batch, a row's numbers would
+depend on the number of rows. Therefore number p of a trajectory is a hash of its seed and p: a counter-based generator
+in the sense of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). The hash is SplitMix64 (Steele,
+Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014) with David Stafford's thirteenth mixer,
+started at a hash of the seed. Normal numbers come in pairs by Box and Muller's method (Annals of Mathematical
+Statistics, 1958). It rejects nothing, so all rows use the same number of words.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Numbers = NDArray[np.float64]
 
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)  # 2**64 divided by the golden ratio
 _CALLS = 32
-"""For how many calls numbers are computed at a time, for a row: as many as a short trajectory has timesteps."""
+"""Calls whose numbers are computed at a time per row: about the timesteps of a short trajectory."""
 _MANY = 2048
-"""Of more numbers than this, only those for two calls."""
+"""Above this many numbers, only two calls' numbers are computed at a time."""
 
 
 class OfRows(ABC):
@@ -35,7 +35,7 @@ class OfRows(ABC):
 
     @abstractmethod
     def random(self) -> Numbers:
-        """Draw one number for each row; see `Draws.random`."""
+        """Draw a number for each row; see `Draws.random`."""
 
     @abstractmethod
     def normal(self, k: int) -> Numbers:
@@ -43,29 +43,29 @@ class OfRows(ABC):
 
 
 class Draws(OfRows):
-    """Draws random numbers for n rows, each from the stream of the trajectory that runs in it.
+    """Draws random numbers for n rows, each from its own trajectory's stream.
 
-    An agent gets it as the keyword ``draws`` of its `get_actions`. A row's numbers depend on its trajectory's seed, and
-    on how many were drawn of the same kind since it began; not on other rows, nor on how many were drawn at a time.
+    An agent receives it as the keyword ``draws`` of its `get_actions`. A row's numbers depend on its trajectory's seed,
+    and on the number of earlier draws of the same kind in the trajectory; not on other rows, nor on the sizes of draws.
 
-    What runs the trajectories says which row begins which: ``prepared = draws.prepare(seeds)`` once for many
-    trajectories, whose first numbers are computed together, and ``draws.begin(row, prepared, position)`` for each. A
-    row that never began draws from the stream of seed 0.
+    The caller starts trajectories in rows: ``prepared = draws.prepare(seeds)`` computes the first numbers of many
+    trajectories together, then ``draws.begin(row, prepared, position)`` starts each. A row before its first trajectory
+    draws from the stream of seed 0.
 
     Args:
-        n_rows: How many rows.
+        n_rows: The number of rows.
 
     Attributes:
-        n_rows: How many rows.
+        n_rows: The number of rows.
     """
 
     def __init__(self, n_rows: int) -> None:
         self.n_rows = n_rows
         self._uniform: _NumberStream | None = None
         self._normal: _NumberStream | None = None
-        self._streams: tuple[_NumberStream, ...] = ()  # those that the agent draws from
+        self._streams: tuple[_NumberStream, ...] = ()  # the kinds that the agent has drawn
         self._seeds = [0] * n_rows
-        self._steps: NDArray[np.int64] | None = None  # how far a number takes each row; None for 1
+        self._steps: NDArray[np.int64] | None = None  # how far a draw advances each row; None for 1
 
     def __getstate__(self) -> dict[str, Any]:
         kinds = [None if it is None else (it.keys, it.positions(), it.size) for it in (self._uniform, self._normal)]
@@ -81,25 +81,25 @@ class Draws(OfRows):
 
     @classmethod
     def of(cls, seeds: Sequence[int]) -> Draws:
-        """Return draws for trajectories that all begin.
+        """Return draws for trajectories at their start.
 
         Args:
-            seeds: The trajectories' seeds, one for each row, such as `batch.seeds`.
+            seeds: The trajectories' seeds in row order, such as `batch.seeds`.
         """
         draws = cls(len(seeds))
         draws._seeds = list(seeds)
         return draws
 
     def only(self, rows: NDArray[np.bool_] | None) -> None:
-        """Let some rows draw from now on, and others not: what those get they get again when they draw.
+        """Advance only some rows from now on: the others will receive the same numbers again when they draw.
 
         Args:
-            rows: (n_rows,) which rows draw; None for all of them.
+            rows: (n_rows,) bool, the rows to advance; None for all of them.
         """
         self._steps = None if rows is None else rows.astype(np.int64)
 
     def with_rows(self, n_rows: int) -> Draws:
-        """Return draws for more rows, in which those that are there draw on; the others never began."""
+        """Return draws with more rows: the present rows continue, the others have no trajectory yet."""
         wider = Draws(n_rows)
         wider._seeds[: self.n_rows] = self._seeds
         streams: list[_NumberStream | None] = []
@@ -115,19 +115,15 @@ class Draws(OfRows):
         return wider
 
     def of_rows(self, rows: NDArray[np.int64]) -> RowsOfDraws:
-        """Return draws for some rows alone; the others do not draw meanwhile.
+        """Return draws for some rows, without advancing the others.
 
         Args:
-            rows: (n,) which rows.
+            rows: (n,) row numbers.
         """
         return RowsOfDraws(self, rows)
 
     def random(self) -> Numbers:
-        """Draw one number for each row.
-
-        Returns:
-            (n_rows,) float64, uniform in [0, 1): multiples of 2**-53.
-        """
+        """Draw a number for each row: (n_rows,) float64, uniform in [0, 1), multiples of 2**-53."""
         stream = self._uniform
         if stream is None or not stream.left:
             stream = self._uniform = self._filled(stream, _uniforms, 1)
@@ -137,13 +133,10 @@ class Draws(OfRows):
         return numbers
 
     def normal(self, k: int) -> Numbers:
-        """Draw k numbers for each row.
+        """Draw k standard normal numbers for each row: (n_rows, k) float64.
 
         Args:
-            k: How many.
-
-        Returns:
-            (n_rows, k) float64 of the standard normal distribution.
+            k: Numbers per row.
         """
         stream = self._normal
         if stream is None or stream.left < k:
@@ -155,25 +148,22 @@ class Draws(OfRows):
         return numbers
 
     def prepare(self, seeds: Sequence[int]) -> Prepared:
-        """Compute the first numbers of many trajectories together.
+        """Compute the first numbers of many trajectories together, for `begin`.
 
         Args:
             seeds: The trajectories' seeds.
-
-        Returns:
-            What `begin` takes; it may be dropped when the last of them has begun.
         """
         prepared = Prepared(seeds)
         prepared.compute(self._streams)
         return prepared
 
     def begin(self, row: int, prepared: Prepared, position: int) -> None:
-        """Begin a trajectory's stream in a row.
+        """Start a trajectory's stream in a row.
 
         Args:
             row: The row.
-            prepared: What `prepare` gave.
-            position: The position of the trajectory's seed in what `prepare` got.
+            prepared: A result of `prepare`.
+            position: The position of the trajectory's seed in the arguments of `prepare`.
         """
         self._seeds[row] = prepared.seeds[position]
         if prepared.streams is not self._streams:
@@ -183,7 +173,7 @@ class Draws(OfRows):
             at[row] = begins[row]
 
     def _filled(self, stream: _NumberStream | None, compute: _Compute, k: int) -> _NumberStream:
-        """Return the stream with at least k numbers for each row."""
+        """Return the stream with at least k numbers left in each row."""
         size = _size_for(k)
         if stream is not None and size <= stream.size:
             stream.fill(stream.positions())
@@ -196,10 +186,10 @@ class Draws(OfRows):
 
 
 class RowsOfDraws(OfRows):
-    """Draws random numbers for some rows of others; see `Draws.of_rows`.
+    """Draws random numbers for some rows of a `Draws`; see `Draws.of_rows`.
 
     Attributes:
-        n_rows: How many rows.
+        n_rows: The number of rows.
     """
 
     def __init__(self, draws: Draws, rows: NDArray[np.int64]) -> None:
@@ -209,7 +199,7 @@ class RowsOfDraws(OfRows):
         self._mask[rows] = True
 
     def random(self) -> Numbers:
-        """Draw one number for each row; see `Draws.random`."""
+        """Draw a number for each row; see `Draws.random`."""
         return self._drawn(self._draws.random)
 
     def normal(self, k: int) -> Numbers:
@@ -231,16 +221,15 @@ class Prepared:
         seeds: Their seeds.
 
     Attributes:
-        seeds: The same.
-        streams: The streams that the numbers are of.
-        tables: For each stream what `Draws.begin` needs, and last what goes into a row's buffer, n of them.
+        seeds: Their seeds.
+        streams: The streams of the numbers.
+        tables: For each stream, the columns that `Draws.begin` needs; the last is each trajectory's buffer row.
     """
 
     def __init__(self, seeds: Sequence[int]) -> None:
         self.seeds = seeds
 
     def compute(self, streams: tuple[_NumberStream, ...]) -> None:
-        """Compute the numbers of these streams."""
         self.streams = streams
         self.tables = [
             (stream.rows, stream.at_view, stream.begins, list(stream.first(self.seeds))) for stream in streams
@@ -248,26 +237,26 @@ class Prepared:
 
 
 class _NumberStream:
-    """Numbers of one kind to come, for each row.
+    """Numbers of one kind, computed ahead for each row.
 
-    A row of the buffer has, after its numbers, the key of its stream and the position there of the first of them: so
-    one copy of a row begins a trajectory.
+    A row of the buffer ends with its stream's key and the stream position of the row's first number: copying a single
+    buffer row starts a trajectory.
 
     Args:
-        compute: What computes the numbers.
-        keys: (n,) the key of each row.
-        positions: (n,) the position in its stream of the number that each row draws next.
-        size: How many numbers the buffer has for each row.
+        compute: Computes the numbers.
+        keys: (n,) the rows' keys.
+        positions: (n,) each row's next position in its stream.
+        size: Numbers per row of the buffer.
 
     Attributes:
-        size: The same.
+        size: Numbers per row of the buffer.
         rows: The buffer, n arrays of (size + 2,).
-        flat: The same, one array.
-        begins: Where in `flat` each row begins.
-        at: (n,) where in `flat` the number is that each row draws next; `at_view` is quicker to set one of.
-        left: So many numbers at least are left in each row.
-        ones: n times 1.
-        windows: By k, what `flat` has from each place on, (…, k), and n times k.
+        flat: The buffer as one array.
+        begins: Each row's first position in `flat`.
+        at: (n,) each row's next position in `flat`; setting a single value is faster in `at_view`.
+        left: The least number of unused numbers of all rows.
+        ones: (n,) ones.
+        windows: By k, a view (…, k) of `flat` from each position on, and n times k.
     """
 
     def __init__(self, compute: _Compute, keys: Words, positions: Words, size: int) -> None:
@@ -286,27 +275,27 @@ class _NumberStream:
 
     @property
     def keys(self) -> Words:
-        """The key of each row."""
+        """(n,) the rows' keys."""
         return self._words[:, -2]
 
     def positions(self) -> Words:
-        """Return the position in its stream of the number that each row draws next."""
+        """Return each row's next position in its stream."""
         return self._words[:, -1] + (self.at - self.begins).astype(np.uint64)
 
     def fill(self, positions: Words) -> None:
-        """Compute the numbers of all rows from these positions on: few rows would take as long as all."""
+        """Compute the numbers of all rows from these positions on: a few rows would take as long as all."""
         odd = positions % np.uint64(2)  # normal numbers come in pairs
         self._numbers[:] = self._computed(self.keys, positions - odd)
         self.at[:] = self.begins + odd.astype(np.int64)
         self.left = self.size - int(odd.max())
 
     def first(self, seeds: Sequence[int]) -> Numbers:
-        """Return what goes into the buffer when trajectories of these seeds begin, (n, size + 2)."""
+        """Return the buffer rows, (n, size + 2), of trajectories at their start."""
         keys = _keys(seeds, self._compute)
         return self._computed(keys, np.zeros_like(keys))
 
     def windows_of(self, k: int) -> tuple[Numbers, NDArray[np.int64]]:
-        """Return what `windows` has for k, which it has from now on."""
+        """Compute, store and return `windows[k]`."""
         self.windows[k] = found = sliding_window_view(self.flat, k), self.ones * k
         return found
 
@@ -319,14 +308,14 @@ class _NumberStream:
 
 
 _Compute = Callable[[Words, Words, int], Numbers]
-"""Takes keys (n,), even positions (n,), and a size; returns numbers (n, size)."""
+"""Computes numbers (n, size) from keys (n,), even positions (n,), and a size."""
 
 
 def _size_for(k: int) -> int:
-    """Return how many numbers to compute at a time for each row where k are drawn in a call.
+    """Return how many numbers to compute at a time for each row, for draws of k.
 
-    Pairs of them fill whole vectors of any processor: in the remainder that a vectorised loop leaves, the bits of
-    logarithms and tangents could be others, and numbers would depend on how many rows there are.
+    Pairs of them fill whole vectors of any processor. In the remainder of a vectorised loop, logarithms and tangents
+    may have other bits, and numbers would depend on the number of rows.
     """
     return -(-max(min(_CALLS * k, _MANY), 2 * k) // 32) * 32
 
@@ -337,14 +326,14 @@ def _uniforms(keys: Words, positions: Words, size: int) -> Numbers:
 
 def _normals(keys: Words, positions: Words, size: int) -> Numbers:
     begun = keys + positions * _GAMMA
-    # Even words and odd ones apart: contiguous, the functions below run over whole vectors.
+    # Even and odd words apart: the functions below then run over contiguous, whole vectors.
     radius = _fractions(_mixed(np.add.outer(begun, _steps(1, size, 2))))
     angle = _fractions(_mixed(np.add.outer(begun, _steps(2, size + 1, 2))))
     np.subtract(1.0, radius, radius)  # (0, 1], for the logarithm
     np.log(radius, radius)
     np.multiply(radius, -2.0, radius)
     np.sqrt(radius, radius)
-    # Cosine and sine by the tangent of half the angle: in NumPy that takes a quarter of the time.
+    # Cosine and sine by the tangent of half the angle, a quarter of the time in NumPy.
     tangent = np.tan(np.multiply(angle, np.pi, angle), angle)
     share = np.divide(2.0, 1.0 + tangent * tangent)
     numbers = np.empty((len(keys), size))
@@ -354,7 +343,7 @@ def _normals(keys: Words, positions: Words, size: int) -> Numbers:
 
 
 def _keys(seeds: Sequence[int], compute: _Compute) -> Words:
-    """Return where the streams of trajectories begin."""
+    """Return the start of each trajectory's stream."""
     return _mixed(np.array(seeds, dtype=np.uint64) + _KINDS[compute])
 
 
@@ -363,7 +352,7 @@ def _steps(*bounds: int) -> Words:
 
 
 _KINDS: dict[_Compute, np.uint64] = dict(zip((_uniforms, _normals), _steps(5, 7), strict=True))
-"""The numbers go on from those of `seeding.SeedUse`."""
+"""The numbers continue those of `seeding.SeedUse`."""
 
 
 def _mixed(words: Words) -> Words:
@@ -379,6 +368,6 @@ def _mixed(words: Words) -> Words:
 
 
 def _fractions(words: Words) -> Numbers:
-    """Return numbers in [0, 1) of the upper 53 bits of words."""
+    """Return numbers in [0, 1) from the upper 53 bits of words."""
     np.right_shift(words, np.uint64(11), words)
     return np.multiply(words.view(np.int64), 2.0**-53)  # signed integers convert faster

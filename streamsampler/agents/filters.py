@@ -1,4 +1,4 @@
-"""What a filter is, and the two filters of a sampler together."""
+"""Filters of observations and rewards: their protocol, a sampler's pair of them, and agents behind a filter."""
 
 from __future__ import annotations
 
@@ -26,42 +26,42 @@ _METHODS = ("apply", "summarise", "merge")
 
 @runtime_checkable
 class Filter(Protocol):
-    """Changes observations or rewards with statistics of what was sampled before.
+    """Transforms observations or rewards with statistics of earlier samples.
 
     See `streamsampler/docs/hooks-and-filters.md`.
     """
 
     def apply(self, data: Any) -> Any:
-        """Return data as the filter changes it, in new arrays; the filter stays as it is.
+        """Return transformed data in new arrays; the filter itself does not change.
 
         Args:
-            data: One observation (*O), or n of them (n, *O), or a tree of such; of rewards (n,) float64. Each element
-                of the result must depend on its own element alone, so that n rows give what each row gives alone.
+            data: An observation (*O), or n of them (n, *O), or a tree of such; or rewards, (n,) float64. Each row of
+                the result must depend on that row alone.
         """
         ...
 
     def summarise(self, data: Any) -> Any:
-        """Return what the statistics need of one trajectory; it can be pickled, and the filter stays as it is.
+        """Return a trajectory's contribution to the statistics, a picklable object; the filter itself does not change.
 
         Args:
-            data: The trajectory's observations, tree of (t, *O), last observation excluded; or its rewards, (t,).
+            data: The trajectory's observations, a tree of (t, *O) without the last observation; or its rewards, (t,).
         """
         ...
 
     def merge(self, summaries: Sequence[Any]) -> Filter:
-        """Return a new filter, whose statistics have these summaries as well; this one stays as it is.
+        """Return a new filter with these summaries merged into its statistics; this filter does not change.
 
         Args:
-            summaries: One for each trajectory, in order. To merge them in several calls must come to the same.
+            summaries: A summary for each trajectory, in order. Merging them in several calls must have the same result.
         """
         ...
 
 
 def check_filter(given: Any, name: str) -> None:
-    """Check that an argument is a filter, or None.
+    """Check an argument for a filter, or None.
 
     Raises:
-        UsageError: It is neither; says which method is missing.
+        UsageError: It is neither; names the missing method.
     """
     if given is None:
         return
@@ -80,12 +80,11 @@ class Filters:
     """The filters of a sampler, with their statistics: `sampler.filters`.
 
     Attributes:
-        observation: Changes observations; None leaves them as they are. With several policies, one for each that it
-            names.
-        reward: Changes rewards; None leaves them as they are. With several policies, one for each that it names.
+        observation: Transforms observations; None leaves them unchanged. With several policies, a dict by policy name.
+        reward: Transforms rewards; None leaves them unchanged. With several policies, a dict by policy name.
 
     Raises:
-        UsageError: One of them is no filter.
+        UsageError: A filter lacks a method.
     """
 
     observation: Any = None
@@ -100,19 +99,19 @@ class Filters:
         return self.observation is not None or self.reward is not None
 
     def of(self, policy: str) -> Filters:
-        """Return the filters of one of several policies."""
+        """Return a policy's filters."""
         return Filters(*(it.get(policy) if isinstance(it, Mapping) else it for it in (self.observation, self.reward)))
 
     def facts(self) -> dict[str, str]:
-        """Return what provenance says of the filters: their `repr`, which tells statistics apart, or their class."""
+        """Return the filters' entries in provenance: their `repr`, which identifies statistics, or their class."""
         each = {"observation_filter": self.observation, "reward_filter": self.reward}
         return {name: _text(given) for name, given in each.items() if given is not None}
 
     def summaries(self, rollouts: Rollouts) -> bytes:
-        """Return summaries of the trajectories, pickled: the engine's memory is used again before they are merged.
+        """Return the trajectories' summaries, pickled, because the engine reuses the rollouts' memory before the merge.
 
         Returns:
-            Those of observations and those of rewards, in order; None for each trajectory where there is no filter.
+            Pickled summaries of observations, and of rewards, in order; None for each trajectory without a filter.
         """
         if rollouts.policies:
             found: Any = self._of_several(
@@ -128,7 +127,7 @@ class Filters:
             return dumps_by_value(found)
 
     def summaries_of(self, batches: Iterable[TrajectoryBatch[Any, Any]]) -> list[tuple[Any, Any]]:
-        """Return a summary of each trajectory of batches, from their raw data: those that workers returned."""
+        """Return a summary for each trajectory of batches, from raw data."""
         return [summary for batch in batches for summary in zip(*self._summaries_of(batch), strict=True)]
 
     def _summaries_of(self, batch: TrajectoryBatch[Any, Any]) -> tuple[Collection[Any], Collection[Any]]:
@@ -141,7 +140,7 @@ class Filters:
         )  # fmt: skip
 
     def _of_several(self, n_episodes: int, parts: Sequence[tuple[Any, ...]]) -> tuple[Collection[Any], Collection[Any]]:
-        """Return for each episode the summaries of its agents' trajectories, by policy."""
+        """Return, for each episode, its agents' summaries by policy."""
         found = [_ByPolicy() for _ in range(n_episodes)], [_ByPolicy() for _ in range(n_episodes)]
         for policy, lengths, observations, rewards, episodes in parts:
             for of_each, summaries in zip(
@@ -152,15 +151,14 @@ class Filters:
         return found
 
     def _summaries(self, lengths: Any, observations: Any, rewards: Any) -> tuple[Collection[Any], Collection[Any]]:
-        """Return a summary of each trajectory's observations, and one of its rewards; None where there is no filter."""
         lengths = np.asarray(lengths, np.int64)
         return _of_each(self.observation, observations, lengths), _of_each(self.reward, rewards, lengths)
 
     def merged(self, summaries: Iterable[tuple[Any, Any]]) -> Filters:
-        """Return filters whose statistics have these summaries as well.
+        """Return filters with these summaries merged into their statistics.
 
         Args:
-            summaries: One of observations and one of rewards for each trajectory, in order.
+            summaries: For each trajectory in order, a summary of observations and a summary of rewards.
 
         Raises:
             UsageError: A `merge` returns no filter.
@@ -171,7 +169,7 @@ class Filters:
         return Filters(observation, _merged("reward_filter", self.reward, [one for _, one in each]))
 
     def applied(self, batch: TrajectoryBatch[Any, Any]) -> TrajectoryBatch[Any, Any]:
-        """Return a batch with filtered observations and rewards, and with the raw ones as its raw data.
+        """Return a batch with filtered observations and rewards, and with the raw values as its raw data.
 
         Raises:
             DataError: A filter returns another number of rows.
@@ -200,7 +198,7 @@ def _of_each(given: Filter | None, data: Any, lengths: NDArray[np.int64]) -> Col
 
 
 class _ByPolicy(dict[str, list[Any]]):
-    """The summaries of the agents' trajectories in an episode, by policy."""
+    """Summaries of an episode's agents, by policy."""
 
 
 def _merged(name: str, given: Any, summaries: list[Any]) -> Any:
@@ -227,7 +225,7 @@ def _merged(name: str, given: Any, summaries: list[Any]) -> Any:
 
 def _text(given: Filter) -> str:
     text = repr(given)
-    # What Python prints by itself has an address, which is another one each time.
+    # Python's default repr has an address, different each time.
     return text if " at 0x" not in text else type(given).__qualname__
 
 
@@ -242,35 +240,32 @@ def _rows(name: str, given: Filter | None, raw: Any) -> Any:
     return found
 
 
-# ----------------------------------------------------------------------
-# Agents that see filtered observations.
-
-
-_HIDDEN = ("get_param_converter",)  # updates are parameters before they come here
+_HIDDEN = ("get_param_converter",)  # updates arrive here already converted
 
 
 class FilterParameters(dict[str, Any]):
-    """What `FilteredAgent.set_param_values` takes for a new filter; like other parameters, it reaches all copies."""
+    """A parameter value that replaces a `FilteredAgent`'s filter, sent to all copies like other parameters."""
 
     def __init__(self, filter: Filter, space: Any = None) -> None:  # noqa: A002 - what it is
         super().__init__(filter=filter, space=space)
 
 
 class FilteredAgent:
-    """Shows an agent observations as a filter changes them, with the statistics that the filter has.
+    """Shows an agent filtered observations; the filter's statistics are constant.
 
-    Workers use it where a sampler has an `observation_filter`. By itself it is for what has no such argument:
-    `compare`, a loop of one's own, a file: ``FilteredAgent(agent, sampler.filters.observation)``. All that the agent
-    has besides, such as `reset` and `set_param_values`, is the agent's.
+    Workers use it where a sampler has an `observation_filter`. Use it directly where no such argument exists
+    (`compare`, your own loop, a file): ``FilteredAgent(agent, sampler.filters.observation)``. The agent's other
+    methods, such as
+    `reset` and `set_param_values`, pass through.
 
     Args:
-        agent: An agent, in any form that samplers take.
-        filter: The filter; it is not changed.
-        space: The observation space, whose dtypes observations get before they are filtered, as in batches; None
-            leaves them as they are.
+        agent: An agent, in any form that samplers accept.
+        filter: The filter, which is not changed.
+        space: The observation space, for conversion to its dtypes before filtering, as in batches; None converts
+            nothing.
 
     Raises:
-        UsageError: No agent, or no filter, or one with statistics of another space.
+        UsageError: The agent or filter is invalid, or the filter has statistics of another space.
     """
 
     def __init__(self, agent: Any, filter: Filter, space: Any = None) -> None:  # noqa: A002 - what it is
@@ -288,7 +283,7 @@ class FilteredAgent:
         self.wraps_what_acts_alone = acts_alone(self.agent)
         get_action: Any = getattr(self.agent, "get_action", None)
         self._get_action: Callable[..., tuple[Any, dict[str, Any]]] = get_action
-        if takes_masks(self.agent):  # callers look at the signature
+        if takes_masks(self.agent):  # callers inspect the signature
             self.get_action = self._get_masked_action  # type: ignore[method-assign]
         box = isinstance(space, gym_spaces.Box)
         self._dtype = space.dtype if box else None
@@ -305,10 +300,10 @@ class FilteredAgent:
         self._set(state["filter"], state["space"])
 
     def sharing_parameters(self) -> FilteredAgent | None:
-        """Return an agent with the same filter, until an update replaces it, around one that shares its parameters.
+        """Return an agent with the same filter (until an update) around another agent that shares parameters.
 
         Returns:
-            The agent; None where the agent inside has to be copied, and of a subclass, which may have more of its own.
+            The agent; None if the inner agent must be copied, or for a subclass, which may have further state.
         """
         return self._sharing() if type(self) is FilteredAgent else None
 
@@ -320,21 +315,21 @@ class FilteredAgent:
         return f"FilteredAgent({self.agent!r}, {self.filter!r})"
 
     def __getattr__(self, name: str) -> Any:
-        # Not while the agent is being unpickled; and no private names, which copying and pickling look for.
+        # Not during unpickling; and no private names, which copying and pickling look up.
         if name.startswith("_") or name in _HIDDEN or "agent" not in self.__dict__:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
         found = getattr(self.agent, name)
         return self._filtering(found, _ON_OBSERVATIONS[name]) if name in _ON_OBSERVATIONS else found
 
     def _filtering(self, method: Any, by: str) -> Any:
-        @functools.wraps(method)  # callers look at the signature
+        @functools.wraps(method)  # callers inspect the signature
         def filtered(observations: Any, *args: Any, **kwargs: Any) -> Any:
             return method(getattr(self, by)(observations), *args, **kwargs)
 
         return filtered
 
     def get_action(self, observation: Any) -> tuple[Any, dict[str, Any]]:
-        """Choose an action on the filtered observation."""
+        """Choose an action for the filtered observation."""
         if (
             (faster := self._faster) is not None
             and observation.__class__ is np.ndarray
@@ -355,7 +350,7 @@ class FilteredAgent:
         return self._apply(observation)
 
     def set_param_values(self, values: Any) -> None:
-        """Take a new filter, or hand the agent new parameters."""
+        """Set a new filter (`FilterParameters`), or the agent's parameters."""
         if isinstance(values, FilterParameters):
             self._set(values["filter"], values["space"])
         else:
@@ -366,7 +361,7 @@ _ON_OBSERVATIONS = {"get_actions": "_apply", "get_value": "_seen"}
 
 
 def _as_of(space: Any, observation: Any) -> Any:
-    """Return an observation with the dtypes of its space."""
+    """Return an observation with its space's dtypes."""
     if isinstance(space, gym_spaces.Dict):
         return {key: _as_of(child, observation[key]) for key, child in space.spaces.items()}
     if isinstance(space, gym_spaces.Tuple):

@@ -1,9 +1,9 @@
-"""Heads: from what a policy network puts out to actions and their log-probabilities.
+"""Heads: turn a policy network's outputs into actions and log-probabilities.
 
-Sampling is written out in Python and NumPy, on numbers that have left the network's library: for one observation,
-`torch.distributions` takes three times as long as the whole forward pass of a small network. The log-probabilities are
-those of the textbook densities, in float64. The squashed Gaussian and its stable log-density are those of Soft
-Actor-Critic (Haarnoja et al., 2018, appendix C).
+Sampling runs in plain Python and NumPy: for a single observation, `torch.distributions` takes three times as long as
+the whole forward pass of a small network. Log-probabilities are the textbook densities, in float64. The squashed
+Gaussian
+and its stable log-density are from Soft Actor-Critic (Haarnoja et al., 2018, appendix C).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from streamsampler.core.errors import ActionError, UsageError
 from streamsampler.core.keywords import suggesting
 
 Outputs = tuple[Any, ...]
-"""Tensors on the CPU with one row for each observation; or arrays."""
+"""Tensors on the CPU, or arrays, with a row for each observation."""
 
 _FEW = 32
-"""Up to so many actions, a list of Python floats is quicker than NumPy."""
+"""Up to this many actions, a list of Python floats is faster than NumPy."""
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 
 
@@ -34,8 +34,8 @@ class Head(ABC):
     """Turns a module's outputs into actions.
 
     Attributes:
-        names: What the outputs are called where the module returns a dict; the last ones may be left out.
-        row_independent: Whether each row of a batch is a function of that row and its draws alone, and `batch` takes
+        names: The outputs' names, where the module returns a dict; a module may omit the last names.
+        row_independent: Whether each row of a result depends only on that row and its draws, and `batch` accepts
             `Draws`; see `Agent`.
     """
 
@@ -49,24 +49,24 @@ class Head(ABC):
         """Choose an action for each of n observations.
 
         Args:
-            outputs: What the module returned, in the order of `names`; n rows each.
-            random: What to draw from: one generator for all rows, or, with `row_independent`, n streams.
-            deterministic: Take the mode instead of drawing.
+            outputs: The module's outputs in the order of `names`, with n rows each.
+            random: A generator for all rows; with `row_independent`, alternatively draws for n rows.
+            deterministic: Return the mode instead of a random draw.
 
         Returns:
-            The actions, n rows, and infos of n rows: at least `log_prob`, (n,) float64.
+            The actions, n rows, and infos with n rows: at least `log_prob`, (n,) float64.
         """
 
     def one(self, outputs: Outputs, random: np.random.RandomState, deterministic: bool) -> tuple[Any, dict[str, Any]]:
-        """Choose one action; `outputs` have one row."""
+        """Choose an action; `outputs` have one row."""
         actions, infos = self.batch(outputs, random, deterministic)
         return actions[0], {key: rows[0] for key, rows in infos.items()}
 
 
 class CategoricalHead(Head):
-    """For Discrete action spaces: the module's output is n logits, which need not be normalised.
+    """For Discrete action spaces: the module returns n logits, normalised or not.
 
-    A logit of minus infinity is an action that is never taken. The infos have `log_prob`.
+    Actions with a logit of minus infinity are never chosen. The infos have `log_prob`.
 
     Args:
         space: The action space.
@@ -86,7 +86,7 @@ class CategoricalHead(Head):
         self._start = int(space.start)
 
     def one(self, outputs: Outputs, random: np.random.RandomState, deterministic: bool) -> tuple[Any, dict[str, Any]]:
-        """Choose one action, an int."""
+        """Choose an action, an int."""
         if self._n > _FEW:
             actions, infos = self.batch(outputs, random, deterministic)
             return int(actions[0]), {"log_prob": float(infos["log_prob"][0])}
@@ -96,9 +96,9 @@ class CategoricalHead(Head):
         top = max(row)
         cumulative = list(accumulate([math.exp(logit - top) for logit in row]))
         total = cumulative[-1]
-        if total != total:  # what is not finite ends up here, but for a masked action
+        if total != total:  # some logit is not finite (minus infinity masks an action, and is allowed)
             raise _not_finite("logits", row)
-        # The product is below the total: that is at least 1, and the largest number drawn is 1 - 2**-53.
+        # The product is below the total: the total is at least 1, and the largest draw is 1 - 2**-53.
         action = row.index(top) if deterministic else bisect_right(cumulative, random.random_sample() * total)
         return action + self._start, {"log_prob": row[action] - top - math.log(total)}
 
@@ -109,7 +109,7 @@ class CategoricalHead(Head):
         logits = array_of(outputs[0])
         if logits.ndim != 2 or logits.shape[1] != self._n:
             raise self._wrong_shape(logits)
-        # The ufuncs' own methods: on a few rows, most of the time of `max`, `sum` and `cumsum` goes on their way there.
+        # ufunc methods: on a few rows, `max`, `sum` and `cumsum` spend most of their time in dispatch.
         shifted = np.subtract(logits, np.maximum.reduce(logits, axis=1, keepdims=True), dtype=np.float64)
         cumulative = np.add.accumulate(np.exp(shifted), axis=1)
         total = cumulative[:, -1]
@@ -131,23 +131,24 @@ class CategoricalHead(Head):
 
 
 class GaussianHead(Head):
-    """For Box action spaces: the module's output is the mean, and the logarithm of the standard deviation.
+    """For Box action spaces: the module returns the mean, and the logarithm of the standard deviation.
 
-    The mean has n rows, each of the action's shape or flat; the log standard deviation the same, or one row for all.
+    The mean has n rows, each of the action's shape or flat. The log standard deviation has the same form, or a row for
+    all.
 
-    What is drawn may be outside the box, which no environment is to see. Either the action is *clipped* to the box;
-    then `log_prob` is the log-density of the unclipped action, which the policy gradient is of (so in OpenAI's
-    baselines). Or it is *squashed*, `low + (high - low) * (tanh(raw) + 1) / 2`; then `log_prob` is the log-density of
-    the squashed action itself. The infos have `log_prob`, and `raw_action`, (n, *A): what was drawn, neither clipped
-    nor squashed. A learner computes its own log-density at `raw_action`; what squashing adds to both does not depend
-    on the parameters, and cancels in a ratio.
+    Draws may lie outside the box. Either the action is *clipped* to the box: then `log_prob` is the log-density of the
+    unclipped action, as the policy gradient needs (and as in OpenAI's baselines). Or it is *squashed*, `low + (high -
+    low) * (tanh(raw) + 1) / 2`: then `log_prob` is the log-density of the squashed action itself. The infos have
+    `log_prob`, and
+    `raw_action`, (n, *A), the draw itself. A learner computes its own log-density at `raw_action`; the squashing term
+    does not depend on the parameters, and cancels in a ratio.
 
     Args:
         space: The action space, a Box of floats.
-        squash: Squash instead of clip; all bounds must be finite.
+        squash: Squash instead of clip; needs finite bounds.
 
     Raises:
-        UsageError: Another space, or infinite bounds.
+        UsageError: The space is not a Box of floats, or a bound is infinite.
     """
 
     names = ("mean", "log_std")
@@ -165,7 +166,7 @@ class GaussianHead(Head):
         self._low, self._high = space.low.ravel(), space.high.ravel()
         self._bounds = list(zip(self._low.tolist(), self._high.tolist(), strict=True))
         self._half = 0.5 * (self._high.astype(np.float64) - self._low) if squash else None
-        # Of the array of log standard deviations that was seen last.
+        # Caches for the last array of log standard deviations.
         self._log_std: Any = None
         self._std: Any = None
         self._normaliser: Any = None
@@ -199,7 +200,7 @@ class GaussianHead(Head):
         return actions.reshape(shape), {"log_prob": log_prob, "raw_action": raw.reshape(shape)}
 
     def one(self, outputs: Outputs, random: np.random.RandomState, deterministic: bool) -> tuple[Any, dict[str, Any]]:
-        """Choose one action, (*A,) of the space's dtype."""
+        """Choose an action, (*A,) of the space's dtype."""
         if (
             deterministic
             or self._half is not None
@@ -210,7 +211,7 @@ class GaussianHead(Head):
             return super().one(outputs, random, deterministic)
         if outputs[1] is not self._log_std:
             self._take_log_std(outputs[1], 1)
-        # The same numbers as in a batch of one, in a third of the time.
+        # The same numbers as `batch` with a single row, in a third of the time.
         noise = random.standard_normal(self._size).tolist()
         raw = [m + s * e for m, s, e in zip(outputs[0].tolist()[0], self._std[0].tolist(), noise, strict=True)]
         clipped = [min(max(x, low), high) for x, (low, high) in zip(raw, self._bounds, strict=True)]
@@ -227,14 +228,14 @@ class GaussianHead(Head):
             raise self._wrong_shape("log_std", log_std)
         self._std = np.exp(log_std)
         self._normaliser = -log_std.sum(axis=1) - self._size * _HALF_LOG_TWO_PI
-        # A tensor may be the module's own, whose numbers an update changes: only an array is known by identity.
+        # Only arrays are recognised by identity: a tensor may be the module's own, and change in place by an update.
         self._log_std = given if given.__class__ is np.ndarray else None
 
     def _squashed(self, raw: NDArray[Any], log_prob: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
         assert self._half is not None
         wide = raw.astype(np.float64)
         actions = (self._low + self._half * (np.tanh(wide) + 1.0)).astype(self._dtype)
-        # log(1 - tanh(x)^2), without the cancellation.
+        # log(1 - tanh(x)^2), without cancellation.
         log_slope = 2.0 * (math.log(2.0) - wide - np.logaddexp(0.0, -2.0 * wide)) + np.log(self._half)
         return np.minimum(np.maximum(actions, self._low), self._high), log_prob - log_slope.sum(axis=1)
 
@@ -246,11 +247,11 @@ class GaussianHead(Head):
 
 
 class ActsByHead:
-    """What agents have in common that act by a head: a generator of their own for what is drawn, which `reset` seeds.
+    """Base of agents with a head: owns the generator of draws, which `reset` seeds.
 
     Attributes:
         head: The head.
-        deterministic: Take the mode of the distribution instead of drawing from it.
+        deterministic: Choose the mode of the distribution instead of drawing from it.
     """
 
     head: Head
@@ -258,20 +259,20 @@ class ActsByHead:
     _random: np.random.RandomState
 
     def reset(self, seed: int) -> None:
-        """Begin a trajectory: seed the generator that actions are drawn from."""
+        """Seed the generator of actions at a trajectory's start."""
         self._random.seed(seed)
 
     def get_state(self) -> Any:
-        """Return where the generator is that actions are drawn from, for `set_state`; None where none are drawn."""
+        """Return the generator's state for `set_state`; None if actions are deterministic."""
         return None if self.deterministic else self._random.get_state(legacy=False)
 
     def set_state(self, state: Any) -> None:
-        """Draw on from where another copy of this agent was when `get_state` returned `state`."""
+        """Set the generator to a state from `get_state` of another copy of this agent."""
         if state is not None:
             self._random.set_state(state)
 
     def _drawn_from(self, draws: Draws | None) -> np.random.RandomState | Draws:
-        """Return what the head draws from for a batch: each row's own stream, if it can."""
+        """Return the source of a batch's draws: each row's own stream, if the head supports it."""
         return draws if draws is not None and self.head.row_independent else self._random
 
 
@@ -279,7 +280,7 @@ def default_head(space: Space[Any]) -> Head:
     """Return the head for an action space: categorical for Discrete, a clipped Gaussian for a Box of floats.
 
     Raises:
-        UsageError: Another space.
+        UsageError: The space is of another kind.
     """
     if isinstance(space, Discrete):
         return CategoricalHead(space)
@@ -294,13 +295,13 @@ def array_of(output: Any) -> NDArray[Any]:
     """Return a module's output as an array.
 
     Raises:
-        UsageError: NumPy has no such numbers.
+        UsageError: NumPy has no such dtype.
     """
     if output.__class__ is np.ndarray:
         return cast("NDArray[Any]", output)
     try:
         return cast("NDArray[Any]", output.numpy())
-    except RuntimeError:  # a parameter of the module, or a view of one: it requires a gradient, also in inference mode
+    except RuntimeError:  # a parameter of the module, or a view of it, requires a gradient even in inference mode
         return cast("NDArray[Any]", output.detach().numpy())
     except TypeError as error:
         dtype = getattr(output, "dtype", type(output).__name__)

@@ -1,4 +1,4 @@
-"""Find out whether the rows of an agent's batches depend on one another."""
+"""Test whether the rows of an agent's batches are independent of each other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from streamsampler.data.trees import map_trees
 __all__ = ["NOTHING_KNOWN", "Independence", "probe"]
 
 _WIDTH = 8
-"""Multiples of this are the layer widths at which no row of a matrix product was seen to depend on others."""
+"""At layer widths that are multiples of this, no row of a matrix product was seen to depend on others."""
 
 _LARGE = 1e3
 _LOG = logging.getLogger("streamsampler")
@@ -30,13 +30,12 @@ Answers = list[list[bytes]]
 
 
 class Independence(NamedTuple):
-    """The result of a probe: the rows of the agent's batches do not depend on each other.
+    """The result of a probe: no row was seen to depend on others.
 
     Attributes:
-        conclusive: Whether that holds for other parameters as well. If no observation changes anything, as with a last
-            layer of zeros, nothing is known of other parameters.
-        of_place: Whether a row is the same wherever in the batch it is. Never of an agent that is told its place, as
-            `slots`.
+        conclusive: Whether the result holds for other parameters as well. It does not if no observation changes any
+            result, as with a last layer of zeros.
+        of_place: Whether a row's result is the same at any position of the batch. False for an agent with `slots`.
     """
 
     conclusive: bool
@@ -44,31 +43,29 @@ class Independence(NamedTuple):
 
 
 NOTHING_KNOWN = Independence(conclusive=False, of_place=False)
-"""The result for an agent that could not be asked, since it raises with all observations."""
+"""The result for an agent that raises with all observations."""
 
 
 def probe(agent: Any, example: Any, n_rows: int, mask_size: int | None = None) -> Independence:
-    """Check that each row of an agent's batches is a function of that row alone, by asking and comparing bits.
+    """Check that each row of an agent's batches is a function of that row alone, by comparing bits.
 
-    For any two rows there are calls in which one keeps its observation and the other gets another one: that of its
-    neighbour, zeros, and noise. An agent that remembers is asked for two steps each time. A call that raises says
-    nothing, because no environment need send such observations; where all do, that is logged. Last, each row is asked
-    for in other places of the batch, with the random numbers of its trajectory.
+    For any two rows, some call changes the observation of only one row of the pair: to its neighbour's, to zeros, and
+    to noise. Agents with a memory make two steps each time. A call that raises has no weight, because no environment
+    need
+    send such observations; if all calls raise, a warning is logged. Last, rows move to other positions of the batch,
+    with the random numbers of their trajectories.
 
-    Calls change an agent's memory, and may draw from the global generators: probe before trajectories begin.
+    Calls change an agent's memory, and may draw from global generators: probe before trajectories start.
 
     Args:
         agent: An agent with `get_actions`.
-        example: Observations, tree of (m, *O); the more they differ the better.
-        n_rows: The number of rows that the agent's batches are going to have.
-        mask_size: How many values a mask of actions has, for an agent that takes masks; None where there are none. All
-            actions are allowed.
-
-    Returns:
-        The result.
+        example: Observations, a tree of (m, *O), as different as possible.
+        n_rows: The number of rows of the agent's later batches.
+        mask_size: The size of an action mask, for an agent that receives masks; None without masks. All actions are
+            allowed.
 
     Raises:
-        UsageError: A row depends on others, or the same batch gives something else when it is asked for again.
+        UsageError: A row depends on others, or the same batch has different results in two calls.
     """
     rows = np.arange(n_rows)
     given = map_trees(lambda leaf: _moderate(leaf[rows % len(leaf)]), example)
@@ -93,7 +90,7 @@ def probe(agent: Any, example: Any, n_rows: int, mask_size: int | None = None) -
 
 
 def _is_of_place(ask: Callable[..., Answers | None], plain: Any, expected: Answers) -> bool:
-    """Whether rows are the same in other places: in those next to theirs, half a batch away, and from the end on."""
+    """Return whether rows have the same results shifted by a row, by half a batch, and in reverse order."""
     rows = np.arange(len(expected[0]))
     for order in (np.roll(rows, 1), np.roll(rows, len(rows) // 2), rows[::-1]):
         answers = ask(map_trees(lambda leaf, order=order: leaf[order], plain), order)
@@ -103,10 +100,10 @@ def _is_of_place(ask: Callable[..., Answers | None], plain: Any, expected: Answe
 
 
 def _question(agent: Any, like: Any, n_rows: int, masks: Mapping[str, Any]) -> Callable[..., Answers | None]:
-    """Return a function that asks an agent for a batch whose trajectories all begin, and, where it remembers, the next.
+    """Return a function that asks an agent for a batch of new trajectories and, if it has a memory, for the next step.
 
-    Its observations always lie in the same memory, whose alignment could change bits. The second
-    argument is the order of the trajectories in the rows. It returns None where the agent raises.
+    Observations are always in the same memory, because alignment can change bits. The second argument is the order of
+    the trajectories in the rows. The result is None if the agent raises.
     """
     get_actions, reset = agent.get_actions, getattr(agent, "reset", None)
     names = row_keywords(get_actions)
@@ -115,7 +112,7 @@ def _question(agent: Any, like: Any, n_rows: int, masks: Mapping[str, Any]) -> C
     rows = np.arange(n_rows)
     begin = reset_agent_function(agent)
     if begin is not None:
-        begin(0)  # as at a block's start: other batches may have had another number of rows
+        begin(0)  # as at a block's start: earlier batches may have had another number of rows
 
     def ask(observations: Any, order: NDArray[np.int64] = rows) -> Answers | None:
         answers = []
@@ -182,14 +179,14 @@ def _rows_of(answer: Any, n_rows: int) -> list[bytes]:
 
 
 def _moderate(leaf: NDArray[Any]) -> NDArray[Any]:
-    """Return an example without numbers so large that nothing else shows next to them."""
+    """Replace numbers so large that they would hide all others."""
     return leaf if leaf.dtype.kind != "f" else np.where(np.abs(leaf) < _LARGE, leaf, _noise(leaf))
 
 
 def _noise(leaf: NDArray[Any]) -> NDArray[Any]:
     if leaf.dtype.kind == "f":
         return np.random.default_rng(0).standard_normal(leaf.shape).astype(leaf.dtype)
-    # Other indices, masks and pixels, most of which are in the space.
+    # Different indices, masks and pixels, mostly still in the space.
     return leaf ^ np.ones_like(leaf) if leaf.dtype.kind in "iub" else leaf
 
 
@@ -200,7 +197,7 @@ def _merged(keeps: NDArray[np.bool_], leaf: NDArray[Any], new: NDArray[Any]) -> 
 
 
 def _aligned_like(leaf: NDArray[Any]) -> NDArray[Any]:
-    """Return an empty array like another one, at a multiple of 64 bytes."""
+    """Return an uninitialised array of the same form, aligned to 64 bytes."""
     memory = np.empty(leaf.nbytes + 64, dtype=np.uint8)
     begin = -memory.ctypes.data % 64
     return np.ndarray(leaf.shape, leaf.dtype, memory, begin) if not leaf.dtype.hasobject else np.empty_like(leaf)

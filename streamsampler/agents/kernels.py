@@ -1,7 +1,7 @@
-"""Call a network of plain layers by what the layers call: for small networks the way there costs more than that.
+"""Call the layers of a torch network directly: for small networks, torch's dispatch costs as much as the layers.
 
 `nn.Sequential` calls each layer by `nn.Module.__call__`, which looks for hooks and calls `forward`, which looks up the
-parameters and calls a kernel. With 2x64 units and one observation that takes as long as all kernels themselves.
+parameters and calls a kernel. With 2x64 units and a single observation, that takes as long as the kernels themselves.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ Step = Callable[[Any], Any]
 _ACTIVATIONS: dict[type, Step] = {nn.Tanh: torch.tanh, nn.Sigmoid: torch.sigmoid, nn.ReLU: torch.relu}
 _PARAMETERS = {"weight", "bias"}
 _SHADOWING = {"forward", "_compiled_call_impl", *_PARAMETERS}
-"""Attributes of an instance that change what a call of it does."""
+"""Instance attributes that change a call's effect."""
 
 
 class LayerCalls:
-    """Calls a module; of an `nn.Sequential` each layer, without what `nn.Module.__call__` does besides. Equal results.
+    """Calls a module, and the layers of an `nn.Sequential` without `nn.Module.__call__`; results are equal.
 
-    That is done with layers of torch's own classes, no subclasses, where nothing was put around them: hooks,
-    parametrisations, compilation, a `forward` of the instance. Others are called as modules. All that may be changed
-    after the first call is looked up in each call, parameters and what else the layers have, or compared with what it
-    was: layers, their classes, hooks. Only methods of torch's classes that are replaced after it are not seen.
+    Only torch's own classes (no subclasses) are called directly, without hooks, parametrisations, compilation, or a
+    `forward` of the instance. Others are called as modules. Later changes are respected: parameters and other
+    attributes are looked up in each call; layers, classes and hooks are compared with those of the first call. Only a
+    method of a
+    torch class replaced after the first call goes unnoticed.
     """
 
     def __init__(self) -> None:
@@ -46,8 +47,8 @@ class LayerCalls:
 
     def _plan(self, module: Any) -> None:
         self._module, self._steps = module, []
-        # Of layers that are not called as modules: the dicts of hooks, which must stay empty; the dicts of attributes,
-        # which must keep their lengths; and the dicts of the layers inside.
+        # Of layers called directly: dicts of hooks, which must stay empty; dicts of attributes, which must keep their
+        # lengths; and dicts of child layers.
         self._hooks: list[dict[Any, Any]] = [_modules._global_forward_hooks, _modules._global_forward_pre_hooks]
         self._dicts: list[dict[str, Any]] = []
         self._children: list[dict[str, Any]] = []
@@ -85,11 +86,11 @@ class LayerCalls:
 
 
 def _is_plain(layer: Any) -> bool:
-    """Return whether all that a call of a layer does is what its class's `forward` in torch does."""
+    """Return whether a call of a layer runs only its class's `forward` in torch."""
     cls = type(layer)
     return (
         cls.__module__.startswith("torch.nn.modules.")
-        # Those of the files where torch has them, and nobody's replacements.
+        # torch's own functions, not a patch of another library.
         and getattr(cls.forward, "__globals__", None) is vars(sys.modules[cls.__module__])
         and getattr(cls.__call__, "__globals__", None) is vars(_modules)
         and not (layer._forward_hooks or layer._forward_pre_hooks)
@@ -98,7 +99,7 @@ def _is_plain(layer: Any) -> bool:
 
 
 def _step_of(layer: Any) -> Step:
-    """Return what a plain layer's call comes down to: a kernel, or the layer's `forward`."""
+    """Return a kernel that equals a plain layer's call, or the layer's `forward`."""
     cls = type(layer)
     if cls is nn.Linear and layer._parameters.keys() == _PARAMETERS:
         parameters, linear = layer._parameters, nn.functional.linear

@@ -1,7 +1,4 @@
-"""Find masks of actions: an environment's word on which actions it allows in a timestep.
-
-`agents` says what agents get of it.
-"""
+"""Find action masks: the actions that an environment allows at a timestep. The page `agents` explains them."""
 
 from __future__ import annotations
 
@@ -26,20 +23,20 @@ __all__ = [
 ]
 
 ACTION_MASK = "action_mask"
-"""The key of a mask in observations and infos, as in PettingZoo and Gymnasium; the keyword of `get_action`."""
+"""The key of a mask in observations and infos, as in PettingZoo and Gymnasium; a keyword of `get_action`."""
 
 ACTION_MASKS = "action_masks"
-"""The method of an environment, as for Stable-Baselines3's MaskablePPO; the keyword of `get_actions`."""
+"""A method of the environment, as for Stable-Baselines3's MaskablePPO; a keyword of `get_actions`."""
 
 Mask = NDArray[np.bool_]
 _IN_OBSERVATION, _IN_INFO, _BY_METHOD = f'observation["{ACTION_MASK}"]', f'info["{ACTION_MASK}"]', f"{ACTION_MASKS}()"
 
 
 def mask_size(space: Space[Any]) -> int | None:
-    """Return how many values a mask of a space's actions has; None where the space has no masks.
+    """Return the number of values of a space's masks; None for a space without masks.
 
-    A Discrete space has one for each action, a MultiDiscrete one for each value of each part, one part after the other,
-    and a MultiBinary two for each bit: whether it may be 0, and whether it may be 1.
+    A Discrete space has a value per action, a MultiDiscrete space a value per choice of each part, part after part, and
+    a MultiBinary space two per bit: whether the bit may be 0, and whether it may be 1.
     """
     if isinstance(space, Discrete):
         return int(space.n)
@@ -49,11 +46,11 @@ def mask_size(space: Space[Any]) -> int | None:
 
 
 def flat_mask(size: int | None, given: Any) -> Mask | None:
-    """Copy a mask of any form into a flat array; return None where the value does not have a mask's form.
+    """Copy a mask of any form into a flat array; return None for any other value.
 
     Args:
         size: See `mask_size`.
-        given: As many booleans, zeros and ones, in an array of any shape or in sequences, nested or not.
+        given: Booleans, zeros and ones, in an array of any shape or in sequences, nested or not.
     """
     if given.__class__ is np.ndarray and given.dtype == np.bool_:
         return given.flatten() if given.size == size else None
@@ -61,7 +58,7 @@ def flat_mask(size: int | None, given: Any) -> Mask | None:
         values = _joined(given)
         mask = values != 0
         is_mask = values.dtype.kind in "biuf" and values.size == size and bool((values == mask).all())
-    except Exception:  # whatever an odd object does when it is made an array
+    except Exception:  # an odd object may raise anything in the conversion to an array
         return None
     return mask if is_mask else None
 
@@ -73,7 +70,7 @@ def _joined(given: Any) -> NDArray[Any]:
 
 
 def first_allowed(space: Space[Any], mask: Mask) -> Any:
-    """Return the first of the actions that a mask allows; where it allows no value of a part, the first there is."""
+    """Return the first allowed action; a part without allowed values gets its first value."""
     if isinstance(space, Discrete):
         return space.start + mask.argmax()
     if isinstance(space, MultiDiscrete):
@@ -83,10 +80,7 @@ def first_allowed(space: Space[Any], mask: Mask) -> Any:
 
 
 def sample_masked(space: Space[Any], mask: Mask) -> Any:
-    """Draw one of the actions that a mask allows, with a space's own generator.
-
-    Where the mask allows no value of a part, that part gets its first one.
-    """
+    """Draw an allowed action with the space's own generator; a part without allowed values gets its first value."""
     if isinstance(space, MultiBinary):
         may_be = mask.reshape(*space.shape, 2)
         return space.sample(mask=np.where(may_be.all(-1), 2, may_be[..., 1]).astype(np.int8))
@@ -102,13 +96,12 @@ def _nested(parts: Iterator[Any], sizes: NDArray[Any]) -> tuple[Any, ...]:
 
 
 class MaskFinder:
-    """Finds the masks of one environment: in the observation, then in the info, then by the environment's method.
+    """Finds an environment's masks: in the observation, then in the info, then by the environment's method.
 
     Args:
-        env: The environment; None for one without such a method.
+        env: The environment; None for none.
         space: Its action space.
-        warn: Is called where something has the name of a mask, and another form, which is ignored: with the place, and
-            with what to say of it.
+        warn: Called with the place and a message, if a value has the name of a mask, but another form.
 
     Attributes:
         size: See `mask_size`.
@@ -123,17 +116,17 @@ class MaskFinder:
         self.by_method = self._method is not None
 
     def __call__(self, observation: Any, info: Any) -> Mask | None:
-        """Return the mask of the next action: all True where there is none; None where the space has no masks."""
-        nothing = self._method is None and not info and not isinstance(observation, dict)  # the most frequent
+        """Return the next action's mask: all True where there is none; None for a space without masks."""
+        nothing = self._method is None and not info and not isinstance(observation, dict)  # the most frequent case
         mask = None if nothing else self.find(observation, info)
-        return self._all.copy() if mask is None and self._all is not None else mask  # which are the agent's to change
+        return self._all.copy() if mask is None and self._all is not None else mask  # the agent may change its copy
 
     def find(self, observation: Any, info: Any) -> Mask | None:
-        """Return the mask of the next action; None where there is none.
+        """Return the next action's mask, or None.
 
         Args:
-            observation: What the action is chosen on.
-            info: What came with it.
+            observation: The observation to act on.
+            info: The info of the same timestep.
         """
         mask = None
         if isinstance(observation, dict) and ACTION_MASK in observation:
@@ -181,9 +174,9 @@ def _described(given: Any) -> str:
 
 
 def method_of(env: Any) -> Any:
-    """Return what an environment or one of its wrappers has under the name `action_masks`; None for nothing.
+    """Return the attribute `action_masks` of an environment or its wrappers; None without it.
 
-    Of a property that raises it is the exception.
+    If it is a property that raises, return the exception.
     """
     try:
         return env.get_wrapper_attr(ACTION_MASKS)

@@ -1,1 +1,1 @@
-"""What every room may use: errors, seeds, pickles, times, progress, and files that appear whole."""
+"""Basic tools for every other package: errors, seeds, pickles, times, progress, atomic files."""

@@ -1,7 +1,7 @@
-"""The arguments of samplers, managers and evaluations, in groups: for signatures and for `help`.
+"""Group the arguments of samplers, managers and evaluations, in signatures and in `help`.
 
-In the source a docstring has one section "Args"; `with_arguments_in_groups` writes one section for each group, in the
-same order wherever an argument occurs.
+In the source, a docstring has one "Args" section. `with_arguments_in_groups` replaces it with a section per group, in
+the same order for every class and function.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ GROUPS = {
     ),
     "Other arguments": ("progress", "options"),
 }
-"""The names of arguments, by their group's heading."""
+"""Argument names by the heading of their group."""
 
 _PLACES = {name: place for place, name in enumerate(name for names in GROUPS.values() for name in names)}
 _EXPLAINED: dict[Any, dict[str, str]] = {}
-"""The explanations of arguments, by the class or function that has them, then by name."""
+"""Explanations by class or function, then by argument name."""
 Documented = TypeVar("Documented", bound=Callable[..., Any])
 
 
 def with_arguments_in_groups(*others: type) -> Callable[[Documented], Documented]:
-    """Write signature and docstring of a class or function with its arguments in groups; a decorator.
+    """Rewrite the signature and docstring of a class or function with its arguments in groups; a decorator.
 
     Args:
-        others: Classes that are decorated already. Their docstrings explain the arguments that the class's own does not
-            explain, or only refers to. It takes the arguments of the first as `options`.
+        others: Classes decorated before, whose explanations fill the gaps of this docstring (missing arguments, or
+            "See `…`"). The arguments of the first class replace this one's `**options`.
     """
 
     def decorate(documented: Documented) -> Documented:
-        # A class inherits the signature that was written for its base class.
+        # A class inherits the signature written for its base class.
         called: Any = vars(documented).get("__init__", documented)
         own = dict(inspect.signature(called).parameters)
         own.pop("self", None)
@@ -92,10 +92,10 @@ def with_arguments_in_groups(*others: type) -> Callable[[Documented], Documented
 
 
 def _place(name: str) -> int:
-    """Return an argument's place in signatures.
+    """Return an argument's position in signatures.
 
     Raises:
-        LookupError: It is in no group.
+        LookupError: The argument is in no group.
     """
     if name not in _PLACES:
         raise LookupError(f"give `{name}` a group in GROUPS of streamsampler/core/arguments.py")
@@ -103,7 +103,7 @@ def _place(name: str) -> int:
 
 
 def _parts(doc: str) -> tuple[str, dict[str, str], list[str]]:
-    """Split a docstring: its text, the explanation of each argument by name, and its other sections."""
+    """Split a docstring into its text, its explanations by argument name, and its other sections."""
     text, *others = re.split(r"\n\n(?=Args:\n|Attributes:\n|Returns:\n|Raises:\n)", inspect.cleandoc(doc))
     arguments = next((section for section in others if section.startswith("Args:\n")), "")
     each = re.split(r"(?m)^(?=    \w+: )", arguments.removeprefix("Args:\n"))

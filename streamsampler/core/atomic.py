@@ -1,4 +1,4 @@
-"""Write files that appear whole or not at all, also when the process is killed or the power fails."""
+"""Write files atomically, so that neither a killed process nor a power failure leaves half a file; lock folders."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ _LEFTOVER = re.compile(r"\..+\.[0-9a-f]{12}\.tmp")
 
 
 def temporary_beside(target: Path) -> Path:
-    """Return a temporary name for a file in the same directory."""
+    """Return a new temporary name in the file's own directory."""
     return target.with_name(f".{target.name}.{secrets.token_hex(6)}.tmp")
 
 
 def is_leftover(name: str) -> bool:
-    """Return whether a name is that of a file that was being written when its process was killed."""
+    """Return whether a file name is temporary, left by a writer that was killed."""
     return _LEFTOVER.fullmatch(name) is not None
 
 
 def write_whole(target: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write a file under a temporary name, wait until it is on the disk, and give it its name.
+    """Write a file under a temporary name, sync it to disk, and rename it.
 
     Args:
-        target: The file; one that is there is replaced.
+        target: The file, replaced if it exists.
         write: Writes the contents.
 
     Raises:
-        OSError: The file cannot be written; names the file. Then, and whatever else is raised, nothing is left of it.
+        OSError: The file cannot be written; names the file. After any exception the temporary file is removed.
     """
     temporary = temporary_beside(target)
     try:
-        # Not tempfile: its files are readable for their owner only, and this one keeps its permissions.
+        # Not tempfile: only the owner could read its files, and this file keeps its permissions.
         with temporary.open("xb") as file:
             write(file)
             file.flush()
@@ -55,7 +55,7 @@ def write_whole(target: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Wait until the names in a directory are on the disk, where the system can open directories."""
+    """Sync a directory's entries to disk, on systems that can open directories."""
     if not hasattr(os, "O_DIRECTORY"):
         return
     descriptor = os.open(directory, os.O_RDONLY)
@@ -65,18 +65,15 @@ def sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-# ----------------------------------------------------------------------
-# The lock on a folder or a file that is being written. The lock ends with its process, and leaves no file.
-
-
+# The lock is on the folder or file itself: it ends with its process, and leaves no lock file.
 _NO_LOCKS = (errno.EBADF, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 def check_locks() -> None:
-    """Check that the system has locks on folders.
+    """Check that the system can lock folders.
 
     Raises:
-        StorageError: It has none.
+        StorageError: It cannot.
     """
     try:
         import fcntl  # noqa: F401
@@ -87,14 +84,14 @@ def check_locks() -> None:
 
 
 class PathLock:
-    """Locks a file or a folder for this process. File systems without locks keep no other process out.
+    """Locks a file or folder for this process; on file systems without locks, it has no effect.
 
     Args:
-        path: The file or the folder.
+        path: The file or folder.
 
     Raises:
         StorageError: Another process holds the lock.
-        ImportError: The system has no such locks.
+        ImportError: The system has no `fcntl`.
         OSError: The path cannot be opened.
     """
 
@@ -114,16 +111,16 @@ class PathLock:
         _locks.add(self)
 
     def close(self) -> None:
-        """Unlock it; may be called twice."""
+        """Unlock the path; may be called twice."""
         import fcntl
 
         if self._descriptor is not None:
-            with contextlib.suppress(OSError):  # there was no lock
+            with contextlib.suppress(OSError):  # the file system has no locks
                 fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             self.drop()
 
     def drop(self) -> None:
-        """Close this process's descriptor; the lock stays while another process has a copy of it."""
+        """Close this process's descriptor; a forked copy of the descriptor still holds the lock."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
@@ -138,5 +135,5 @@ def _drop_all() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    # A forked worker would share the lock, and may live a moment longer than this process.
+    # A forked worker would share the lock, and may outlive this process for a moment.
     os.register_at_fork(after_in_child=_drop_all)

@@ -1,4 +1,4 @@
-"""Results that have to be awaited, in code that is written for results."""
+"""Run the same code on plain and on awaitable results: of a `def` or an `async def` environment or agent."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ __all__ = ["Pendings", "awaited", "completed", "has_coroutines", "is_awaitable",
 
 ResultT = TypeVar("ResultT")
 Pendings: TypeAlias = Generator[Any, Any, ResultT]
-"""Yields what may have to be awaited, and receives the results: `completed` and `awaited` drive it."""
+"""Yields values, awaitable or not, and receives their results; `completed` and `awaited` drive it."""
 
 
 def is_awaitable(value: Any) -> bool:
-    """Return whether a value has to be awaited."""
     return hasattr(value, "__await__")
 
 
 def then(result: Any, function: Callable[[Any], Any]) -> Any:
-    """Return what a function makes of a result; of one that is to be awaited, an awaitable of that."""
+    """Apply a function to a result; to an awaitable result, once it is awaited (returns an awaitable)."""
     return _awaited(result, function) if is_awaitable(result) else function(result)
 
 
@@ -32,7 +31,7 @@ async def _awaited(result: Awaitable[Any], function: Callable[[Any], Any]) -> An
 
 
 def completed(steps: Pendings[ResultT]) -> ResultT:
-    """Drive a generator where nothing has to be awaited; return what it returns."""
+    """Drive a generator without awaiting, and return its value."""
     result = None
     while True:
         try:
@@ -42,7 +41,7 @@ def completed(steps: Pendings[ResultT]) -> ResultT:
 
 
 async def awaited(steps: Pendings[ResultT], wait: Callable[[Any], Awaitable[Any]]) -> ResultT:
-    """Drive a generator, and await what it yields with a function; return what it returns."""
+    """Drive a generator, await its values with `wait`, and return its value."""
     resume: Callable[[], Any] = partial(next, steps)
     while True:
         try:
@@ -56,7 +55,7 @@ async def awaited(steps: Pendings[ResultT], wait: Callable[[Any], Awaitable[Any]
 
 
 def run_alone(awaitable: Awaitable[Any]) -> None:
-    """Await something on an event loop of its own: in a thread of its own, where one runs already in this thread."""
+    """Await an object on a new event loop: in a new thread if this thread runs a loop already."""
 
     async def run() -> None:
         await awaitable
@@ -69,5 +68,5 @@ def run_alone(awaitable: Awaitable[Any]) -> None:
 
 
 def has_coroutines(obj: Any, *names: str) -> bool:
-    """Return whether one of an object's methods, those of these names that it has, is an `async def`."""
+    """Return whether any of these methods of an object is an `async def`; missing methods are skipped."""
     return any(inspect.iscoroutinefunction(getattr(obj, name, None)) for name in names)

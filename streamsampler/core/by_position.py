@@ -1,4 +1,4 @@
-"""Pickle dataclasses as their values in order: that of names costs several times as much."""
+"""Pickle dataclasses by position: pickling their field names costs several times as much."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ T = TypeVar("T")
 
 
 BY_NAME: dict[str, type] = {}
-"""Classes that reports carry by name alone: to find one in its module takes longer than to make an instance."""
+"""Classes that reports name without a module: an import of the module takes longer than making an instance."""
 
 
 def by_position(cls: type[T]) -> type[T]:
-    """Let a dataclass be pickled as a call with its values in order.
+    """Make a dataclass pickle as a call with its values in order; a decorator.
 
-    What a frozen dataclass with slots does by itself goes through `dataclasses.fields` and sets each attribute by name,
-    both ways: several times the cost of all else in a report.
+    By default a frozen dataclass with slots goes through `dataclasses.fields` and sets attribute by attribute, both
+    ways: several times the cost of the rest of a report.
     """
     names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
     values = operator.attrgetter(*names)

@@ -1,15 +1,15 @@
-"""Pickle by value what the user's main script defines, where cloudpickle pickles a name or part of the object.
+"""Pickle objects of the user's main script by value, where cloudpickle pickles a name or only part of the object.
 
-cloudpickle takes functions and classes of the main script along by value. It leaves to the standard pickler what only
-wraps them, such as `functools.lru_cache`: that writes a name, which no worker has. Here such objects are reduced to the
-function and the arguments that they were made of. Objects of modules that can be imported go by name, as before.
+cloudpickle pickles functions and classes of the main script by value, but leaves wrappers such as `functools.lru_cache`
+to the standard pickler. That writes a name, which no worker can import. Here such wrappers are reduced to their
+function and arguments. Objects of importable modules are pickled by name, as before.
 
-Classes and functions are reduced by cloudpickle, with three corrections:
+Three corrections to cloudpickle's own reduction of classes and functions:
 
-- Functions of one scope share their cells, so that what one assigns by `nonlocal` another one reads.
-- Classes have their `__slots__` from the beginning.
-- A class that travels is made without `__init_subclass__` and its script's metaclass: these ran when the script defined
-  it, and what they registered travels as well. A second time they would register an empty class.
+- Functions of one scope share their cells: after a `nonlocal` assignment in one function, the others read its value.
+- Classes have their `__slots__` when they are created.
+- A class is rebuilt without `__init_subclass__` and without its script's metaclass. Both ran when the script defined
+  it, and their registrations are pickled as well; a second run would register an empty class.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _PROTOCOL = 5
 
 
 def dumps_by_value(obj: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any] | None = None) -> bytes:
-    """Pickle an object as `cloudpickle.dumps` does, with what that cannot pickle."""
+    """Pickle an object as `cloudpickle.dumps` does, wrappers of the main script included."""
     file = io.BytesIO()
     ByValuePickler(file, _PROTOCOL, buffer_callback).dump(obj)
     return file.getvalue()
 
 
 def is_importable(obj: Any) -> bool:
-    """Whether an object can be pickled by name: a module that workers can import has it under its own name."""
+    """Return whether an object can be pickled by name: an importable module has it under its qualified name."""
     name, qualname = (getattr(obj, attribute, None) or "" for attribute in ("__module__", "__qualname__"))
     module = sys.modules.get(name)
     if module is None or name == "__main__" or _goes_by_value(name):
@@ -65,7 +65,7 @@ _Cached: Any = type(functools.cache(lambda: None))
 
 
 def _reduce_cached(cached: Any) -> Any:
-    """Reduce a cached function to the function and the cache's parameters, and to what it has besides."""
+    """Reduce a cached function to its function, the cache's parameters, and its other attributes."""
     if is_importable(cached):
         return NotImplemented
     function = _function_of(cached)
@@ -80,7 +80,7 @@ def _cached(function: Any, parameters: Mapping[str, Any]) -> Any:
 
 
 def _function_of(cached: Any) -> Any:
-    """Return the function that a cache calls, which `functools.wraps` around the cache hides: then by the collector."""
+    """Return the function a cache calls; the garbage collector finds it where `functools.wraps` hides it."""
     parts = gc.get_referents(cached)
     if any(part is cached.__wrapped__ for part in parts):
         return cached.__wrapped__
@@ -88,7 +88,7 @@ def _function_of(cached: Any) -> Any:
 
 
 def _reduce_cached_property(found: Any) -> Any:
-    # Without the lock that it has before Python 3.12.
+    # Without its lock (Python 3.11), which cannot be pickled.
     state = {name: value for name, value in vars(found).items() if name not in ("lock", "func")}
     return type(found), (found.func,), state
 
@@ -99,7 +99,7 @@ def _reduce_variable(variable: contextvars.ContextVar[Any]) -> Any:
             for name, value in list(vars(module).items()):
                 if value is variable:
                     return getattr, (module, name)
-    # Its default, and the value that it has here and now.
+    # The default, and the value in the current context.
     return _variable, (variable.name, *(_value_in(context, variable) for context in _contexts()))
 
 
@@ -108,7 +108,7 @@ def _contexts() -> tuple[contextvars.Context, contextvars.Context]:
 
 
 def _value_in(context: contextvars.Context, variable: contextvars.ContextVar[Any]) -> tuple[Any, ...]:
-    """Return the value that a variable has, in a tuple; an empty one where it has none."""
+    """Return a variable's value as a tuple; an empty tuple where it has none."""
     try:
         return (context.run(variable.get),)
     except LookupError:
@@ -131,14 +131,14 @@ def _reduce_type_name(found: Any) -> Any:
 
 
 def _reduce_weak_reference(found: Any) -> Any:
-    """Reduce a weak reference: it refers to the object's copy as long as something else that travels holds it."""
+    """Reduce a weak reference. It is alive after unpickling only if another unpickled object holds its target."""
     if isinstance(found, weakref.WeakMethod):
         return weakref.WeakMethod, (found() or _Gone().method,)
     return weakref.ref, (found() if found() is not None else _Gone(), *filter(None, [found.__callback__]))
 
 
 class _Gone:
-    """Nothing holds it: a weak reference to it is dead."""
+    """An object without owners: a weak reference to it is dead."""
 
     def method(self) -> None:
         pass
@@ -149,7 +149,7 @@ def _reduce_weak_dict(found: Any) -> Any:
 
 
 def contents_of(cell: types.CellType) -> tuple[Any, ...]:
-    """Return what is in a cell, in a tuple; an empty one where nothing is."""
+    """Return a cell's value as a tuple; an empty tuple for an empty cell."""
     try:
         return (cell.cell_contents,)
     except ValueError:
@@ -157,7 +157,7 @@ def contents_of(cell: types.CellType) -> tuple[Any, ...]:
 
 
 def _reduce_cell(cell: types.CellType) -> Any:
-    """Reduce a cell in two steps: what is in it may be the function that has it."""
+    """Reduce a cell in two steps: its value may be the very function that owns the cell."""
     return types.CellType, (), contents_of(cell), None, None, _fill
 
 
@@ -167,17 +167,17 @@ def _fill(cell: types.CellType, contents: tuple[Any, ...]) -> None:
 
 
 def _with_own_cells(function: types.FunctionType, reduced: Any) -> Any:
-    """Let a function be made with its own cells, which others may have as well, instead of with new ones."""
+    """Rebuild a function with its own cells, which other functions may share, instead of new cells."""
     make, (*args, cells), *rest = reduced
     return make, (*args, function.__closure__ if isinstance(cells, tuple) else cells), *rest
 
 
 def _as_it_was_made(cls: type, reduced: Any) -> Any:
-    """Let a class be made with its slots, and without what ran when its script defined it."""
+    """Rebuild a class with its slots, and without a second run of its definition's hooks."""
     if issubclass(cls, enum.Enum):
         return _with_all_members(cls, reduced)
     make, (constructor, name, bases, namespace, *tracking), *rest = reduced
-    if "__slots__" in vars(cls) and typing.NamedTuple not in bases:  # which has its own
+    if "__slots__" in vars(cls) and typing.NamedTuple not in bases:  # a NamedTuple defines its own
         namespace = {**namespace, "__slots__": cls.__slots__}  # type: ignore[attr-defined]
     hooked = [base for base in cls.__mro__[1:] if "__init_subclass__" in vars(base) and not is_importable(base)]
     library = next(base for base in constructor.__mro__ if is_importable(base))
@@ -188,10 +188,10 @@ def _as_it_was_made(cls: type, reduced: Any) -> Any:
 
 
 def _with_all_members(cls: type[enum.Enum], reduced: Any) -> Any:
-    """Let an enumeration be made with members of several names and composite ones, and with what its members have.
+    """Rebuild an enumeration with aliases and composite members, and with the attributes of its members.
 
     Raises:
-        pickle.PicklingError: A member is something else than its value, which `__new__` of the class has made.
+        pickle.PicklingError: A member differs from its value, because `__new__` of the class made it so.
     """
     kind = getattr(cls, "_member_type_", object)
     for name, member in cls.__members__.items():
@@ -219,13 +219,13 @@ def _set_members(cls: type[enum.Enum], state: Any) -> None:
 
 
 def _make_class(make: Any, args: Any, library: Any, hooked: list[type]) -> Any:
-    """Make a class, unless this process has it.
+    """Create a class, unless this process has it already.
 
     Args:
-        make: What cloudpickle makes it by.
-        args: The arguments.
-        library: The metaclass's nearest base that is of a module.
-        hooked: The base classes whose `__init_subclass__` has run already.
+        make: cloudpickle's constructor.
+        args: Its arguments.
+        library: The nearest base of the metaclass that can be imported.
+        hooked: Base classes whose `__init_subclass__` ran when the script defined the class.
     """
     constructor, name, bases, namespace, tracker, extra = args
     known = cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker)
@@ -233,7 +233,7 @@ def _make_class(make: Any, args: Any, library: Any, hooked: list[type]) -> Any:
         return known
     maker = constructor
     if library is not constructor:
-        # No class has this metaclass: it makes those of the script's metaclass, as the library does.
+        # `Maker` creates a class as the library's metaclass would; the class itself has the script's metaclass.
         methods = {"__new__": lambda _, *args: library.__new__(constructor, *args), "__prepare__": lambda *_: {}}
         maker = type(constructor)("Maker", (constructor,), methods)
     with contextlib.ExitStack() as silenced:
@@ -245,7 +245,7 @@ def _make_class(make: Any, args: Any, library: Any, hooked: list[type]) -> Any:
 @contextlib.contextmanager
 def _silenced(base: Any) -> Iterator[None]:
     initialiser = vars(base).get("__init_subclass__")
-    if initialiser is None:  # it is being made as well, and has none yet
+    if initialiser is None:  # this base class is under construction, too
         yield
         return
     base.__init_subclass__ = classmethod(lambda cls, **_: super(base, cls).__init_subclass__())
@@ -270,14 +270,14 @@ _REDUCERS: dict[type, Callable[[Any], Any]] = {
 
 
 class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles what the main script defines by value; see the module."""
+    """Pickles objects of the main script by value; see the module."""
 
     dispatch_table: ClassVar[Any] = ChainMap(
         {**cloudpickle.Pickler.dispatch_table, **_REDUCERS}, copyreg.dispatch_table
     )
 
     def reducer_override(self, obj: Any) -> Any:
-        """Return what an object is reduced to; NotImplemented leaves it to its type."""
+        """Return an object's reduction; NotImplemented leaves it to the object's type."""
         if isinstance(obj, _Cached):
             return _reduce_cached(obj)
         reduced = super().reducer_override(obj)
@@ -285,16 +285,16 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
             _check_name(obj)
         elif isinstance(obj, types.FunctionType):
             return _with_own_cells(obj, reduced)
-        elif isinstance(obj, type) and len(reduced) == 6:  # not by a name
+        elif isinstance(obj, type) and len(reduced) == 6:  # by value, not by name
             return _as_it_was_made(obj, reduced)
         return reduced
 
 
 def _check_name(obj: Any) -> None:
-    """Raise if an object of the main script would be pickled by its name, which workers do not have.
+    """Check that no object of the main script is pickled by a name, which workers cannot import.
 
     Raises:
-        pickle.PicklingError: It would.
+        pickle.PicklingError: The object would be pickled by name.
     """
     if getattr(obj, "__module__", None) != "__main__" or type(obj).__module__ == "__main__":
         return

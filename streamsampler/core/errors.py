@@ -1,4 +1,4 @@
-"""All exceptions of this package, which `streamsampler.errors` shows, and checks of arguments of several rooms."""
+"""All exceptions of this package, which users import from `streamsampler.errors`; checks of arguments."""
 
 import math
 import numbers
@@ -23,12 +23,11 @@ _SHOWN_INCIDENTS = 20
 
 
 class SamplerError(Exception):
-    """The root of this package's exceptions.
+    """The base class of this package's exceptions.
 
     Attributes:
-        task: Of a call in which workers ran several tasks, the number of the task that the error is about; None
-            otherwise.
-        found: Of a comparison in which an agent failed, the results of the agents before it, by name; None otherwise.
+        task: The number of the failed task, in calls that run several tasks; None otherwise.
+        found: The results of earlier agents by name, where an agent of a comparison failed; None otherwise.
     """
 
     task: int | None = None
@@ -36,11 +35,11 @@ class SamplerError(Exception):
 
 
 class UsageError(SamplerError, ValueError):
-    """An argument that cannot work."""
+    """An argument has an impossible value or type."""
 
 
 class UnknownArgumentError(UsageError, TypeError):
-    """A call has no argument of that name; near names are suggested. It is a TypeError, as Python's own is."""
+    """A call has no argument of that name; suggests near names. A TypeError, as Python's own."""
 
 
 class UnknownEnvironmentError(UsageError):
@@ -48,18 +47,17 @@ class UnknownEnvironmentError(UsageError):
 
 
 class UnknownAgentError(UsageError):
-    """No agent goes by that name."""
+    """No agent has that name."""
 
 
 class DataError(SamplerError, ValueError):
-    """Data that does not fit its space or its batch.
+    """Data does not fit its space or its batch.
 
     Attributes:
-        row: Which row of a batch or of what a recorder holds is wrong, -1 for what a reset returned; None where that is
-            not known.
-        position: Position in its ticket of the trajectory that is wrong; None where that is not known.
-        timestep: The timestep of that trajectory, where the message does not name it; None otherwise.
-        others: Position and summary of other trajectories of the ticket that are wrong, if those are known as well.
+        row: The wrong row of a batch or recorder, -1 for the result of a reset; None where unknown.
+        position: The wrong trajectory's position in its ticket; None where unknown.
+        timestep: The timestep of that trajectory, unless the message names it; None otherwise.
+        others: Position and summary of the ticket's other wrong trajectories, where known.
         located: Whether the message names the environment and the timestep.
     """
 
@@ -76,26 +74,26 @@ class DataError(SamplerError, ValueError):
 
 
 class ObservationError(DataError):
-    """An observation of another shape or dtype than its space."""
+    """An observation differs from its space in shape or dtype."""
 
 
 class ActionError(DataError):
-    """An action outside its space."""
+    """An action is outside its space."""
 
 
 class StorageError(SamplerError, ValueError):
-    """A file that holds no trajectory batch, or data that cannot be stored."""
+    """A file holds no trajectory batch, or data cannot be stored."""
 
 
 class DamagedShardError(StorageError):
-    """A shard of a folder that is damaged or missing, or another one than the folder's."""
+    """A shard is damaged, missing, or of another folder."""
 
 
 class UnwritableInfoError(StorageError):
-    """Infos that no file can hold.
+    """No file can hold these infos.
 
     Attributes:
-        problem: What cannot be written, and why; without advice, since the command line gives another one.
+        problem: The info and the reason, without advice: the command line gives its own.
         names: The names of all such infos.
     """
 
@@ -108,45 +106,44 @@ class UnwritableInfoError(StorageError):
 
 
 class SerializationError(SamplerError):
-    """An agent, an environment or an update that cannot be pickled."""
+    """An agent, environment or update cannot be pickled."""
 
 
 class ResourceLimitError(SamplerError, OSError):
-    """The system allows this process fewer descriptors than the workers need."""
+    """The system grants this process fewer descriptors than its workers need."""
 
     def __str__(self) -> str:
         return str(self.strerror)
 
 
 class ClosedError(SamplerError):
-    """A call on a sampler that is closed."""
+    """A call on a closed sampler."""
 
 
 class ConcurrentCallError(SamplerError):
-    """A call on a sampler while another one is under way."""
+    """A call on a sampler during another call."""
 
 
 class ProtocolError(SamplerError):
-    """A message that the worker's state machine does not allow: a bug in this package.
+    """The worker's state machine forbids a message: a bug in this package.
 
     Attributes:
-        trace: Of an error of a sampler's call, the events that led to it, as `save_trace` writes them; None otherwise.
+        trace: The events of a sampler's call before the error, as `save_trace` writes them; None for other errors.
     """
 
     trace: bytes | None = None
 
     def save_trace(self, path: str | PathLike[str]) -> None:
-        """Save the events that led to the error, for a report of the bug.
+        """Save the events before the error, for a bug report.
 
-        `python -m streamsampler.testing.trace PATH` repeats the error from them. The file has no observations, actions
-        and rewards, but the lengths of trajectories and the texts of exceptions. It is a pickle: load only those that
-        you trust.
+        `python -m streamsampler.testing.trace PATH` repeats the error. The file has trajectories' lengths and
+        exceptions' texts, but no observations, actions or rewards. It is a pickle: load only files that you trust.
 
         Args:
             path: The file.
 
         Raises:
-            UsageError: The error is not of a sampler's call, and has no events.
+            UsageError: The error has no events, because no call of a sampler raised it.
         """
         if self.trace is None:
             raise UsageError("this error has no trace: only those that a call of a sampler raises have one")
@@ -165,14 +162,14 @@ class RemoteTraceback(Exception):  # noqa: N818 - it is a traceback, carried as 
 
 
 class SpentQuota(NamedTuple):
-    """The quota of losses that ended a call; the command line names another argument.
+    """The exhausted quota of losses that ended a call; the command line names another argument.
 
     Attributes:
-        losses: How many losses there were.
-        within: In what time, such as " within 60 s"; empty where no time is given. Of equal losses, what was lost, such
-            as " of trajectory 7".
+        losses: The number of losses.
+        within: The time window, such as " within 60 s", or empty; of equal losses, their trajectory, such as
+            " of trajectory 7".
         argument: The sampler's argument that sets the quota.
-        limit: Its value; None where there were too many equal losses for a sampler without this quota.
+        limit: The argument's value; None for too many equal losses in a sampler without this quota.
     """
 
     losses: int
@@ -197,7 +194,7 @@ def _without_init(cls: "type[WorkerError]", args: tuple[Any, ...]) -> "WorkerErr
 
 
 class Phase(StrEnum):
-    """What a worker is doing, in the words that error messages use."""
+    """A worker's activity, in the words of error messages."""
 
     WAITING = "waiting for work"
     AGENT_CONSTRUCTION = "constructing the agent"
@@ -212,7 +209,7 @@ class Phase(StrEnum):
     CLOSE = "closing the environment"
     CHECK = "checking that trajectories depend on their seeds alone"
     UNSEEN = "running its tickets"
-    """The sampler does not know what the worker did when it died."""
+    """The worker died, and the sampler does not know in which phase."""
     HOOK_CREATED = "calling the hook on_environment_created"
     HOOK_START = "calling the hook on_trajectory_start"
     HOOK_TIMESTEP = "calling the hook on_timestep"
@@ -221,22 +218,22 @@ class Phase(StrEnum):
     DROP_IF = "calling drop_if"
     CALL = "calling a method of the environment"
     STARTING = "starting"
-    """The worker was lost before it had done anything."""
+    """The worker was lost before its first report."""
     IN_FLIGHT = "waiting for environments and agents"
 
 
 class WorkerError(SamplerError):
-    """What a worker was asked to do failed.
+    """A worker's task failed.
 
     Attributes:
         worker_number: The worker, 0 to n-1.
-        phase: What it was doing, a word of `Phase`.
-        trajectory: Index of the trajectory in hand, or None outside trajectories.
-        incidents: The losses before (`streamsampler.protocol.restarts.Incident`), this loss included
-            if it was one; oldest first, and empty for an exception that is raised at once.
-        what: What happened: the message without `quota`, `outlook` and the list of `incidents`.
-        quota: The quota that is spent; None where none is.
-        outlook: What follows for the sampler's next call, or nothing.
+        phase: Its activity, a value of `Phase`.
+        trajectory: Index of the current trajectory; None outside trajectories.
+        incidents: Earlier losses and this loss (`streamsampler.protocol.restarts.Incident`), oldest first; empty for an
+            exception without retry.
+        what: The message without `quota`, `outlook` and `incidents`.
+        quota: The exhausted quota, or None.
+        outlook: The consequence for the sampler's next call, or "".
     """
 
     outlook = ""
@@ -260,17 +257,16 @@ class WorkerError(SamplerError):
         super().__init__(self.worded(quota, self.outlook))
 
     def worded(self, quota: SpentQuota | None, outlook: str = "") -> str:
-        """Return the message with a quota and an outlook in other words."""
+        """Return the message with another quota and outlook."""
         parts = self.what, "" if quota is None else str(quota), outlook
         return "; ".join(filter(None, parts)) + _listed(self.incidents)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The default would call the class with the message alone.
+        # The default would pass only the message to the constructor.
         return _without_init, (type(self), self.args), self.__dict__
 
 
 def _listed(incidents: tuple[Any, ...]) -> str:
-    """Return incidents as a message's last lines; nothing where there was but one."""
     if len(incidents) < 2:
         return ""
     shown = incidents[-_SHOWN_INCIDENTS:]
@@ -284,7 +280,7 @@ class RolloutError(WorkerError):
     """User code raised in a worker; the worker's traceback is `__cause__`.
 
     Attributes:
-        original: The exception itself where it could be pickled, else None.
+        original: The exception itself; None where it cannot be pickled.
     """
 
     def __init__(self, what: str, *, original: BaseException | None = None, **fields: Any) -> None:
@@ -293,14 +289,14 @@ class RolloutError(WorkerError):
 
 
 class NotReproducibleError(WorkerError):
-    """A trajectory depends on more than its seed: batches would differ with the number of workers and with timing."""
+    """A trajectory depends on more than its seed, so batches would vary with timing and the number of workers."""
 
 
 class WorkerDiedError(WorkerError):
-    """A worker process ended without being asked to.
+    """A worker process died.
 
     Attributes:
-        exitcode: Its exit code, negative for a signal, None where it is unknown.
+        exitcode: Its exit code, negative for a signal; None where unknown.
     """
 
     outlook = _NEXT_CALL
@@ -314,7 +310,7 @@ class WorkerHungError(WorkerError):
     """A worker made no progress for too long, and was killed; its Python stacks are `__cause__`.
 
     Attributes:
-        stack: The stacks of its threads as text; empty where they could not be had.
+        stack: The stacks of its threads as text; empty where they were unavailable.
     """
 
     outlook = _NEXT_CALL
@@ -324,17 +320,15 @@ class WorkerHungError(WorkerError):
         self.stack = stack
 
 
-# ---------------------------------------------------------------------- checks of arguments
-
 CheckMode: TypeAlias = Literal["warn", "error"] | None
-"""What is done about data that may be wrong: a warning, an error, or nothing."""
+"""The reaction to suspect data: a warning, an error, or nothing."""
 
 
 def check_mode(value: Any, name: str = "check") -> CheckMode:
-    """Return `value` as the argument `check` of a sampler, or as another one like it.
+    """Check an argument such as a sampler's `check`, and return it.
 
     Raises:
-        UsageError: It is none of "warn", "error" and None.
+        UsageError: The value is none of "warn", "error" and None.
     """
     if value is None or (isinstance(value, str) and value in ("warn", "error")):
         return cast(CheckMode, value)
@@ -342,10 +336,10 @@ def check_mode(value: Any, name: str = "check") -> CheckMode:
 
 
 def positive(name: str, value: Any, least: int = 1) -> int:
-    """Return `value` as an int.
+    """Return an argument as an int.
 
     Raises:
-        UsageError: It is no integer, or less than `least`.
+        UsageError: The value is not an integer, or less than `least`.
     """
     try:
         number = operator.index(value)
@@ -357,10 +351,10 @@ def positive(name: str, value: Any, least: int = 1) -> int:
 
 
 def number(name: str, value: Any) -> float:
-    """Return `value` as a float.
+    """Return an argument as a float.
 
     Raises:
-        UsageError: It is no number.
+        UsageError: The value is not a number.
     """
     try:
         if not isinstance(value, bool | str | bytes):
@@ -371,10 +365,10 @@ def number(name: str, value: Any) -> float:
 
 
 def keywords(name: str, value: Any) -> dict[str, Any]:
-    """Return keyword arguments as a dict of their own; none for None.
+    """Return a copy of keyword arguments; an empty dict for None.
 
     Raises:
-        UsageError: They are no dict with strings as keys.
+        UsageError: The value is not a dict with strings as keys.
     """
     if value is None:
         return {}
@@ -384,10 +378,10 @@ def keywords(name: str, value: Any) -> dict[str, Any]:
 
 
 def positive_seconds(name: str, value: Any) -> float:
-    """Return `value` as a float.
+    """Return an argument as a float.
 
     Raises:
-        UsageError: It is no finite number, or not above 0.
+        UsageError: The value is not a finite number above 0.
     """
     try:
         seconds = float(value) if not isinstance(value, (bool, str)) else math.nan
@@ -399,12 +393,12 @@ def positive_seconds(name: str, value: Any) -> float:
 
 
 def missing_attribute(obj: object, name: str, todays: Mapping[str, str]) -> AttributeError:
-    """Return the error of an attribute that an object does not have.
+    """Return the error for an attribute that an object lacks.
 
     Args:
         obj: The object.
         name: The attribute's name.
-        todays: By names that other libraries use, what stands here instead.
+        todays: This package's replacements, by attribute names of other libraries.
     """
     said = f"{type(obj).__name__!r} object has no attribute {name!r}"
     if name in todays:
@@ -413,13 +407,13 @@ def missing_attribute(obj: object, name: str, todays: Mapping[str, str]) -> Attr
 
 
 def refuse_two_numbers(method: str, name: str, amount: Any, agent_update: Any) -> None:
-    """Refuse a call such as `obtain_samples(itr, num_samples)`, which other libraries' samplers take.
+    """Refuse `obtain_samples(itr, num_samples)`, the signature of other libraries' samplers.
 
     Args:
         method: The method's name.
-        name: What its first argument is called.
-        amount: What was given for it.
-        agent_update: What was given for the second argument.
+        name: The name of its first argument.
+        amount: The first argument.
+        agent_update: The second argument.
 
     Raises:
         UsageError: The agent update is an integer, or a Python float.
@@ -432,7 +426,7 @@ def refuse_two_numbers(method: str, name: str, amount: Any, agent_update: Any) -
         )
 
 
-# Users import them from there; tracebacks and pickles say so, too.
+# Users import the exceptions from there; tracebacks and pickles name the same module.
 for _name in __all__:
     if isinstance(_exception := globals()[_name], type):
         _exception.__module__ = "streamsampler.errors"

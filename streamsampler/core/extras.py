@@ -1,7 +1,7 @@
-"""Libraries that are installed only where they are used: import one, or say how to install it.
+"""Import optional libraries, and say how to install a missing library.
 
-Name the libraries, and never this package with an extra in brackets: the name streamsampler on PyPI belongs to another
-project, and pip would install that one.
+Messages name the libraries, never this package with an extra in brackets: the name streamsampler on PyPI belongs to
+another project, which pip would install.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 
 class Extra(NamedTuple):
-    """What an extra of this package installs.
+    """The libraries that an extra of this package installs.
 
     Attributes:
-        name: What the library calls itself.
-        packages: What pip calls it, and what is installed with it.
+        name: The library's own spelling of its name.
+        packages: Names of packages for pip: the library, and its companions.
     """
 
     name: str
@@ -34,38 +34,38 @@ EXTRAS = {
     "torch": Extra("PyTorch", ("torch",)),
     "video": Extra("PyAV", ("av",)),
 }
-"""The extras that messages name; those of `setup.cfg`."""
+"""The extras that messages name, as in `setup.cfg`."""
 
 
 def install_hint(extra: str) -> str:
-    """Return the commands that install the libraries of an extra: anywhere, and in a clone of this package."""
+    """Return the commands that install an extra's libraries: anywhere, and in a clone of this package."""
     return f"pip install {' '.join(EXTRAS[extra].packages)} (in a clone of streamsampler: pip install '.[{extra}]')"
 
 
 def missing(what: str, extra: str, error: ImportError) -> ImportError:
-    """Return the error for a library that is not installed, or cannot be imported.
+    """Return the error for a library that is missing or fails to import.
 
     Args:
-        what: What needs the library, as the first words of the message.
+        what: The feature that needs the library: the first words of the message.
         extra: The extra that installs the library.
-        error: What the import raised.
+        error: The exception of the import.
     """
     message = f"{what} needs {EXTRAS[extra].name}: {install_hint(extra)}"
-    # A library that is installed may still fail, for want of a shared object or of what it imports itself.
+    # An installed library may still fail, for lack of a shared object or of a dependency.
     is_absent = isinstance(error, ModuleNotFoundError) and "." not in (error.name or ".")
     return ImportError(message if is_absent else f"{message}; importing it raised {type(error).__name__}: {error}")
 
 
 def needed(module: str, what: str, extra: str) -> Any:
-    """Return a module of a library.
+    """Import a module of an optional library.
 
     Args:
         module: The module's name.
-        what: What needs it, as the first words of the message.
+        what: The feature that needs it: the first words of the message.
         extra: The extra that installs the library.
 
     Raises:
-        ImportError: The module cannot be imported; says how to install it.
+        ImportError: The import failed; says how to install the library.
     """
     try:
         return import_module(module)

@@ -1,8 +1,7 @@
-"""Compare fingerprints: digests of a fixed piece of float arithmetic, as a process computes it. Pure.
+"""Compare the arithmetic of processes by their fingerprints: digests of a fixed floating-point computation. Pure.
 
-NumPy and torch have several kernels for the same operation, and choose by the processor. The kernels round differently,
-so that a network's numbers, and then whole trajectories, may differ from machine to machine. Two processes whose
-fingerprints agree chose kernels that round alike.
+NumPy and torch have several kernels per operation, and choose by processor. Kernels round differently, so a network's
+outputs, and then whole trajectories, may differ between machines. Equal fingerprints mean kernels that round alike.
 """
 
 from __future__ import annotations
@@ -17,10 +16,9 @@ class Fingerprint(NamedTuple):
     """How a process computes.
 
     Attributes:
-        bits: A digest for each library, such as "numpy=0c3f19d2e4aa torch=77ab02c3d1ef"; torch only where it is loaded.
-        host: The name of the machine.
-        is_guest: Whether torch was loaded before the worker was made, by the program whose process it shares or was
-            forked from.
+        bits: A digest per library, such as "numpy=0c3f19d2e4aa torch=77ab02c3d1ef"; torch only where it is loaded.
+        host: The machine's name.
+        is_guest: Whether the program that started or forked the worker had loaded torch before.
     """
 
     bits: str
@@ -28,7 +26,7 @@ class Fingerprint(NamedTuple):
     is_guest: bool = False
 
     def without_torch(self) -> Fingerprint:
-        """Return the same without torch, where neither agent nor environment needs it."""
+        """Return a copy without torch's digest, for agents and environments that do not use torch."""
         digests = _digests(self.bits)
         bits = " ".join(f"{library}={digest}" for library, digest in digests.items() if library != "torch")
         return self._replace(bits=bits)
@@ -40,9 +38,9 @@ def _digests(bits: str) -> dict[str, str]:
 
 
 def differing_libraries(bits: Iterable[str]) -> list[str]:
-    """Return the libraries that compute other bits in one of these fingerprints than in another.
+    """Return the libraries with more than one digest among these fingerprints.
 
-    A library that is in one of two only is not compared: torch, where a process has not loaded it.
+    A library counts only where it is loaded: a process without torch does not differ in torch.
     """
     seen: dict[str, set[str]] = {}
     for text in bits:
@@ -52,15 +50,14 @@ def differing_libraries(bits: Iterable[str]) -> list[str]:
 
 
 def agree(*bits: str) -> bool:
-    """Whether all of these fingerprints agree."""
     return not differing_libraries(bits)
 
 
 def disagreement(told: Iterable[tuple[int, Fingerprint]]) -> str:
-    """Describe which workers compute otherwise than others; "" if all compute alike.
+    """Describe which workers compute differently from others; "" if all compute alike.
 
     Args:
-        told: The workers by number, each with a fingerprint; in any order.
+        told: Pairs of worker number and fingerprint, in any order.
     """
     pairs = sorted(told)
     libraries = differing_libraries(print_.bits for _, print_ in pairs)
@@ -88,7 +85,7 @@ def _place(group: Sequence[tuple[int, Fingerprint]]) -> str:
 
 
 def series(workers: Sequence[int]) -> str:
-    """Return worker numbers in words, such as "workers 0 to 3 and 7"; they are sorted, and there is one at least."""
+    """Return sorted worker numbers in words, such as "workers 0 to 3 and 7"."""
     runs: list[list[int]] = []
     for worker in workers:
         if runs and runs[-1][-1] == worker - 1:

@@ -1,4 +1,4 @@
-"""What a call says of a keyword that it does not take: which one was meant."""
+"""Suggest the right keyword when a call receives an unknown keyword."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from streamsampler.core.errors import UnknownArgumentError
 
 Called = TypeVar("Called", bound=Callable[..., Any])
 
-# Names of one thing: those of this package, of its command line and of other libraries. Each call has one of them.
+# Synonyms: names in this package, on its command line and in other libraries. Each call has one name of each group.
 _SYNONYMS = [
     {"n_timesteps", "num_samples", "n_samples", "num_timesteps", "total_timesteps", "n_steps", "num_steps"},
     {"n_trajectories", "num_trajectories", "n_traj_per_worker", "n_episodes", "num_episodes", "n_eval_episodes"},
@@ -24,14 +24,14 @@ _SYNONYMS = [
     {"env_kwargs", "env_config"},
     {"progress", "progress_bar", "show_progress_bar"},
 ]
-# What `streamsampler.protocol.limits.Limits` has. Until it existed, they were arguments of their own.
+# The fields of `streamsampler.protocol.limits.Limits`, which used to be arguments of their own.
 LIMITS = {
     *("construction_timeout", "close_timeout", "restart_window", "max_lifetime_restarts", "max_worker_memory"),
 }
 
 
 def meant(name: str, known: Iterable[str]) -> str:
-    """Return which of the known names was probably meant, as the end of a sentence; all of them if that is unclear."""
+    """Return a suggestion to end a sentence: the likely name, or all known names if none is near."""
     names = list(known)
     if name == "inference":
         return (
@@ -48,16 +48,16 @@ def meant(name: str, known: Iterable[str]) -> str:
 
 
 def refuse_unknown(name: str, given: Iterable[str], called: Callable[..., Any], also: Iterable[str] = ()) -> None:
-    """Refuse keywords that something does not take, before it is called.
+    """Refuse unknown keywords before a call.
 
     Args:
-        name: What it is called in the error.
+        name: The name of the function or class in the error.
         given: The keywords.
-        called: What would be called, with one positional argument besides.
-        also: Further keywords that are right.
+        called: The function or class; its first parameter is positional and does not count.
+        also: Further valid keywords.
 
     Raises:
-        UnknownArgumentError: There is such a keyword; names the one that was probably meant.
+        UnknownArgumentError: A keyword is unknown; suggests the likely name.
     """
     parameters = list(inspect.signature(called).parameters.values())[1:]
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
@@ -69,13 +69,13 @@ def refuse_unknown(name: str, given: Iterable[str], called: Callable[..., Any], 
 
 
 def suggesting(*more: Iterable[str]) -> Callable[[Called], Called]:
-    """Return a decorator of a public call: a wrong keyword becomes an `UnknownArgumentError` that names the right one.
+    """Return a decorator that turns an unknown keyword of a call into an `UnknownArgumentError` with a suggestion.
 
-    A class gets it for its constructor and its public methods, those of base classes of this package included. What has
-    `**options` is left alone, unless it is said which there are.
+    On a class, it covers the constructor and the public methods, inherited methods of this package included. Functions
+    with `**options` are covered only if `more` lists the options.
 
     Args:
-        more: Names that the call takes besides as `**options`.
+        more: Names of the valid `**options`.
     """
 
     def decorate(called: Called) -> Called:
@@ -110,7 +110,7 @@ def _with_suggestions(function: Any, more: frozenset[str]) -> Any:
     def checked(*args: Any, **given: Any) -> Any:
         if given and not given.keys() <= names:
             wrong = next(name for name in given if name not in names)
-            # A constructor may be inherited: it goes by the name of the class that is made.
+            # An inherited constructor goes by the name of the class that is constructed.
             name = type(args[0]).__name__ if function.__name__ == "__init__" and args else function.__name__
             known = [name for name in own if name not in ("self", "cls")] + sorted(more)
             raise UnknownArgumentError(f"{name} has no argument {wrong!r}{meant(wrong, known)}")

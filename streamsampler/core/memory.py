@@ -1,6 +1,6 @@
-"""Use memory again: lent arrays, and a pool of large blocks.
+"""Reuse memory: lent arrays, and a pool of large blocks.
 
-Memory that was touched before costs no page faults, which for arrays of megabytes are half the cost of a copy.
+Memory that was touched before costs no page faults, which are half the cost of copying arrays of megabytes.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 _SMALL_BYTES = 1 << 20
-# A block so many times larger than needed is freed, so that one large batch does not bind memory for ever.
+# A block more than this many times larger than needed is freed, so that a large batch does not bind memory forever.
 _LARGEST_SURPLUS = 4
 
 
 class _LentMemory:
-    """What a lent array, and every view of it, has as its base: it lives as long as they do."""
+    """The base of a lent array and of all its views: it lives as long as they do."""
 
     def __init__(self, array: NDArray[Any], returned: Callable[[], None]) -> None:
         self._array = array  # keeps the memory mapped
@@ -35,24 +35,24 @@ def lend(array: NDArray[Any], returned: Callable[[], None]) -> NDArray[Any]:
     """Return an array over the memory of `array`.
 
     Args:
-        array: A contiguous array that is not used otherwise meanwhile.
-        returned: Called once, when the returned array and all views of it are gone.
+        array: A contiguous array without other users.
+        returned: Called once, after the returned array and all its views are deleted.
     """
     return np.asarray(_LentMemory(array, returned))
 
 
 class Pool:
-    """Blocks of memory for arrays, each used again when its last array is gone.
+    """Holds blocks of memory for arrays, and reuses a block after its last array is deleted.
 
-    The pool keeps one free block: a program that collects one batch after the other uses one block, or two while the
-    second is being filled.
+    At most one free block is held: a program that collects batch after batch uses one block, or two while the second
+    is filled.
     """
 
     def __init__(self) -> None:
         self._free: mmap.mmap | None = None
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Make an uninitialised array."""
+        """Return an uninitialised array."""
         n_bytes = math.prod(shape) * dtype.itemsize
         if n_bytes < _SMALL_BYTES or dtype.hasobject:
             return np.empty(shape, dtype)
@@ -62,14 +62,14 @@ class Pool:
             if hasattr(mmap, "MADV_HUGEPAGE"):
                 block.madvise(mmap.MADV_HUGEPAGE)
         array: NDArray[Any] = np.ndarray(shape, dtype, block)
-        pool = weakref.ref(self)  # which the arrays may outlive
+        pool = weakref.ref(self)  # the arrays may outlive the pool
         return lend(array, lambda: _give_back(pool, block))
 
 
 def _new_block(n_bytes: int) -> mmap.mmap:
     if not hasattr(mmap, "MAP_PRIVATE"):
         return mmap.mmap(-1, n_bytes)
-    # Not shared, as it is by default: a forked copy of this process would see it used again.
+    # Private, not shared as by default: a forked copy of this process would see the reused memory change.
     return mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 

@@ -1,4 +1,4 @@
-"""Follow the progress of a call, and show it: as a bar on a terminal or in a notebook, or as lines in a log."""
+"""Show the progress of a call: as a bar on a terminal or in a notebook, or as lines in a log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from streamsampler.core.words import count, duration
 _CLEAR_LINE, _HIDE_CURSOR, _SHOW_CURSOR = "\x1b[K", "\x1b[?25l", "\x1b[?25h"
 _SINGULAR = {"timesteps": "timestep", "trajectories": "trajectory", "seconds": "second"}
 INTERVAL = 0.1
-"""Seconds between two snapshots: what looks alive."""
+"""Seconds between two snapshots, short enough to look alive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +27,15 @@ class Snapshot:
     """The progress of a call.
 
     Attributes:
-        n_timesteps: Timesteps so far, those of unfinished trajectories included.
+        n_timesteps: Timesteps so far, unfinished trajectories included.
         n_trajectories: Finished trajectories so far.
-        target: How many timesteps or trajectories the call collects.
-        unit: "timesteps" or "trajectories": what `target` counts.
-        seconds: Since the call began.
-        complete: Whether the call is complete. Timesteps may reach their target before, with unfinished trajectories.
-        earlier_timesteps: How many of the timesteps were there when the call began.
-        earlier_trajectories: How many of the trajectories.
-        note: What else is known so far, in words.
+        target: Timesteps or trajectories to collect.
+        unit: The unit of `target`, "timesteps" or "trajectories".
+        seconds: Seconds since the start of the call.
+        complete: Whether the call is complete. Timesteps may reach their target earlier, in unfinished trajectories.
+        earlier_timesteps: Timesteps that existed before the call.
+        earlier_trajectories: Trajectories that existed before the call.
+        note: Further results so far, in words.
     """
 
     n_timesteps: int
@@ -50,17 +50,17 @@ class Snapshot:
 
     @property
     def reached(self) -> int:
-        """How much of `target` is reached, at most `target`."""
+        """The part of `target` collected so far, at most `target`."""
         return min(self.target, self.n_timesteps if self.unit == "timesteps" else self.n_trajectories)
 
     @property
     def timesteps_per_second(self) -> float:
-        """The average since the call began; 0 at its very beginning."""
+        """The average since the start of the call; 0 in its first moment."""
         return (self.n_timesteps - self.earlier_timesteps) / self.seconds if self.seconds > 0 else 0.0
 
     @property
     def seconds_left(self) -> float | None:
-        """The estimated remaining time; None while there is nothing to estimate it from."""
+        """The estimated remaining time; None before the first progress."""
         earlier = self.earlier_timesteps if self.unit == "timesteps" else self.earlier_trajectories
         if self.reached <= earlier or self.target == 0:
             return None
@@ -68,25 +68,24 @@ class Snapshot:
 
 
 ProgressArgument = bool | Callable[[Snapshot], Any]
-"""True shows a bar or lines; see `output_on`. A callable gets a snapshot at the beginning, then several times a
-second, and at the end; one with an attribute `interval` after each so many seconds, or with None only at the beginning
-and at the end."""
+"""True shows a bar or lines; see `output_on`. A callable receives a snapshot at the start of the call, several times
+a second, and at the end. Its attribute `interval` changes the seconds in between; None leaves only start and end."""
 
 
 class Display:
-    """Call `show` with a call's progress, a few times a second.
+    """Calls `show` with snapshots of a call's progress, a few times a second.
 
     Args:
-        target: How many timesteps or trajectories the call collects.
+        target: Timesteps or trajectories to collect.
         unit: "timesteps" or "trajectories".
-        show: Called with snapshots; None follows nothing and costs nothing.
+        show: Receives snapshots; None disables the display at no cost.
         interval: Seconds between two snapshots; None for only the first and the last.
-        earlier: The timesteps and trajectories that were there when the call began.
-        clock: Seconds, from any beginning.
-        note: Returns what else is known so far, in words.
+        earlier: Timesteps and trajectories that existed before the call.
+        clock: Returns seconds, from any origin.
+        note: Returns further results so far, in words.
 
     Attributes:
-        interval: How long the call may sleep before the next `update`; None for as long as it likes.
+        interval: The longest sleep before the next `update`, in seconds; None for no limit.
     """
 
     def __init__(
@@ -111,14 +110,14 @@ class Display:
         self._snapshot(*earlier)
 
     def expect(self, target: int) -> None:
-        """Change how many timesteps or trajectories the call will probably collect."""
+        """Change the expected number of timesteps or trajectories."""
         self._target = target
 
     def update(self, so_far: Callable[[], tuple[int, int]], *, complete: bool) -> None:
-        """Show how far the call is, if the interval has passed or the call is complete.
+        """Show a snapshot, if the interval has passed or the call is complete.
 
         Args:
-            so_far: Returns the call's timesteps and trajectories, those that were there before included.
+            so_far: Returns timesteps and trajectories, those before the call included.
             complete: Whether the call is complete.
         """
         if self._show is None:
@@ -130,8 +129,8 @@ class Display:
         if self._show is None:
             return
         self._shown = self._clock()
-        # A worker's progress is zero between its report and its next ticket: the bar goes back only at the end, when
-        # what is surplus is known.
+        # A worker's progress is zero between its report and its next ticket. The bar therefore moves back only at the
+        # end, when the surplus is known.
         if not complete:
             timesteps = max(self._most, min(timesteps, self._target) if self._unit == "timesteps" else timesteps)
         self._most = timesteps
@@ -146,12 +145,10 @@ class Display:
 
 
 class Output:
-    """Shows snapshots of a call; a context manager, which is left when the call ends.
-
-    This class shows nothing. Its subclasses show snapshots in different places.
+    """Shows snapshots of a call in some place (this base class: nowhere); a context manager that ends with the call.
 
     Attributes:
-        interval: Seconds between two snapshots; None where none needs to be shown.
+        interval: Seconds between two snapshots; None where none is shown.
         shows_end: Whether the end of a call is shown.
     """
 
@@ -168,7 +165,7 @@ class Output:
         """Show a snapshot."""
 
     def write_above(self, text: str) -> bool:
-        """Write lines so that they do not tear a bar; return False, and write nothing, where no bar is drawn."""
+        """Write lines above a bar; return False, and write nothing, if no bar is drawn."""
         del text
         return False
 
@@ -185,8 +182,8 @@ class Bar(Output):
     _NARROWEST, _WIDEST = 10, 30
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream: TextIO | None = stream  # None when the terminal is gone
-        self._line = ""  # what is on the screen
+        self._stream: TextIO | None = stream  # None once the terminal is closed
+        self._line = ""  # on the screen now
 
     def __exit__(self, *_: object) -> None:
         if self._line:
@@ -194,22 +191,21 @@ class Bar(Output):
             self._line = ""
 
     def __call__(self, snapshot: Snapshot) -> None:
-        """Draw a snapshot; on a terminal that is gone, draw nothing any more."""
+        """Draw a snapshot; draw nothing once the terminal is closed."""
         if self._stream is None:
             return
-        # One column stays free: a terminal that wraps at its last one would need a new line for each drawing.
+        # One column stays free: a terminal that wraps at its last column would need a new line per drawing.
         room = _columns(self._stream) - 1 - len("[]  ")
         text = _fitting(describe(snapshot), room - self._NARROWEST)
         width = max(0, min(self._WIDEST, room - len(text)))
         filled = width * snapshot.reached // max(1, snapshot.target)
         line = f"[{'#' * filled}{'-' * (width - filled)}]  {text}"
         if line != self._line:
-            # Spaces cover what was longer before.
+            # Spaces cover the rest of a longer earlier line.
             before, self._line = self._line, line
             self._write(f"\r{_HIDE_CURSOR}{line.ljust(len(before))}")
 
     def write_above(self, text: str) -> bool:
-        """Write lines where the bar is, and the bar below them; return False where no bar is drawn yet."""
         if not self._line:
             return False
         self._write(f"\r{_CLEAR_LINE}{text}\n\r{self._line}")
@@ -225,7 +221,7 @@ class Bar(Output):
 
 
 def _columns(stream: TextIO | None) -> int:
-    """Return the width of a stream's terminal, which need not be that of standard output."""
+    """Return the width of a stream's own terminal, which may differ from standard output's."""
     with contextlib.suppress(AttributeError, OSError, ValueError):
         if columns := os.get_terminal_size(stream.fileno()).columns:  # type: ignore[union-attr]
             return columns
@@ -233,14 +229,14 @@ def _columns(stream: TextIO | None) -> int:
 
 
 def describe(snapshot: Snapshot) -> list[str]:
-    """Return the texts next to a bar, the most important first."""
+    """Return the texts next to a bar, by importance."""
     unit = snapshot.unit if snapshot.target != 1 else _SINGULAR[snapshot.unit]
     of_all = f"{snapshot.reached:,}/{snapshot.target:,} {unit}"
     if snapshot.n_timesteps == snapshot.earlier_timesteps == 0 and not snapshot.complete:
         return ["  0%", of_all, "starting"]
-    # Cut, not rounded: there is no 100 % before the end.
+    # Rounded down: 100 % appears only at the end.
     percent = 100 if snapshot.complete else min(99, 100 * snapshot.reached // max(1, snapshot.target))
-    # While a long trajectory is running only the timesteps change.
+    # During a long trajectory only the timesteps change.
     timesteps = [] if snapshot.unit == "timesteps" else [count(snapshot.n_timesteps, "timestep")]
     note = [snapshot.note] if snapshot.note else []
     return [f"{percent:3}%", of_all, *note, *timesteps, _time(snapshot), f"{snapshot.timesteps_per_second:,.0f}/s"]
@@ -256,23 +252,19 @@ def _time(snapshot: Snapshot) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Return seconds, rounded up, as people read them from a clock, such as 0:07 or 1:02:03."""
+    """Format seconds as a clock, rounded up, such as 0:07 or 1:02:03."""
     minutes, whole = divmod(math.ceil(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{whole:02}" if hours else f"{minutes}:{whole:02}"
 
 
 def _fitting(bits: list[str], room: int) -> str:
-    """Join the bits that there is room for; at least the first."""
+    """Join as many texts as fit, the first in any case."""
     text = bits[0]
     for bit in bits[1:]:
         if len(text) + 2 + len(bit) <= room:
             text += f"  {bit}"
     return text
-
-
-# ----------------------------------------------------------------------
-# Choose where progress is shown.
 
 
 LINE_SECONDS = 30.0
@@ -288,7 +280,7 @@ def display(
     note: Callable[[], str] = str,
     doing: str = "sampling",
 ) -> Iterator[Display]:
-    """Yield the display that a `progress` argument asks for; see `Display` and `output_on` for the other arguments."""
+    """Yield the display for a `progress` argument; see `Display` and `output_on` for the other arguments."""
     if callable(progress):
         yield Display(target, unit, progress, getattr(progress, "interval", INTERVAL), earlier=earlier, note=note)
     elif progress:
@@ -301,17 +293,17 @@ def display(
 def output_on(
     stream: TextIO | None, *, hidden: bool = False, last_line: bool = True, doing: str = "sampling"
 ) -> Output:
-    """Return the output that suits this process.
+    """Choose where to show progress: in a notebook, on a terminal, in a log, or nowhere.
 
     Args:
-        stream: Where to write, outside notebooks; None where the process has no such stream.
+        stream: The stream to write to, outside notebooks; None where the process has no such stream.
         hidden: Show nothing.
-        last_line: Whether a log gets a line at the end of a call.
-        doing: What lines in a log say is being done.
+        last_line: Write a line to a log at the end of a call.
+        doing: The activity that log lines name.
     """
     if hidden or stream is None:
         return Output()
-    # tqdm is looked for, not tried: without ipywidgets it fails in the middle, and complains again at its end.
+    # Look for tqdm, do not try it: without ipywidgets it fails in the middle, and prints another error at its end.
     if _in_notebook() and find_spec("tqdm") and find_spec("ipywidgets"):
         return NotebookBar()
     if _is_terminal(stream) and os.environ.get("TERM") != "dumb" and not _in_ci():
@@ -322,12 +314,11 @@ def output_on(
 def _is_terminal(stream: TextIO) -> bool:
     try:
         return stream.isatty()
-    except (AttributeError, ValueError):  # an object that is no file, or a closed file
+    except (AttributeError, ValueError):  # not a file, or a closed file
         return False
 
 
 def _in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return "IPKernelApp" in getattr(shell, "config", ())
@@ -338,12 +329,12 @@ def _in_ci() -> bool:
 
 
 class Lines(Output):
-    """Writes a line every 30 seconds, and one at the end: for streams that end in a file or in the log of a job.
+    """Writes a line every 30 seconds and at the end, for streams to a file or a job's log.
 
     Args:
-        stream: Where to write.
-        last_line: Whether to write the line at the end.
-        doing: What the lines say is being done.
+        stream: The stream to write to.
+        last_line: Whether to write a line at the end.
+        doing: The activity that the lines name.
     """
 
     interval = LINE_SECONDS
@@ -352,15 +343,15 @@ class Lines(Output):
         self.shows_end = last_line
         self._doing = doing
         self._stream = stream
-        self._written = 0.0  # seconds of the call, at the last line
+        self._written = 0.0  # the call's seconds at the last line
 
     def __call__(self, snapshot: Snapshot) -> None:
-        """Write a line if it is time."""
+        """Write a line when the interval has passed."""
         if not (self.shows_end if snapshot.complete else snapshot.seconds - self._written >= LINE_SECONDS):
             return
         self._written = snapshot.seconds
         text = "  ".join(bit.strip() for bit in describe(snapshot))
-        with contextlib.suppress(OSError, ValueError):  # full, or closed: no reason to lose what is sampled
+        with contextlib.suppress(OSError, ValueError):  # a full disk or a closed file must not cost the samples
             self._stream.write(f"{self._doing}: {text}\n")
             self._stream.flush()
 
@@ -368,7 +359,7 @@ class Lines(Output):
 class NotebookBar(Output):
     """tqdm's bar in the output of a notebook's cell."""
 
-    interval = 0.25  # each drawing is a message to the browser
+    interval = 0.25  # each drawing sends a message to the browser
     shows_end = True
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Open files for reading that somebody else may have made: regular files only."""
+"""Open files of unknown origin for reading: regular files only."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading; a link to one, too.
+    """Open a regular file, or a link to a regular file, for reading.
 
-    Opening a named pipe waits until something writes to it, and reading a device may have no end.
+    Other kinds are refused: opening a named pipe blocks until a writer comes, and a device may have no end.
 
     Args:
         path: The file.
 
     Raises:
-        StorageError: It is something else; says what.
-        OSError: It cannot be opened.
+        StorageError: The path is not a regular file; names its kind.
+        OSError: The file cannot be opened.
     """
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode):
@@ -38,6 +38,6 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_regular(path: Path) -> bytes:
-    """Return what a regular file holds; see `open_regular` for what is raised."""
+    """Return the contents of a regular file; raises as `open_regular` does."""
     with open_regular(path) as file:
         return file.read()

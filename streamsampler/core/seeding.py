@@ -1,8 +1,7 @@
-"""Derive the seeds of trajectories, and of the generators that a trajectory draws from.
+"""Derive the seeds of trajectories, and of the random generators within a trajectory.
 
-A trajectory draws everything from one integer: its trajectory seed, a fixed function of the sampler's seed, the agent
-version and the trajectory index. The numbers this module gives are part of the package's promise: changing a constant
-here changes every batch that was ever sampled.
+A trajectory draws everything from its trajectory seed, a fixed function of the sampler's seed, the agent version and
+the trajectory index. These numbers are a promise: a changed constant here changes every batch ever sampled.
 """
 
 from __future__ import annotations
@@ -35,35 +34,31 @@ _SIZE = 1 << SEED_BITS
 _MASK = _SIZE - 1
 _MASK_64 = (1 << 64) - 1
 
-# Of three rounds. See TrajectorySeeds.
+# Three rounds, see TrajectorySeeds.
 _SHIFTS = 17, 11, 15
 _MULTIPLIERS = 0xED5AD4BB, 0xAC4C1B51, 0x31848BAB
 _LAST_SHIFT = 14
-# From here on numpy's fixed cost per operation is less than Python's cost per seed.
+# From this length, numpy's fixed cost per operation is below Python's cost per seed.
 _VECTOR_LENGTH = 20
 
-# The increment of splitmix64, 2**64 divided by the golden ratio: far-apart starting points for its finaliser.
+# The increment of splitmix64, 2**64 divided by the golden ratio: its finaliser starts from points far apart.
 _GOLDEN_GAMMA = 0x9E3779B97F4A7C15
 
 
 def fresh_seed() -> int:
-    """Draw a seed of 128 bits from the operating system's entropy."""
     entropy = np.random.SeedSequence().entropy
     assert isinstance(entropy, int)
     return entropy
 
 
 def check_seed(seed: Any) -> int:
-    """Return the seed that a user gave as a plain integer.
+    """Check a seed, and return it as a Python integer.
 
     Args:
-        seed: A non-negative integer of any size, or None for a fresh one.
-
-    Returns:
-        The seed as a Python integer.
+        seed: A non-negative integer of any size, or None for a fresh seed.
 
     Raises:
-        UsageError: If it is neither.
+        UsageError: The seed is negative, or not an integer.
     """
     if seed is None:
         return fresh_seed()
@@ -76,7 +71,7 @@ def check_seed(seed: Any) -> int:
 
 
 def _as_index(value: Any) -> int | None:
-    """Return the Python integer that a value stands for, or None for a bool or anything else that is no integer."""
+    """Return a value as a Python integer; None for a bool or any other type."""
     if isinstance(value, bool | np.bool_):
         return None
     try:
@@ -92,14 +87,14 @@ Indices: TypeAlias = range | Sequence[int] | NDArray[np.int64]
 class TrajectorySeeds:
     """The trajectory seeds of one agent version.
 
-    A trajectory seed is a keyed permutation of the 31-bit integers, applied to the trajectory index. Being a
-    permutation, it cannot give two trajectories of one version the same seed; being of 31 bits, every environment takes
-    it, also one that hands it to ``np.random.RandomState`` or to a C ``int``. The keys come from the sampler's seed and
-    the agent version by way of ``numpy.random.SeedSequence``.
+    A trajectory seed is a keyed permutation of the 31-bit integers, applied to the trajectory index. A permutation
+    gives no two trajectories of a version the same seed, and every environment accepts 31 bits, even for
+    ``np.random.RandomState`` or a C ``int``. ``numpy.random.SeedSequence`` derives the keys from the sampler's seed and
+    the agent version.
 
-    Each of the three rounds adds a key, xors the number with its own upper bits, and multiplies by an odd constant; all
-    of these can be undone modulo 2**31. Shifts and multipliers are the ones that Chris Wellons' hash prospector found
-    for his ``triple32`` (a search for good avalanche in mixers of the kind that Thomas Mueller made popular).
+    Each of the three rounds adds a key, xors the number with its own upper bits, and multiplies by an odd constant: all
+    invertible modulo 2**31. Shifts and multipliers are from Chris Wellons' ``triple32``, found by his hash prospector
+    (a search for good avalanche in mixers of the kind Thomas Mueller made popular).
 
     Attributes:
         seed: The sampler's seed.
@@ -118,16 +113,13 @@ class TrajectorySeeds:
         return f"TrajectorySeeds(seed={self.seed}, agent_version={self.agent_version})"
 
     def __getitem__(self, index: int) -> int:
-        """Return the seed of one trajectory.
+        """Return a trajectory's seed, at least 0 and less than 2**31.
 
         Args:
             index: The trajectory index, at least 0 and less than 2**31.
 
-        Returns:
-            The trajectory seed, at least 0 and less than 2**31.
-
         Raises:
-            UsageError: If there is no such index.
+            UsageError: The index is out of range.
         """
         if not 0 <= index < _SIZE:
             raise _out_of_range(index)
@@ -138,22 +130,19 @@ class TrajectorySeeds:
         return x ^ (x >> _LAST_SHIFT)
 
     def of(self, indices: Indices) -> list[int]:
-        """Return the seeds of many trajectories, as Python integers.
+        """Return the seeds of many trajectories in the order of the indices, as Python integers.
 
         Args:
             indices: Trajectory indices, each at least 0 and less than 2**31.
 
-        Returns:
-            Their seeds, in the same order.
-
         Raises:
-            UsageError: If one of them is no index.
+            UsageError: An index is out of range.
         """
         if len(indices) < _VECTOR_LENGTH:
             return list(map(self.__getitem__, indices.tolist() if isinstance(indices, np.ndarray) else indices))
         x = self._checked(indices)
         mask = np.uint64(_MASK)
-        # A 31-bit number times a 32-bit constant has 63 bits: nothing is lost before the mask.
+        # A 31-bit number times a 32-bit constant has 63 bits: no overflow before the mask.
         for key, shift, multiplier in self._rounds:
             x = (x + np.uint64(key)) & mask
             x = ((x ^ (x >> np.uint64(shift))) * np.uint64(multiplier)) & mask
@@ -162,7 +151,7 @@ class TrajectorySeeds:
 
     @staticmethod
     def _checked(indices: Indices) -> NDArray[np.uint64]:
-        # The ends of a range are enough; going through a long one would cost more than all the rest.
+        # The ends of a range suffice; a pass over a long range would cost more than all the rest.
         if isinstance(indices, np.ndarray):
             ends = int(indices.min()), int(indices.max())
         else:
@@ -185,7 +174,7 @@ def _out_of_range(index: int) -> UsageError:
 
 
 class SeedUse(enum.IntEnum):
-    """What draws from a seed derived from the trajectory's; the environment gets the trajectory seed itself."""
+    """The uses of seeds derived from the trajectory seed; the environment receives the trajectory seed itself."""
 
     AGENT = 1
     PYTHON = 2
@@ -195,19 +184,15 @@ class SeedUse(enum.IntEnum):
 
 
 def derived_seed(trajectory_seed: int, stream: SeedUse) -> int:
-    """Derive the seed of one of a trajectory's generators.
+    """Derive the seed of a trajectory's generator, at least 0 and less than 2**31.
 
-    Two generators of the same kind seeded alike draw the same numbers. An agent that was given the environment's own
-    seed would, with ``default_rng(seed)``, draw the very noise that the environment draws, so each of them gets a
-    number of its own: the upper bits of splitmix64's finaliser (David Stafford's variant 13) at a starting point that
-    depends on both.
+    Generators of one kind with the same seed draw the same numbers: an agent with the environment's seed would, with
+    ``default_rng(seed)``, draw the environment's noise. Each generator therefore has its own seed: the upper bits of
+    splitmix64's finaliser (David Stafford's variant 13), started from the trajectory seed and the generator's number.
 
     Args:
         trajectory_seed: The trajectory seed.
-        stream: Whose seed to derive.
-
-    Returns:
-        An integer, at least 0 and less than 2**31.
+        stream: The seed's use.
     """
     z = (trajectory_seed + _GOLDEN_GAMMA * stream) & _MASK_64
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
@@ -215,28 +200,25 @@ def derived_seed(trajectory_seed: int, stream: SeedUse) -> int:
     return (z ^ (z >> 31)) >> (64 - SEED_BITS)
 
 
-_FIRST_AGENT = 16  # streams below it have other uses
+_FIRST_AGENT = 16  # smaller numbers are values of SeedUse
 
 
 def seed_of_agent(seed: int, number: int) -> int:
-    """Derive the seed of one of several agents of an environment.
+    """Derive the seed of an agent among several, at least 0 and less than 2**31.
 
     Args:
-        seed: What one agent alone would be reset with: `derived_seed(trajectory_seed, Stream.AGENT)`.
-        number: The agent's position among all that may take part. The first one gets `seed`.
-
-    Returns:
-        An integer, at least 0 and less than 2**31.
+        seed: The seed of a lone agent, `derived_seed(trajectory_seed, SeedUse.AGENT)`.
+        number: The agent's position among all possible agents. The first agent gets `seed` itself.
     """
     return derived_seed(seed, _FIRST_AGENT + number) if number else seed  # type: ignore[arg-type]
 
 
 def derived_seeds(trajectory_seeds: Sequence[int], stream: SeedUse) -> list[int]:
-    """Derive the seeds of the same generator of many trajectories; see `derived_seed`.
+    """Derive the seeds of the same generator for many trajectories; see `derived_seed`.
 
     Args:
         trajectory_seeds: The trajectory seeds.
-        stream: Whose seeds to derive.
+        stream: The seeds' use.
     """
     if len(trajectory_seeds) < _VECTOR_LENGTH:
         return list(map(derived_seed, trajectory_seeds, repeat(stream)))

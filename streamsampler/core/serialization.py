@@ -1,8 +1,7 @@
-"""Pickle what crosses process boundaries: agents, environments and updates one way, reports the other.
+"""Pickle objects between processes: agents, environments and updates for workers, reports for the sampler.
 
-Going to the workers, cloudpickle takes what the user's main script defines along by value. Coming back, the standard
-pickler is tried first, which is several times faster. Either way large arrays stay outside the pickle, as raw buffers,
-so that an engine copies them once.
+For workers, cloudpickle pickles objects of the user's main script by value. For reports, the standard pickler goes
+first, several times faster. Large arrays stay outside the pickles, as raw buffers, so that an engine copies them once.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ import numpy as np
 
 from streamsampler.core.by_value import ByValuePickler, contents_of, dumps_by_value, is_importable
 
-# Not from `core.errors`: exceptions say that they are of this module, and cloudpickle pickles by value what is of one
-# that is not loaded.
+# Not from `core.errors`: the exceptions name this module as theirs, and cloudpickle would pickle them by value if it
+# were not loaded.
 from streamsampler.errors import SerializationError
 
 __all__ = [
@@ -30,7 +29,7 @@ __all__ = [
 ]  # fmt: skip
 
 _PROTOCOL = 5
-# How deep to look for the attribute that could not be pickled.
+# Levels of attributes to search for the object that cannot be pickled.
 _SEARCH_DEPTH = 4
 
 _ADVICE = {
@@ -41,13 +40,13 @@ _ADVICE = {
 
 @dataclass(frozen=True)
 class Payload:
-    """A pickled object, and the arrays' memory that the pickle refers to.
+    """A pickled object, with the memory of its arrays outside the pickle.
 
     Attributes:
         data: The pickle.
-        buffers: The arrays' memory, in the order of the pickle. A memoryview shows the live array: engines copy
-            it before the user can change the array.
-        about: What the sender knows of the object. It is not sent.
+        buffers: The arrays' memory, in the pickle's order. A memoryview shows the live array: engines copy it before
+            the user can change the array.
+        about: The sender's own remarks, which are not sent.
     """
 
     data: bytes
@@ -55,35 +54,34 @@ class Payload:
     about: Any = None
 
     def owned(self) -> Payload:
-        """Return the same with the arrays' memory copied, which can be pickled."""
+        """Return a copy with the arrays' memory as bytes, which can be pickled itself."""
         return Payload(self.data, tuple(bytes(buffer) for buffer in self.buffers))
 
     @property
     def nbytes(self) -> int:
-        """Its size in bytes, buffers included."""
+        """Size in bytes, buffers included."""
         return len(self.data) + sum(memoryview(buffer).nbytes for buffer in self.buffers)
 
 
 @dataclass(frozen=True)
 class HeldPayload(Payload):
-    """Stands for an object that stays in this process, as it is, unpickled.
+    """An object of this process in the place of its pickle: an agent that stays here is not pickled.
 
     Attributes:
-        held: The object. Pickled with the payload, it becomes one of the usual kind.
+        held: The object. If the payload is pickled, it becomes a usual `Payload`.
     """
 
     held: Any = None
 
     @classmethod
     def of(cls, held: Any, about: Any) -> HeldPayload:
-        """Return the payload of an object."""
         return cls(pickle.dumps(type(held).__module__), (), about, held)
 
     def pickled(self) -> Payload:
-        """Return a payload of the usual kind, of the object as it is now.
+        """Pickle the object as it is now.
 
         Raises:
-            SerializationError: It cannot be pickled.
+            SerializationError: The object cannot be pickled.
         """
         return replace(dumps(self.held, "the agent").owned(), about=self.about)
 
@@ -93,37 +91,28 @@ class HeldPayload(Payload):
 
 
 def dumps(obj: Any, what: str) -> Payload:
-    """Pickle an object for the workers.
+    """Pickle an object for workers; the buffers are views of its own arrays.
 
     Args:
         obj: Any object.
-        what: What to call it in an error, such as "the agent" or "the environment update".
-
-    Returns:
-        The payload, whose buffers are views of the object's own arrays.
+        what: Its name in errors, such as "the agent" or "the environment update".
 
     Raises:
-        SerializationError: If it cannot be pickled; the pickler's exception is the cause.
+        SerializationError: The object cannot be pickled; the pickler's exception is the cause.
     """
     buffers: list[pickle.PickleBuffer] = []
     try:
         data = dumps_by_value(obj, buffers.append)
         return Payload(data, tuple(buffer.raw() for buffer in buffers))
     except Exception as error:
-        # Anything: __getstate__ and __reduce__ are user code.
+        # Any exception: __getstate__ and __reduce__ are user code.
         raise _not_picklable(obj, what, error) from error
 
 
 def loads(payload: Payload) -> Any:
-    """Unpickle a payload; arrays come out in memory of their own, which may be written to.
+    """Unpickle a payload of `dumps`.
 
-    An array that was read-only when it was pickled is read-only again.
-
-    Args:
-        payload: What `dumps` gave.
-
-    Returns:
-        A new object.
+    Arrays have their own, writable memory; arrays that were read-only when pickled are read-only again.
     """
     if isinstance(payload, HeldPayload):
         payload = payload.pickled()
@@ -131,10 +120,10 @@ def loads(payload: Payload) -> Any:
 
 
 def refers_to(payload: Payload, package: str) -> bool:
-    """Whether a pickled object needs a package, as far as that can be seen: it, or a module of its own, refers to it.
+    """Return whether a pickled object seems to need a package: its pickle or a module in it refers to the package.
 
     Args:
-        payload: The pickled object. Of its modules, those that are imported here are looked into.
+        payload: The pickled object. Only modules imported in this process are searched.
         package: The package's name.
     """
     if package.encode() in payload.data:
@@ -153,14 +142,14 @@ def _is_of(value: Any, package: str) -> bool:
 
 
 class _ArraysApart:
-    """A pickler that keeps arrays of plain numbers out of the pickle: in a list, unless that is None."""
+    """A pickler that appends arrays of plain numbers to a list (unless it is None) instead of pickling them."""
 
     def __init__(self, file: io.BytesIO, arrays: list[np.ndarray[Any, Any]] | None, names: Mapping[str, type]) -> None:
         super().__init__(file, _PROTOCOL)  # type: ignore[call-arg]
         self._arrays, self._names = arrays, names
 
     def persistent_id(self, obj: Any) -> int | str | None:
-        """Return the number that stands for an array, or the name of a class that has one; None for what is pickled."""
+        """Return an array's number in the list, or a known class's name; None for objects to pickle."""
         if obj.__class__ is type:
             return obj.__name__ if self._names.get(obj.__name__) is obj else None
         if obj.__class__ is not np.ndarray or self._arrays is None:
@@ -183,12 +172,12 @@ class _ByValue(_ArraysApart, ByValuePickler):
 
 _PLAIN_KINDS = "biufc"
 _MANY = 64
-_FEW_BYTES = 4096  # infos of many small arrays are copied into the pickle: the account of a buffer costs more
+_FEW_BYTES = 4096  # of many small arrays (infos), these are pickled: a buffer's entry costs more
 Contents = tuple[bytes, bytes | None, list[tuple[str, tuple[int, ...]]]]
-"""What a report carries besides arrays: the pickled rollouts, the pickled spaces, each array's dtype and shape."""
+"""A report without its arrays: the pickled rollouts, the pickled spaces, each array's dtype and shape."""
 
 Place = tuple[Any, int]
-"""Where an array lies: memory, and the offset within it."""
+"""An array's memory, and its offset in this memory."""
 
 _NO_NAMES: Mapping[str, type] = {}
 _dtype = functools.cache(np.dtype)
@@ -197,19 +186,19 @@ _dtype = functools.cache(np.dtype)
 def dumps_report(
     rollouts: Any, spaces: Any, names: Mapping[str, type] = _NO_NAMES
 ) -> tuple[Contents, list[memoryview]]:
-    """Pickle what a worker recorded; `loads_report` is the other way.
+    """Pickle a worker's rollouts and spaces; `loads_report` is the inverse.
 
     Args:
         rollouts: The rollouts.
-        spaces: Its spaces, or None: pickled by themselves, because they are mostly those that were sent before,
-            which the reader sees without unpickling them: that takes longer than the rest of a report.
-        names: Classes that the reader finds by these names.
+        spaces: Their spaces, or None. They have a pickle of their own, mostly equal to the report's before: the reader
+            then skips unpickling them, which takes longer than the rest of a report.
+        names: Classes that the reader knows by these names.
 
     Returns:
-        The pickles, with dtypes and shapes of the rollouts' arrays, and the memory of these arrays.
+        The pickles with the arrays' dtypes and shapes, and the arrays' memory.
 
     Raises:
-        SerializationError: If it cannot be pickled; the pickler's exception is the cause.
+        SerializationError: An object cannot be pickled; the pickler's exception is the cause.
     """
     arrays: list[np.ndarray[Any, Any]] = []
     pickled = _dumps_plainly(rollouts, arrays, names)
@@ -219,31 +208,31 @@ def dumps_report(
 
 
 def loads_report(contents: Contents, places: Sequence[Place], names: Mapping[str, type] = _NO_NAMES) -> Any:
-    """Unpickle rollouts whose arrays lie in these places, and stay there."""
+    """Unpickle rollouts, with arrays as views of the memory at these places."""
     pickled, _, forms = contents
     arrays = [np.ndarray(shape, _dtype(dtype), *place) for (dtype, shape), place in zip(forms, places, strict=True)]
     return _Unpickler(io.BytesIO(pickled), {**names, **dict(enumerate(arrays))}).load()
 
 
 class _Unpickler(pickle.Unpickler):
-    """Finds what was kept out of a pickle. A function of the instance would do on Python 3.11 and 3.12 only."""
+    """Looks up arrays and classes outside the pickle. A function of the instance would need Python 3.11 or 3.12."""
 
     def __init__(self, file: io.BytesIO, found: dict[Any, Any]) -> None:
         super().__init__(file)
         self._found = found
 
     def persistent_load(self, key: Any) -> Any:
-        """Return the array of a number, or the class of a name."""
+        """Return an array by its number, or a class by its name."""
         return self._found[key]
 
 
 def _dumps_plainly(obj: Any, arrays: list[np.ndarray[Any, Any]] | None, names: Mapping[str, type]) -> bytes:
-    """Pickle what comes from a worker, with its arrays in a list, or in the pickle where there is none."""
+    """Pickle a worker's object with its arrays in a list, or in the pickle where the list is None."""
     try:
         try:
             return _dumped(_Pickler, obj, arrays, names)
         except (pickle.PicklingError, AttributeError, TypeError):
-            # A class from the user's main script came here by value; no module has it, so it goes back by value, too.
+            # A class of the user's main script came here by value and is in no module, so it returns by value, too.
             if arrays is not None:
                 arrays.clear()
             return _dumped(_ByValue, obj, arrays, names)
@@ -266,7 +255,7 @@ def _not_picklable(obj: Any, what: str, error: Exception) -> SerializationError:
 
 
 def _culprit(obj: Any) -> str:
-    """Return the path of the attribute or entry that cannot be pickled, such as ``.env.window``, or an empty string."""
+    """Return the path of the part that cannot be pickled, such as ``.env.window``, or an empty string."""
     path = ""
     for _ in range(_SEARCH_DEPTH):
         found = next(((step, part) for step, part in _parts(obj) if not _can_pickle(part)), None)

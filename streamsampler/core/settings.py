@@ -1,10 +1,9 @@
-"""Carry the settings of the sampler's process to its workers.
+"""Apply the settings of the sampler's process in its workers, so that a batch is the same wherever it is sampled.
 
-Some settings of a process change what environments and agents compute: torch's default dtype, NumPy's error state, the
-precision of decimals. Workers have those of the sampler's process, so that a batch is the same wherever it is sampled.
-`SETTINGS` is the list of them; besides, there are the environment variables, the working directory and `sys.path`.
+Some settings of a process change the results of environments and agents: torch's default dtype, NumPy's error state,
+the precision of decimals. `SETTINGS` lists them; environment variables, working directory and `sys.path` come on top.
 
-A worker's own changes stay: where the sampler's process changes a setting, only this setting is set in workers again.
+A worker's own changes stay: after a change in the sampler's process, workers set only the changed setting again.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ _HASH_SEED = "PYTHONHASHSEED"
 
 
 def hash_seed() -> str:
-    """Return the hash seed of workers: this process's `PYTHONHASHSEED` where that is a number, otherwise "0".
+    """Return the hash seed of workers: `PYTHONHASHSEED` of this process if it is a number, otherwise "0".
 
-    With a random seed in each process, the order of a set of strings would depend on the worker.
+    With random hash seeds, the order of a set of strings would depend on the worker.
     """
     value = os.environ.get(_HASH_SEED, "")
     return value if value.isdecimal() else "0"
@@ -42,18 +41,15 @@ def working_directory() -> str | None:
         return None
 
 
-# ----------------------------------------------------------------------
-
-
 class Setting(NamedTuple):
-    """A setting that a process may change, and that changes what environments and agents compute.
+    """A setting of a process that changes the results of environments and agents.
 
     Attributes:
         name: Its name in messages.
-        module: The module that has it. Where the sampler's process has not loaded it, the setting is left alone.
-        read: Returns the value, of the module. Values can be pickled and compared.
-        apply: Sets the value, in the module.
-        default: The value in a process that has just loaded the module: for this one, a worker need not load it.
+        module: The module that holds it. If the sampler's process has not loaded the module, the setting is ignored.
+        read: Returns the value from the module. Values can be pickled and compared.
+        apply: Sets the value in the module.
+        default: The value in a fresh process. For this value, a worker need not load the module.
     """
 
     name: str
@@ -79,24 +75,24 @@ def _warning_filters(warnings: Any) -> tuple[Any, ...]:
 
 
 def _set_warning_filters(warnings: Any, filters: tuple[Any, ...]) -> None:
-    warnings.resetwarnings()  # forgets what was decided by the filters before
+    warnings.resetwarnings()  # also clears the cache of decisions by the old filters
     for action, text, kind, module, line in filters:
         if (category := _found(kind) if isinstance(kind, tuple) else kind) is not None:
             warnings.filters.append((action, text, category, module, line))
 
 
 def _named(category: type) -> Any:
-    """Return the names of a class and its module; the class itself where a worker cannot find it by these.
+    """Return the names of a class and its module, or the class itself if a worker cannot find it by name.
 
-    Libraries filter warnings of their own when they are imported. With the classes themselves, workers would have to
-    import each library that the script has imported.
+    Libraries filter their own warnings when they are imported. For the classes themselves, workers would have to import
+    every library that the script has imported.
     """
     names = category.__module__, category.__qualname__
     return names if names[0] != "__main__" and _found(names) is category else category
 
 
 def _found(names: tuple[str, str]) -> Any:
-    """Return a class by its names; None where its module is not loaded: nothing in this process warns so."""
+    """Return a class by its names; None if its module is not loaded: then no warning of this process has this class."""
     module, path = names
     return functools.reduce(lambda it, name: getattr(it, name, None), path.split("."), sys.modules.get(module))
 
@@ -106,14 +102,14 @@ def _torch_determinism(torch: Any) -> tuple[bool, bool]:
 
 
 def _set_torch_determinism(torch: Any, value: tuple[bool, bool]) -> None:
-    if value != _torch_determinism(torch):  # the call imports torch's compiler, which takes two seconds
+    if value != _torch_determinism(torch):  # the call imports torch's compiler: two seconds
         torch.use_deterministic_algorithms(value[0], warn_only=value[1])
 
 
 def _keep_cpu(torch: Any, _: str) -> None:
-    """Leave the CPU as the default device: agents' modules are there. A forked worker has inherited another one."""
+    """Reset the default device to the CPU, where agents' modules are: a forked worker inherits the script's device."""
     if str(torch.get_default_device()) != _CPU:
-        torch.set_default_device(None)  # no device is the CPU, and costs nothing in each call
+        torch.set_default_device(None)  # None means the CPU, at no cost per call
 
 
 _CPU = "cpu"
@@ -145,18 +141,16 @@ SETTINGS = (
         lambda jax, value: jax.config.update("jax_enable_x64", value), False,
     ),
 )  # fmt: skip
-"""The settings that workers share with the sampler's process. A new one needs nothing but its line here."""
+"""The settings shared with workers. A new setting needs only an entry here."""
 
 
-# ----------------------------------------------------------------------
-
-_last_environ: tuple[Mapping[Any, Any], Mapping[str, str]] = {}, {}  # as the operating system has it, and decoded
+_last_environ: tuple[Mapping[Any, Any], Mapping[str, str]] = {}, {}  # the operating system's bytes, and decoded
 
 
 def _environ_here() -> Mapping[str, str]:
-    """Return the environment variables, with the hash seed; the same mapping again if none has changed.
+    """Return the environment variables with the hash seed: the same mapping again while none has changed.
 
-    To decode all of them would cost each call of a sampler a tenth of its time.
+    Decoding all of them in each call would cost a tenth of a sampler's call.
     """
     global _last_environ
     encoded = getattr(os.environ, "_data", None)
@@ -170,10 +164,10 @@ class ProcessSettings:
     """The settings of a process.
 
     Attributes:
-        environ: Its environment variables, with the hash seed of workers.
-        path: Its `sys.path`.
-        cwd: Its working directory; "/" where that is gone.
-        values: The value of each of `SETTINGS` whose module is loaded, by name.
+        environ: Environment variables, with the workers' hash seed.
+        path: `sys.path`.
+        cwd: The working directory; "/" if it was removed.
+        values: Values of `SETTINGS` by name, of loaded modules.
     """
 
     environ: Mapping[str, str]
@@ -183,11 +177,11 @@ class ProcessSettings:
 
     @classmethod
     def of_this_process(cls) -> Self:
-        """Read the settings of this process, as the calling thread sees them."""
+        """Read this process's settings, as the calling thread sees them."""
         values = {}
         for setting in SETTINGS:
             if (module := sys.modules.get(setting.module)) is not None:
-                with contextlib.suppress(Exception):  # it may be half-way loaded, or a version that lacks this
+                with contextlib.suppress(Exception):  # the module may be partly loaded, or lack the setting
                     values[setting.name] = setting.read(module)
         return cls(_environ_here(), tuple(sys.path), working_directory() or "/", values)
 
@@ -197,24 +191,24 @@ class ProcessSettings:
         return str(self.values.get(TORCH_DEVICE, _CPU))
 
     def without_values(self) -> ProcessSettings:
-        """Return the environment variables and folders alone, which can be pickled without cloudpickle."""
+        """Return only environment variables and folders, which the standard pickler can pickle."""
         return replace(self, values={})
 
     def apply_values(self, before: Mapping[str, Any]) -> None:
-        """Give this process, a worker, the values that differ from those before.
+        """Set the changed values in this process, a worker.
 
         Args:
-            before: The values that it was given last.
+            before: The values applied last.
         """
         for setting in SETTINGS:
             if setting.name in self.values and before.get(setting.name) != self.values[setting.name]:
                 _apply(setting, self.values[setting.name])
 
     def apply_folders(self, before: ProcessSettings | None) -> None:
-        """Give this process, a worker, the environment variables and folders that differ from those before.
+        """Set the changed environment variables and folders in this process, a worker.
 
         Args:
-            before: What it was given last; None for nothing.
+            before: The settings applied last; None for the first time.
         """
         if before is None or before.environ != self.environ:
             self._apply_environ(os.environ if before is None else before.environ)
@@ -223,14 +217,14 @@ class ProcessSettings:
         elif before.path != self.path:
             sys.path[:] = [*self.path, *(entry for entry in sys.path if entry not in {*before.path, *self.path})]
         if before is None or before.cwd != self.cwd:
-            for directory in ("/", self.cwd):  # "/" where the other is gone by now
+            for directory in ("/", self.cwd):  # stays in "/" if the other was removed meanwhile
                 with contextlib.suppress(OSError):
                     os.chdir(directory)
 
     def _apply_environ(self, before: Mapping[str, str]) -> None:
         zone = os.environ.get("TZ")
         for name in before.keys() - self.environ.keys():
-            os.environ.pop(name, None)  # a fork server may be older than what was deleted
+            os.environ.pop(name, None)  # a fork server may have started before the variable was deleted
         os.environ.update({name: value for name, value in self.environ.items() if before.get(name) != value})
         if os.environ.get("TZ") != zone and hasattr(time, "tzset"):
             time.tzset()
@@ -254,18 +248,15 @@ def _apply(setting: Setting, value: Any) -> None:
 def _imported(name: str) -> ModuleType | None:
     try:
         return importlib.import_module(name)
-    except ImportError:  # on another machine, where neither agent nor environment can need it
+    except ImportError:  # on another machine; neither agent nor environment can need the module
         return None
 
 
-# ----------------------------------------------------------------------
-
-
 class SettingsInForce:
-    """What this process, a worker, was given last of the settings of its sampler's process.
+    """The settings that this process, a worker, has received from its sampler's process.
 
     Args:
-        portable: Whether the sampler's process may be on another machine, whose variables and folders are others.
+        portable: Whether the sampler's process may be on another machine, with other variables and folders.
     """
 
     def __init__(self, *, portable: bool = False) -> None:
@@ -273,7 +264,7 @@ class SettingsInForce:
         self._given: ProcessSettings | None = None
 
     def apply_folders(self, settings: ProcessSettings) -> None:
-        """Give this process the environment variables and folders, before anything is loaded that needs them."""
+        """Set environment variables and folders, before imports that depend on them."""
         if not self._portable:
             settings.apply_folders(self._given)
             self._given = (
@@ -281,16 +272,16 @@ class SettingsInForce:
             )
 
     def apply(self, settings: ProcessSettings) -> None:
-        """Give this process what has changed in the settings since the last time."""
+        """Set all settings that have changed since the last call."""
         self.apply_folders(settings)
         settings.apply_values({} if self._given is None else self._given.values)
         self._given = settings
 
     def loaded(self, n_modules: int) -> None:
-        """Set again what modules have changed that were loaded just now.
+        """Set all settings again after imports, since an imported module may have changed them.
 
         Args:
-            n_modules: How many modules there were before.
+            n_modules: The number of loaded modules before the imports.
         """
         if self._given is not None and len(sys.modules) != n_modules:
             self._given.apply_values({})

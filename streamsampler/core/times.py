@@ -1,4 +1,4 @@
-"""Name the seconds of a worker by their use."""
+"""A worker's seconds, by use."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ class Times(NamedTuple):
     """Where a worker's time went, in seconds.
 
     Attributes:
-        reset: Seeding and resetting, environment and agent; making new ones where a trajectory was left out.
+        reset: Seeding and resetting environment and agent; replacing an environment after a dropped trajectory.
         agent: Choosing actions.
-        step: Stepping the environment and recording what it returned. How `agent` and `step` share the time of a
-            rollout is estimated from every 64th timestep.
-        sending: Serialising and sending rollouts.
+        step: Stepping the environment and recording the results. The split between `agent` and `step` is estimated
+            from every 64th timestep.
+        sending: Serialising and sending reports.
         idle: Waiting for work.
-        checking: Checking that trajectories depend on their seeds alone; see `check` of `Sampler`.
+        checking: Running trajectories twice; see `check` of `Sampler`.
     """
 
     reset: float = 0.0
@@ -32,5 +32,5 @@ class Times(NamedTuple):
 
     @property
     def rollout(self) -> float:
-        """What rollouts took."""
+        """Seconds of rollouts: resetting, choosing actions, stepping."""
         return self.reset + self.agent + self.step

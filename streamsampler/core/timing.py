@@ -1,8 +1,8 @@
 """Time parts of environments, agents and training scripts, and record gauges: `streamsampler.timed`.
 
-What is timed in a worker is added up there, and travels to the sampler with the worker's reports; what the script times
-itself stays in its process, where samplers and managers read it. See `data.statistics.Stats.timers` and `gauges`. An
-example is on the page `streamsampler/docs/checkpoints-and-logging.md`.
+Workers add up their measurements and send them with their reports. The script's own measurements stay in its process,
+where samplers and managers read them. Results: `data.statistics.Stats.timers` and `gauges`; an example is in
+`streamsampler/docs/checkpoints-and-logging.md`.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from streamsampler.core.errors import UsageError
 from streamsampler.core.keywords import suggesting
 
 Blocks = tuple[tuple[str, int, float, "Blocks"], ...]
-"""Blocks of one level: name, how often, seconds, and the blocks within."""
+"""Timed blocks of one level: name, number of entries, seconds, and nested blocks."""
 
 
 @dataclass(slots=True)
 class Gauge:
-    """What a gauge has shown.
+    """Statistics of a gauge's values.
 
     Attributes:
         value: The last value.
         minimum: The smallest value.
         maximum: The largest value.
         total: The sum of all values.
-        count: How many values there were.
+        count: The number of values.
     """
 
     value: float
@@ -48,7 +48,7 @@ class Gauge:
         return self.total / self.count
 
     def merge(self, later: Gauge) -> None:
-        """Add what it has shown later."""
+        """Add later values."""
         self.value = later.value
         self.minimum, self.maximum = min(self.minimum, later.minimum), max(self.maximum, later.maximum)
         self.total += later.total
@@ -59,7 +59,7 @@ Gauges = dict[str, Gauge]
 
 
 def merge_gauges(gauges: Gauges, later: Mapping[str, Gauge]) -> None:
-    """Add what gauges have shown later to what they showed before, by name."""
+    """Add the values of later gauges by name."""
     for name, gauge in later.items():
         if name in gauges:
             gauges[name].merge(gauge)
@@ -68,14 +68,14 @@ def merge_gauges(gauges: Gauges, later: Mapping[str, Gauge]) -> None:
 
 
 class Measured(NamedTuple):
-    """What was timed, by phase, and what gauges have shown."""
+    """Timed blocks by phase, and gauges."""
 
     blocks: Blocks
     gauges: Gauges
 
 
 class _Block:
-    """What was measured of a block in one place of the tree."""
+    """Entries and seconds of a block at a position in the tree."""
 
     __slots__ = ("children", "count", "seconds")
 
@@ -85,38 +85,38 @@ class _Block:
         self.children: dict[str, _Block] = {}
 
     def take(self) -> tuple[int, float]:
-        """Return how often it was entered, and its seconds, and set both to 0."""
+        """Return entries and seconds, and set both to 0."""
         taken = self.count, self.seconds
         self.count, self.seconds = 0, 0.0
         return taken
 
 
 def _taken(blocks: dict[str, _Block]) -> Blocks:
-    """Return what blocks have measured, and let them begin anew: one may be entered still, and ends later."""
+    """Read blocks, and set them to 0. They are not deleted: a block may be entered now, and exit later."""
     found = ((name, *block.take(), _taken(block.children)) for name, block in list(blocks.items()))
     return tuple(block for block in found if block[1] or block[3])
 
 
 def _measured(blocks: dict[str, _Block]) -> Blocks:
-    # A list, because another thread may add a block meanwhile.
+    # A copy, because another thread may add a block meanwhile.
     return tuple((name, it.count, it.seconds, _measured(it.children)) for name, it in list(blocks.items()))
 
 
 class Collector:
-    """What one worker has timed since it was last asked.
+    """A worker's measurements since the last `take`.
 
     Args:
-        words: Memory in which a word says by a number what the worker is doing: its phase.
-        word: Which one.
-        phases: What to call the phases, by their numbers.
+        words: Memory with the number of the worker's phase in one of its words.
+        word: The position of that word.
+        phases: The phases' names, by number.
 
     Attributes:
-        words: The same.
-        word: The same.
-        outermost: By phase, the blocks that are in no other block.
-        here: The block that the worker is in; None outside of all.
-        used: Not empty once anything was timed: then the phase has to be right in every timestep.
-        gauges: What gauges have shown.
+        words: As passed.
+        word: As passed.
+        outermost: The outermost blocks of each phase.
+        here: The worker's innermost open block; None outside all blocks.
+        used: Not empty after the first measurement: from then on the phase must be right in every timestep.
+        gauges: Gauges by name.
     """
 
     __slots__ = ("_phases", "gauges", "here", "outermost", "used", "word", "words")
@@ -130,23 +130,23 @@ class Collector:
         self._phases = phases
 
     def add(self, name: str, blocks: dict[str, _Block]) -> _Block:
-        """Add a block that was not there before."""
+        """Add a new block."""
         self.used[:] = [True]
         return blocks.setdefault(name, _Block())  # another thread may have added it
 
     def add_seconds(self, name: str, phase: int, seconds: float) -> None:
-        """Add seconds to a block that is in no other, in a phase with this number."""
+        """Add seconds to an outermost block of a phase."""
         blocks = self.outermost[phase]
         block = blocks.get(name) or self.add(name, blocks)
         block.seconds += seconds
         block.count += 1
 
     def show(self, name: str, gauge: Gauge) -> None:
-        """Add a value of a gauge."""
+        """Add a gauge's values."""
         merge_gauges(self.gauges, {name: gauge})
 
     def take(self) -> Measured | None:
-        """Return what was measured, by phase, and forget it; None if nothing was."""
+        """Return and clear the measurements; None if there are none."""
         if not self.used and not self.gauges:
             return None
         found = zip(self._phases, self.outermost, strict=True)
@@ -158,17 +158,17 @@ class Collector:
 
 
 class _PhaseOfTask:
-    """Says in which phase the task in hand runs."""
+    """Returns the phase of the current asyncio task."""
 
     def __getitem__(self, _word: int) -> int:
         return phase_of_task.get()
 
 
 class TaskCollector(Collector):
-    """What a worker has timed in tasks: each, and each that it starts, is in a phase and in blocks of its own.
+    """A worker's measurements in asyncio tasks: each task, and each task it starts, has its own phase and open block.
 
     Args:
-        collector: The worker's collector, to which it adds.
+        collector: The worker's collector, which receives the measurements.
     """
 
     __slots__ = ()
@@ -179,7 +179,7 @@ class TaskCollector(Collector):
 
     @property
     def here(self) -> _Block | None:
-        """The block that the task in hand is in; None outside of all."""
+        """The current task's innermost open block; None outside all blocks."""
         return _block_of_task.get()
 
     @here.setter
@@ -188,13 +188,9 @@ class TaskCollector(Collector):
 
 
 phase_of_task: ContextVar[int] = ContextVar("streamsampler_phase_of_task", default=0)
-"""The number of the phase in which a task runs."""
+"""The number of the current task's phase."""
 
 _block_of_task: ContextVar[_Block | None] = ContextVar("streamsampler_block_of_task", default=None)
-
-
-# ----------------------------------------------------------------------
-# What the script's own process measures, outside workers.
 
 
 _of_script: dict[str, _Block] = {}
@@ -202,9 +198,9 @@ _readers: weakref.WeakSet[ScriptTimes] = weakref.WeakSet()
 
 
 class ScriptTimes:
-    """What this process measures from now on, outside workers and in any thread.
+    """Measurements of this process since this object was made, outside workers and in any thread.
 
-    A copy, also one in another process, has what was measured until it was made.
+    A copy, also in another process, keeps the measurements until it was made.
     """
 
     def __init__(self) -> None:
@@ -213,12 +209,12 @@ class ScriptTimes:
         _readers.add(self)
 
     def measured(self) -> Measured:
-        """Return what was measured since it was made."""
+        """Return the measurements since this object was made."""
         now = _measured(_of_script) if self._until is None else self._until
         return Measured(_since(now, self._before), dict(self._gauges))
 
     def show(self, name: str, gauge: Gauge) -> None:
-        """Add a value of a gauge."""
+        """Add a gauge's values."""
         merge_gauges(self._gauges, {name: gauge})
 
     def __getstate__(self) -> dict[str, Any]:
@@ -227,7 +223,7 @@ class ScriptTimes:
 
 
 def _since(now: Blocks, before: Blocks) -> Blocks:
-    """Return what blocks have measured since then; nothing of those that were not entered."""
+    """Return the difference of two readings, without blocks that were not entered in between."""
     known = {block[0]: block for block in before}
     found = []
     for name, count, seconds, within in now:
@@ -239,7 +235,7 @@ def _since(now: Blocks, before: Blocks) -> Blocks:
 
 
 class _CollectorOfScript(Collector):
-    """Measures in one thread of the script, with other threads in one tree."""
+    """Measures in a thread of the script; all threads share one tree."""
 
     __slots__ = ()
 
@@ -252,9 +248,6 @@ class _CollectorOfScript(Collector):
             reader.show(name, gauge)
 
 
-# ----------------------------------------------------------------------
-
-
 class _Local(threading.local):
     def __init__(self) -> None:
         self.script = _CollectorOfScript()
@@ -265,13 +258,13 @@ _local = _Local()
 
 
 class collecting:  # noqa: N801 - reads as a verb in `with collecting(…):`
-    """Collect what this thread measures in the block.
+    """Use a collector for this thread's measurements; a context manager.
 
-    In the script's process, a block is entered twice, `with block, block:`. Ctrl-C may come as the inner exit begins:
-    then the outer one gives the script its own collector back.
+    In the script's process, enter it twice: `with block, block:`. If Ctrl-C arrives as the inner exit starts, the outer
+    exit restores the script's own collector.
 
     Args:
-        collector: Where to; it may be used again.
+        collector: Receives the measurements; may be used again.
     """
 
     __slots__ = ("_before", "_collector")
@@ -281,25 +274,25 @@ class collecting:  # noqa: N801 - reads as a verb in `with collecting(…):`
 
     def __enter__(self) -> None:
         self._collector.here = None
-        _local.collector = self._collector  # last: Ctrl-C before it leaves no trace
+        _local.collector = self._collector  # last: an earlier Ctrl-C leaves no trace
 
     def __exit__(self, *_: object) -> None:
-        """Collect no more; may be repeated, as Ctrl-C may come in here."""
+        """Restore the collector before; may run twice, because Ctrl-C may arrive here."""
         _local.collector = self._before
 
 
 def collector_in_use() -> Collector:
-    """Return where what this thread measures goes: in a worker's thread to the worker."""
+    """Return this thread's collector: in a worker's thread, the worker's."""
     return _local.collector
 
 
 def not_measuring() -> collecting:
-    """Keep what this thread measures in the block out of all accounts."""
+    """Discard this thread's measurements within a `with` block."""
     return collecting(Collector((0,), 0, ("",)))
 
 
 def used() -> Sequence[bool]:
-    """Return what is not empty once this thread has timed anything for a worker."""
+    """Return a sequence that becomes non-empty with this thread's first measurement for a worker."""
     collector = _local.collector
     return () if collector is _local.script else collector.used
 
@@ -309,20 +302,20 @@ _Result = TypeVar("_Result")
 
 
 class timed:  # noqa: N801 - reads as a verb in `with timed("physics"):`
-    """Time a block of code, as a context manager, or the calls of a function, as a decorator.
+    """Time a block of code (as a context manager) or the calls of a function (as a decorator).
 
-    In an environment or an agent, the time appears in `stats.timers()` under the phase that it ran in (reset, agent or
-    step), and under the block that it is nested in. In the script, it appears under "script", in the accounts of all
-    samplers and managers that were there then. An entry takes well under a microsecond. ::
+    In an environment or agent, the time appears in `stats.timers()` under its phase (reset, agent or step) and its
+    enclosing block. In the script, it appears under "script", in the statistics of all samplers and managers that exist
+    then. An entry takes well under a microsecond. ::
 
         with timed("learn"):
             timed.gauge("loss", learn(batch))
 
     Args:
-        name: What to call it; blocks of one name in the same place are added up. Make a new one for each block.
+        name: The block's name. Blocks of the same name and position are added up. Make a new `timed` for each block.
 
     Raises:
-        UsageError: The name is no string; or as a decorator, the function is a generator or asynchronous.
+        UsageError: The name is not a string, or the decorated function is a generator or asynchronous.
     """
 
     __slots__ = ("_begun", "_block", "_collector", "_name", "_outer")
@@ -343,13 +336,13 @@ class timed:  # noqa: N801 - reads as a verb in `with timed("physics"):`
 
     def __exit__(self, *_: object) -> None:
         elapsed, block = perf_counter() - self._begun, self._block
-        # No call stands in these lines: no other thread of the script comes between.
+        # No call in these lines: no other thread of the script comes between.
         block.seconds += elapsed
         block.count += 1
         self._collector.here = self._outer
 
     def __call__(self, function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-        """Return a function that does the same, and times each of its calls."""
+        """Return a function that also times each of its calls."""
         name = self._name
         if not callable(function):
             raise UsageError(f"timed({name!r}) decorates a function, not {function!r:.80}")
@@ -372,14 +365,14 @@ class timed:  # noqa: N801 - reads as a verb in `with timed("physics"):`
 
     @staticmethod
     def gauge(name: str, value: float) -> None:
-        """Record a value that goes up and down, such as a loss or the size of a queue; see `Stats.gauges`.
+        """Record a varying value, such as a loss or the size of a queue; see `Stats.gauges`.
 
         Args:
-            name: What to call it.
-            value: The value: a number, or what `float` makes one of.
+            name: The gauge's name.
+            value: The value, a number or anything that `float` accepts.
 
         Raises:
-            UsageError: The name is no string, or the value no number.
+            UsageError: The name is not a string, or the value not a number.
         """
         given: Any = value
         try:

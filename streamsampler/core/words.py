@@ -1,15 +1,15 @@
-"""Numbers as people say them, and rows of them."""
+"""Format counts, durations and tables for messages."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 AGENT_FIRST = "samplers and evaluations take the agent first, then the environment; check, bench and managers do not"
-"""What is said where agent and environment were swapped."""
+"""The advice where agent and environment were swapped."""
 
 
 def count(amount: float, noun: str) -> str:
-    """Return an amount of something, in the singular or the plural."""
+    """Return an amount with its noun, in the singular or plural."""
     text = f"{amount:,.0f}"
     if text == "1":
         return f"1 {noun}"
@@ -17,7 +17,7 @@ def count(amount: float, noun: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time that something took, as people say it."""
+    """Return a duration in words, such as "3 min 05 s"."""
     if seconds < 59.95:
         return f"{seconds:.1f} s" if seconds >= 0.95 else f"{seconds:.2f} s"
     minutes, whole = divmod(round(seconds), 60)
@@ -26,6 +26,6 @@ def duration(seconds: float) -> str:
 
 
 def table(rows: Mapping[str, str]) -> str:
-    """Return a line for each row that has a value."""
+    """Format a line for each row with a value."""
     width = max(len(name) for name, value in rows.items() if value)
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items() if value)
