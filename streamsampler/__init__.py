@@ -254,8 +254,8 @@ __all__ = [
     "timed",
 ]
 
-# The module of each name but those of errors. Names are imported when they are used (PEP 562): a worker process needs
-# less than half of the package, and its start is mostly imports.
+# The module of each name, errors apart. Names are imported on first use (PEP 562): a worker process needs less than
+# half of the package, and its start consists mostly of imports.
 _HOMES = {
     "Agent": "agents.base",
     "RandomAgent": "agents.random",
@@ -294,7 +294,7 @@ _HOMES = {
 }
 
 
-# What garage calls otherwise.
+# Names of garage, and their counterparts here.
 _TODAYS = {
     "EpisodeBatch": "TrajectoryBatch",
     "TimeStepBatch": "TrajectoryBatch",

@@ -1,7 +1,7 @@
-"""Filters of observations and rewards, whose statistics are part of the agent version.
+"""Filters of observations and rewards, whose statistics belong to the agent version.
 
-Within an agent version the statistics do not change, so batches do not depend on the number of workers. The sampler
-merges the summaries of a call into the next version. The guide is `streamsampler/docs/hooks-and-filters.md`.
+Statistics are constant within an agent version, so batches do not depend on the number of workers. The sampler merges a
+call's summaries into the next version. The guide is `streamsampler/docs/hooks-and-filters.md`.
 """
 
 from streamsampler.agents.filters import Filter, FilteredAgent, Filters

@@ -1,5 +1,5 @@
-"""Agents made of policies of other libraries.
+"""Agents made of other libraries' policies.
 
-`streamsampler.adapters.torch`, `.sb3` and `.mlp` each need their extra only where they are imported. The guide is
+`streamsampler.adapters.torch`, `.sb3` and `.mlp` need their extras only when imported. The guide is
 `streamsampler/docs/agents.md`.
 """

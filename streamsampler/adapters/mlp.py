@@ -1,4 +1,4 @@
-"""Small networks, computed with NumPy."""
+"""Agents of small networks, computed with NumPy."""
 
 from streamsampler.agents.mlp import MlpAgent
 

@@ -1,4 +1,4 @@
-"""Agents made of PyTorch's modules."""
+"""Agents of PyTorch modules."""
 
 from streamsampler.agents.heads import CategoricalHead, GaussianHead
 from streamsampler.agents.torch import RecurrentTorchAgent, TorchAgent

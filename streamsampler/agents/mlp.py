@@ -1,7 +1,7 @@
-"""Small torch networks, run by NumPy in the workers.
+"""Small torch networks that workers compute with NumPy.
 
-With 2x64 units, actions take half the time that they take with torch, for one observation as for 128: at this size most
-of torch's time is its dispatch. And workers that import no torch start two seconds earlier, and each saves its memory.
+With 2x64 units, actions take half of torch's time, for a single observation as for 128: at this size, torch mostly
+spends its time in dispatch. Workers without torch also start two seconds earlier, and each saves torch's memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from streamsampler.core.keywords import suggesting
 
 Activation = Callable[[NDArray[Any]], NDArray[Any]]
 Layer = str | Activation
-"""The name of a linear layer, whose parameters go by `name.weight` and `name.bias`, or an activation."""
+"""An activation, or a linear layer's name: its parameters are `name.weight` and `name.bias`."""
 
 
 def _relu(x: NDArray[Any]) -> NDArray[Any]:
@@ -30,15 +30,15 @@ def _relu(x: NDArray[Any]) -> NDArray[Any]:
 
 
 def _sigmoid(x: NDArray[Any]) -> NDArray[Any]:
-    # By the hyperbolic tangent, which does not overflow.
+    # The hyperbolic tangent does not overflow.
     return 0.5 * (1.0 + np.tanh(0.5 * x))
 
 
 _ACTIVATIONS: dict[str, Activation] = {"ReLU": _relu, "Tanh": np.tanh, "Sigmoid": _sigmoid}
 _EXAMPLES, _SCALES = 256, (1.0, 10.0)
-"""So many observations of each scale are compared where none are given."""
+"""Default comparison: this many observations of each scale."""
 _ROUNDING = 1e-3
-"""More than this, as a share of the largest output, is no matter of float32."""
+"""Above this share of the largest output, a difference is no rounding of float32."""
 
 
 class MlpAgent(ActsByHead):
@@ -50,26 +50,24 @@ class MlpAgent(ActsByHead):
         agent = MlpAgent(policy, gymnasium.make("CartPole-v1").action_space)
         batch = sampler.obtain_samples(4000, agent_update=agent.get_param_values())
 
-    An agent update may also be a network like this one, or its `state_dict`; with a Gaussian head `log_std` belongs to
-    the parameters.
+    An agent update may also be a similar network, or its `state_dict`; with a Gaussian head, `log_std` is a parameter,
+    too.
 
-    It does what `TorchAgent` does with that module, to float32's precision: the last digits differ from torch's. The
-    heads, the infos and the seeding are the same. `TorchAgent.to_numpy` makes one, and compares them.
+    Results are those of `TorchAgent` with the module to float32's precision: the last digits differ from torch's.
+    Heads, infos and seeding are the same. `TorchAgent.to_numpy` makes an MlpAgent, and compares both.
 
     Args:
-        network: An `nn.Sequential`, which may have others within. Observations are vectors; where it begins with
-            Flatten they may have any shape. The agent holds it: `get_param_values`, `reset` and pickling see what it
-            has learned by then.
+        network: An `nn.Sequential`, nested or not. Observations are vectors, or of any shape after a leading Flatten.
+            The agent holds the network: `get_param_values`, `reset` and pickling read its current parameters.
         head: A head, or an action space for its default: `CategoricalHead` for Discrete, `GaussianHead` for Box.
         log_std: For a Gaussian head, the parameter with the logarithm of the standard deviation, (*A) or flat.
-        deterministic: Take the mode of the distribution, as evaluations do, instead of drawing from it.
+        deterministic: Choose the mode of the distribution, as evaluations do, instead of drawing from it.
 
     Attributes:
-        largest_difference: The largest difference between an output of the network here and in torch that `compare`
-            found; None where they were not compared.
+        largest_difference: The largest difference from torch's outputs that `compare` found; None before.
 
     Raises:
-        UsageError: Another network, a space without a default head, or a `log_std` too few or too many.
+        UsageError: The network has other layers, the space has no default head, or `log_std` is missing or superfluous.
     """
 
     largest_difference: float | None = None
@@ -120,11 +118,7 @@ class MlpAgent(ActsByHead):
         self._random = np.random.RandomState()
 
     def sharing_parameters(self) -> MlpAgent | None:
-        """Return an agent with the same arrays, until an update replaces them, and a generator of its own.
-
-        Returns:
-            The agent; None of a subclass, which may have more of its own.
-        """
+        """Return an agent with the same arrays (until an update) and its own generator; None for a subclass."""
         if type(self) is not MlpAgent:
             return None
         shared: MlpAgent = object.__new__(MlpAgent)
@@ -138,15 +132,15 @@ class MlpAgent(ActsByHead):
         return f"MlpAgent({'-'.join(widths)}, {type(self.head).__name__}{said})"
 
     def compare(self, outputs_of: Callable[[NDArray[Any]], NDArray[Any]], observations: Any = None) -> None:
-        """Compare the network's outputs with those of torch, and set `largest_difference`.
+        """Compare the network's outputs with torch's, and set `largest_difference`.
 
         Args:
-            outputs_of: Returns torch's for observations, (n, …).
+            outputs_of: Returns torch's outputs for observations, (n, …).
             observations: (n, *O), such as `batch.observations`; None for 512 vectors of normal numbers, half of them
                 ten times as large.
 
         Raises:
-            UsageError: They differ by more than rounding.
+            UsageError: The outputs differ by more than rounding.
         """
         if observations is None:
             n_inputs = next((step[0].shape[0] for step in self._steps if isinstance(step, tuple)), 1)
@@ -164,7 +158,7 @@ class MlpAgent(ActsByHead):
         self.largest_difference = float(difference)
 
     def reset(self, seed: int) -> None:
-        """Begin a trajectory: seed the generator that actions are drawn from."""
+        """Seed the generator of actions at a trajectory's start; read the network's current parameters."""
         if self._source is not None:
             self.set_param_values(self.get_param_values())
         super().reset(seed)
@@ -173,13 +167,13 @@ class MlpAgent(ActsByHead):
         """Choose an action.
 
         Args:
-            observation: One of the environment's: numbers of any dtype.
+            observation: An observation, of any numeric dtype.
 
         Returns:
-            The action, and infos: `log_prob`, and what the head adds.
+            The action, and infos: `log_prob`, and further entries of the head.
 
         Raises:
-            ActionError: The network's output has the wrong shape, or is not finite.
+            ActionError: The network's output has a wrong shape, or is not finite.
             UsageError: The observation does not fit the network.
         """
         outputs = self._outputs(np.asarray(observation, dtype=np.float32)[None])
@@ -187,11 +181,11 @@ class MlpAgent(ActsByHead):
 
     @property
     def row_independent(self) -> bool:
-        """Whether the head's rows are independent: all else that is done is done to each row by itself."""
+        """Whether the head's rows are independent; the network computes each row by itself."""
         return self.head.row_independent
 
     def get_actions(self, observations: Any, *, draws: Draws | None = None) -> tuple[Any, dict[str, Any]]:
-        """Choose an action for each of n observations, (n, *O), drawn from `draws` if given; infos have n rows."""
+        """Choose an action for each of n observations, (n, *O), drawn from `draws` if passed; infos have n rows."""
         outputs = self._outputs(np.asarray(observations, dtype=np.float32))
         return self.head.batch(outputs, self._drawn_from(draws), self.deterministic)
 
@@ -224,13 +218,13 @@ class MlpAgent(ActsByHead):
         return values if log_std is None else values | {"log_std": _array_of(log_std)}
 
     def set_param_values(self, values: dict[str, NDArray[Any]]) -> None:
-        """Set the parameters; the network that the agent was made of does not change.
+        """Set the parameters; the original network does not change.
 
         Args:
-            values: What `get_param_values` gave.
+            values: Parameters as `get_param_values` returns them.
 
         Raises:
-            UsageError: Other names.
+            UsageError: Names are missing.
         """
         names = {f"{layer}.weight" for layer in self._layers if isinstance(layer, str)}
         names |= {"log_std"} if isinstance(self.head, GaussianHead) else set()
@@ -246,12 +240,12 @@ class MlpAgent(ActsByHead):
         self._log_std = self._values.get("log_std")
 
     def get_param_converter(self) -> ModuleConverter:
-        """Return what makes parameters of an agent update that is a network like this agent's, or its `state_dict`."""
+        """Return a converter for agent updates: a similar network, or its `state_dict`."""
         return ModuleConverter.like(type(self).__name__, self._values, _array_of)
 
 
 def _flat(network: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    """Return the modules within, by their names in the state_dict."""
+    """Yield nested modules, with their names in the state_dict."""
     if type(network).__name__ != "Sequential":
         raise UsageError(f"MlpAgent takes an nn.Sequential, not {network!r}; TorchAgent takes any module")
     for name, module in network.named_children():

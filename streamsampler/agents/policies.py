@@ -1,7 +1,7 @@
-"""Several agents by name, and which of them plays which agent of an environment: where that is chosen.
+"""Policies: several agents by name, for environments of several agents.
 
-In an environment of several agents, an *agent id* is the environment's name for one of them, and a *policy* is an agent
-that plays some of them, under a name. `PolicyNames.name_for` chooses.
+There, an *agent id* is the environment's name of an agent; a *policy* is a named agent of ours that acts for some of
+them. `PolicyNames.name_for` chooses the policy of an agent id.
 """
 
 from __future__ import annotations
@@ -14,27 +14,26 @@ from streamsampler.agents.base import Agent, as_agent, binds, signature_of
 from streamsampler.core.errors import UsageError
 
 SHARED = "shared"
-"""The name of the only policy, where samplers are given an agent and no dict."""
+"""The policy name of an agent passed without a dict."""
 
 PolicyOf: TypeAlias = Callable[[str, int], str] | Mapping[str, str]
 """A function `(agent_id, trajectory_index) -> policy name`, or a dict by agent id."""
 
 
 class PolicyNames:
-    """Says by its name which policy plays which agent.
+    """Chooses, by name, the policy that acts for each agent of an environment.
 
     Args:
-        policy_of: What says who plays whom; None for the name that is the agent id, or the agent id up to its last `_`,
-            or the only name that there is.
-        names: The names that there are; None where any name will do: without `policy_of` it is the agent id up to its
-            last `_`, or the agent id that has none.
+        policy_of: The choice. None chooses the agent id, or the agent id up to its last `_`, or the only name.
+        names: The known names. None allows any name: without `policy_of`, the agent id up to its last `_`, or the whole
+            agent id.
 
     Attributes:
         policy_of: See `name_for`.
-        names: As above.
+        names: As passed.
 
     Raises:
-        UsageError: `policy_of` is neither a function of an agent id and a trajectory index nor a dict of names.
+        UsageError: `policy_of` is neither a function of agent id and trajectory index nor a dict of names.
     """
 
     def __init__(self, policy_of: PolicyOf | None, names: Mapping[str, Any] | None = None) -> None:
@@ -53,14 +52,14 @@ class PolicyNames:
             )
 
     def name_for(self, agent_id: str, index: int) -> str:
-        """Return the name of the policy that plays an agent in a trajectory.
+        """Return the name of the policy that acts for an agent in a trajectory.
 
         Args:
-            agent_id: The agent of the environment.
+            agent_id: The environment's name of the agent.
             index: The trajectory index.
 
         Raises:
-            UsageError: There is no such policy.
+            UsageError: No policy has the name.
         """
         chosen = self.policy_of
         if chosen is None:
@@ -87,17 +86,17 @@ class PolicyNames:
         return next(iter(names)) if name is None else name
 
     def may_play(self, name: str, agent_ids: Iterable[str]) -> list[str]:
-        """Return which agents a policy plays in some trajectory: maybe all, where a function chooses.
+        """Return the agents for which a policy may act in some trajectory: all of them, where a function chooses.
 
         Args:
             name: The policy's name.
-            agent_ids: All agents that may take part.
+            agent_ids: All possible agents.
         """
         if callable(self.policy_of):
             return list(agent_ids)
         found = []
         for agent_id in agent_ids:
-            with contextlib.suppress(UsageError):  # there is none: that is said where the agent takes part
+            with contextlib.suppress(UsageError):  # raised again when an agent without policy takes part
                 if self.name_for(agent_id, 0) == name:
                     found.append(agent_id)
         return found
@@ -113,7 +112,7 @@ class PolicyNames:
 
 
 class Policies(PolicyNames):
-    """Agents by name, and what says which of them plays whom.
+    """Agents by policy name, and the choice of a policy for each agent of the environment.
 
     Args:
         agents: The agents, by policy name.
@@ -123,8 +122,7 @@ class Policies(PolicyNames):
         agents: The agents.
 
     Raises:
-        UsageError: There is no agent, a name is no string, or `policy_of` is neither a function of an agent id and a
-            trajectory index nor a dict of names.
+        UsageError: The dict is empty, a name is not a string, or `policy_of` is invalid.
     """
 
     def __init__(self, agents: Mapping[str, Any], policy_of: PolicyOf | None = None) -> None:
@@ -134,7 +132,7 @@ class Policies(PolicyNames):
         super().__init__(policy_of, self.agents)
 
     def get_action(self, observation: Any) -> Any:
-        """Raise: it is an agent only where an environment has several.
+        """Raise, because policies act only in environments of several agents.
 
         Raises:
             UsageError: Always.
@@ -147,18 +145,16 @@ class Policies(PolicyNames):
 
 
 class PolicyUpdates(dict[str, tuple[Any, ...]]):
-    """Updates of policies by name, complete: of each a pickled new agent, pickled parameters, and a mark of the agent.
-
-    What there is not is None.
+    """Cumulative updates by policy name: a pickled new agent, pickled parameters, and the agent's mark, each or None.
 
     Attributes:
-        traits: Of policies that are new agents, by name, what decides which updates they take.
+        traits: The traits of new agents by policy name, which decide on later updates.
     """
 
     traits: Mapping[str, Any] = {}
 
     def over(self, before: PolicyUpdates) -> PolicyUpdates:
-        """Return these updates, and of policies that they do not name those before."""
+        """Return these updates merged over earlier updates."""
         merged = PolicyUpdates(before)
         for name, (agent, parameters, mark) in self.items():
             kept, _, its_mark = before.get(name, (None, None, None))
@@ -168,11 +164,11 @@ class PolicyUpdates(dict[str, tuple[Any, ...]]):
 
 
 def with_policies(agents: Any, policy_of: PolicyOf | None) -> Any:
-    """Return what a sampler was given as `agents`, dicts as `Policies`.
+    """Return a sampler's `agents` argument, with a dict as `Policies`.
 
     Args:
         agents: An agent, or a dict of agents by policy name.
-        policy_of: See `Policies`; with it, an agent is the policy "shared".
+        policy_of: See `Policies`; with it, a single agent becomes the policy "shared".
     """
     if isinstance(agents, Mapping):
         return Policies(agents, policy_of)

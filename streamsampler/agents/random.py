@@ -1,4 +1,4 @@
-"""The agent that draws its actions, whatever it sees but masks of actions."""
+"""An agent of random actions."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from streamsampler.data.trees import map_tree, n_rows_of
 class RandomAgent:
     """Draws its actions uniformly from a space.
 
-    A trajectory's actions depend on its seed alone: they are the same with `DefaultWorker` and `VecWorker`. Where the
-    environment has masks of actions (see `agents`), actions are drawn among those that it allows. In a loop of your own
-    pass them, but for those in observations.
+    A trajectory's actions depend on its seed alone: `DefaultWorker` and `VecWorker` draw the same. Where the
+    environment has action masks (see the page `agents`), only allowed actions are drawn. In your own loop, pass the
+    masks, except masks
+    in observations.
 
     Args:
         action_space: The space; None for the environment's.
 
     Attributes:
-        action_space: Its own copy of the space, which it seeds; None until it is there.
+        action_space: A copy of the space, seeded by the agent; None before `set_spaces`.
 
     Raises:
-        UsageError: It is no space.
+        UsageError: The argument is not a space.
     """
 
     row_independent = True
@@ -39,13 +40,13 @@ class RandomAgent:
     def __init__(self, action_space: Space[Any] | None = None) -> None:
         if not (action_space is None or isinstance(action_space, Space)):
             raise UsageError(f"RandomAgent takes an action space, not {action_space!r}")
-        # A space owns a generator: seeding the environment's would change what the environment draws from it.
+        # A space owns a generator: seeding the environment's own space would change the environment's draws.
         self.action_space = copy.deepcopy(action_space)
         self._from_env = action_space is None
         self._by_row: list[Space[Any]] = []
 
     def set_spaces(self, observation_space: Space[Any], action_space: Space[Any]) -> None:  # noqa: ARG002 - see Agent
-        """Take the environment's action space, unless one was given."""
+        """Copy the environment's action space, unless a space was passed to the constructor."""
         if self._from_env:
             self.action_space = copy.deepcopy(action_space)
             self._by_row = []
@@ -57,16 +58,16 @@ class RandomAgent:
             seed: The trajectory's seed for its agent.
 
         Raises:
-            UsageError: There is no space yet.
+            UsageError: The agent has no space yet.
         """
         self._space().seed(seed)
 
     def get_state(self) -> Any:
-        """Return what a trajectory has made of the generators, for `set_state`."""
+        """Return the generators' state in the middle of a trajectory, for `set_state`."""
         return copy.deepcopy((self.action_space, self._by_row))
 
     def set_state(self, state: Any) -> None:
-        """Go on where another copy of this agent was when `get_state` returned `state`."""
+        """Resume with a state that `get_state` of another copy of this agent returned."""
         self.action_space, self._by_row = copy.deepcopy(state)
 
     def get_action(
@@ -75,11 +76,11 @@ class RandomAgent:
         """Draw an action.
 
         Args:
-            observation: Its mask is used, if it has one and none is passed.
-            action_mask: (k,) bool: which actions are allowed; see `agents`.
+            observation: An observation; its own mask counts if `action_mask` is None.
+            action_mask: (k,) bool, the allowed actions; see the page `agents`.
 
         Raises:
-            UsageError: There is no space yet.
+            UsageError: The agent has no space yet.
         """
         space = self._space()
         if action_mask is None and isinstance(observation, dict):
@@ -93,15 +94,15 @@ class RandomAgent:
 
         Args:
             observations: Tree of (n, *O).
-            starts: (n,) bool: which rows begin a trajectory.
-            seeds: (n,) ints: the seed of each row's trajectory. None draws all actions from `action_space`.
-            action_masks: (n, k) bool: which actions are allowed in each row; None for what the observations say.
+            starts: (n,) bool, the rows that start a trajectory.
+            seeds: (n,) ints, the seeds of the rows' trajectories. None draws all actions from `action_space`.
+            action_masks: (n, k) bool, each row's allowed actions; None for the observations' own masks.
 
         Returns:
-            The actions, a list of n, and no infos.
+            The actions, a list of n, and empty infos.
 
         Raises:
-            UsageError: There is no space yet, or it cannot be seen how many rows there are.
+            UsageError: The agent has no space yet, or the number of rows is unknown.
         """
         space = self._space()
         known = next((each for each in (seeds, starts, action_masks) if each is not None), None)
@@ -124,12 +125,12 @@ class RandomAgent:
 
 
 def _drawn(space: Space[Any], mask: NDArray[np.bool_] | None) -> Any:
-    # A mask that allows all actions changes nothing. `all` would take 1 µs.
+    # A mask of all ones changes nothing; this test is faster than `all`, which takes 1 µs.
     return space.sample() if mask is None or b"\0" not in mask.tobytes() else sample_masked(space, mask)
 
 
 def _masks_in(space: Space[Any], observations: Any, n: int) -> list[NDArray[np.bool_] | None]:
-    """Return the masks in a batch of observations; None where there is none."""
+    """Return each row's mask in a batch of observations, or None."""
     if not isinstance(observations, dict) or ACTION_MASK not in observations:
         return [None] * n
     column, find = observations[ACTION_MASK], _finder(space).find

@@ -1,4 +1,4 @@
-"""Normalise with the mean and the variance of all that was sampled before."""
+"""Normalise observations and rewards with the mean and variance of earlier samples."""
 
 from __future__ import annotations
 
@@ -15,20 +15,17 @@ from streamsampler.core.errors import UsageError, number
 from streamsampler.core.keywords import suggesting
 from streamsampler.data.trees import same
 
-# ----------------------------------------------------------------------
-# Compare statistics with the space of what they are to normalise.
-
 
 def check_moments(moments: Any, space: Any, name: str) -> None:
-    """Check that statistics are of observations of a space: NumPy would make others fit.
+    """Check that statistics fit an observation space; NumPy's broadcasting would hide a mismatch.
 
     Args:
         moments: A `Moments`, None, or a dict or tuple of them.
         space: The space.
-        name: What the filter is called in errors.
+        name: The filter's name in errors.
 
     Raises:
-        UsageError: They are of another space; shows both shapes.
+        UsageError: The statistics are of another space; shows both shapes.
     """
     if moments is None:
         return
@@ -60,27 +57,23 @@ def _refuse(name: str, what: str, space: Any, shape: Any = None) -> None:
     )
 
 
-# ----------------------------------------------------------------------
-# Means and squared deviations, combined one after the other.
-#
-# They are computed for each trajectory, and combined as Chan, Golub and LeVeque (1979) do it: in float64, so that
-# they equal those of all the data together up to rounding.
+# Moments are computed per trajectory, and combined as in Chan, Golub and LeVeque (1979), in float64: they equal those
+# of all data together, up to rounding.
 
-
-# Of rows with fewer numbers, those of several trajectories are summed in one call. With more of them that would run
-# through the memory once for each number.
+# Rows with fewer numbers than this are summed for several trajectories in a single call. With more numbers, that would
+# run through the memory once per number.
 _MOST_NUMBERS = 20
-_MOST_BYTES = 1 << 20  # of rows that are summed in one call, whose float64 copies are to stay in the cache
-_FEW = 8  # up to so many numbers, Python's are added faster than arrays
+_MOST_BYTES = 1 << 20  # of rows summed in a single call, so that their float64 copies stay in the cache
+_FEW = 8  # up to this many numbers, Python adds faster than NumPy
 
 
 class Moments(NamedTuple):
-    """How many rows there were, and what they were like.
+    """Number, mean and squared deviations of rows.
 
     Attributes:
-        n: The number of rows; no integer where it was read from a file that gives rows another weight.
+        n: The number of rows; a fraction in files that weight rows.
         mean: (*O) float64.
-        squares: (*O) float64: the sum of the squared deviations from the mean.
+        squares: (*O) float64, the sum of squared deviations from the mean.
     """
 
     n: float
@@ -89,7 +82,7 @@ class Moments(NamedTuple):
 
     @classmethod
     def of(cls, rows: NDArray[Any]) -> Moments:
-        """Return the moments of (n, *O) numbers."""
+        """Compute the moments of (n, *O) numbers."""
         numbers = np.ascontiguousarray(rows, dtype=np.float64)
         n = len(numbers)
         if numbers.size < _MOST_NUMBERS * n:
@@ -101,11 +94,11 @@ class Moments(NamedTuple):
 
     @classmethod
     def of_each(cls, rows: NDArray[Any], lengths: NDArray[np.int64]) -> EachMoments | None:
-        """Return the moments of each of several trajectories, to the last bit; None where that would not be faster.
+        """Compute the moments of several trajectories, bit for bit as `of`; return None if that would not be faster.
 
         Args:
-            rows: (n, *O) numbers of one trajectory after the other.
-            lengths: (k,), how many rows each trajectory has.
+            rows: (n, *O) numbers, trajectory after trajectory.
+            lengths: (k,) the trajectories' numbers of rows.
         """
         few_numbers = rows.size < _MOST_NUMBERS * len(rows) and rows.nbytes <= _MOST_BYTES
         if rows.dtype.kind != "f" or not few_numbers or not lengths.all():
@@ -113,16 +106,16 @@ class Moments(NamedTuple):
         return _of_each(np.ascontiguousarray(rows, dtype=np.float64), lengths)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # As bytes they are pickled ten times as fast as arrays.
+        # Bytes are pickled ten times as fast as arrays.
         mean, squares = np.asarray(self.mean, np.float64), np.asarray(self.squares, np.float64)
         return _from_bytes, (self.n, mean.shape, mean.tobytes(), squares.tobytes())
 
     def plus(self, other: Moments) -> Moments:
-        """Return the moments of these rows and others together."""
+        """Return the moments of both sets of rows together."""
         return self.plus_each([other])
 
     def plus_each(self, others: Sequence[Moments]) -> Moments:
-        """Return the moments of these rows and others together, which are added one after the other."""
+        """Return the moments of these rows and others together, added in order."""
         n, mean, squares = self
         if 0 < mean.size <= _FEW:
             return self._plus_few(others)
@@ -137,7 +130,7 @@ class Moments(NamedTuple):
         return Moments(n, mean, squares)
 
     def _plus_few(self, others: Sequence[Moments]) -> Moments:
-        """Return what `plus_each` returns, to the last bit, with Python's numbers."""
+        """Compute the same as `plus_each`, to the last bit, with Python's numbers."""
         n, (shape, size) = self.n, (self.mean.shape, self.mean.size)
         weights = []  # of the differences of the means, and of their squares
         for other in others:
@@ -160,16 +153,16 @@ class Moments(NamedTuple):
 
     @property
     def variance(self) -> NDArray[np.float64]:
-        """(*O) float64: of the population, as `numpy.var` gives it."""
+        """(*O) float64, the population's variance, as `numpy.var` computes it."""
         return np.asarray(self.squares / self.n)
 
 
 @dataclass(frozen=True, slots=True)
 class EachMoments:
-    """The moments of each of several trajectories, one of which is made when it is asked for.
+    """The moments of several trajectories; iteration creates a `Moments` at a time.
 
     Attributes:
-        lengths: (k,) float64: how many rows each trajectory has.
+        lengths: (k,) float64, the trajectories' numbers of rows.
         mean: (k, *O) float64.
         squares: (k, *O) float64.
     """
@@ -187,7 +180,7 @@ class EachMoments:
 
 
 def _of_each(numbers: NDArray[np.float64], lengths: NDArray[np.int64]) -> EachMoments:
-    # Sums of `reduceat` depend on their own rows alone. Those of `reduce` differ from them in the last bit.
+    # Sums of `reduceat` depend on their own rows alone; those of `reduce` differ in the last bit.
     starts = np.cumsum(lengths) - lengths
     mean = np.add.reduceat(numbers, starts, 0)
     mean /= lengths.reshape(-1, *[1] * (numbers.ndim - 1))
@@ -197,32 +190,28 @@ def _of_each(numbers: NDArray[np.float64], lengths: NDArray[np.int64]) -> EachMo
 
 
 def _from_bytes(n: float, shape: tuple[int, ...], mean: bytes, squares: bytes) -> Moments:
-    """Return moments that were pickled."""
     return Moments(n, *(np.ndarray(shape, np.float64, numbers) for numbers in (mean, squares)))
-
-
-# ----------------------------------------------------------------------
 
 
 _EPSILON = 1e-8
 
 
 class _NormOfLeaf:
-    """What normalises the numbers of one array, in the dtype that they have.
+    """Normalises an array, in the array's own dtype.
 
-    A timestep costs as many microseconds as there are calls of NumPy, two or three times as many where a network has
-    taken the processor's caches: so there are four, on operands of one dtype.
+    A timestep costs about a microsecond per NumPy call, two or three after a network has filled the processor's caches:
+    hence only four calls, on operands of a single dtype.
     """
 
     def __init__(self, moments: Moments, clip: float | None, epsilon: float) -> None:
         self._mean = moments.mean
         self._deviation = np.sqrt(moments.variance + epsilon)
         self._clip = clip
-        self._of: dict[str, tuple[Any, ...]] = {}  # mean, deviation, and the least and the largest value, by dtype
+        self._of: dict[str, tuple[Any, ...]] = {}  # by dtype: mean, deviation, smallest and largest value
 
     def apply(self, numbers: NDArray[Any]) -> NDArray[Any]:
         wanted = self._mean.shape
-        if wanted != numbers.shape[numbers.ndim - len(wanted) :]:  # NumPy would make them fit
+        if wanted != numbers.shape[numbers.ndim - len(wanted) :]:  # NumPy would broadcast
             raise UsageError(f"the filter has statistics of the shape {wanted}, and this has the shape {numbers.shape}")
         if not numbers.ndim:  # in-place operations are for arrays
             return np.asarray(self.apply(numbers[None])[0])
@@ -235,7 +224,7 @@ class _NormOfLeaf:
         return result
 
     def on_arrays_of(self, dtype: np.dtype[Any]) -> Callable[[NDArray[Any]], NDArray[Any]]:
-        """Return what does the same as `apply`, only faster, with arrays of floats, of one dimension or more."""
+        """Return a faster `apply` for float arrays of this dtype with at least a dimension."""
         mean, deviation, low, high = self._in(dtype)
         minimum, maximum = np.minimum, np.maximum
 
@@ -250,7 +239,7 @@ class _NormOfLeaf:
         return apply
 
     def scale(self, numbers: NDArray[Any]) -> NDArray[Any]:
-        """Return numbers divided and clipped, without taking the mean away."""
+        """Divide by the deviation and clip, without subtracting the mean."""
         _, deviation, low, high = self._in(numbers.dtype)
         scaled: NDArray[Any] = numbers / deviation
         return scaled if low is None else np.clip(scaled, low, high)
@@ -263,7 +252,7 @@ class _NormOfLeaf:
 
 
 class RunningMoments:
-    """What both filters share: settings, and moments of each array."""
+    """Base of both filters: settings, and moments of each array."""
 
     def __init__(self, clip: float | None, epsilon: float) -> None:
         clip, epsilon = None if clip is None else number("clip", clip), number("epsilon", epsilon)
@@ -280,14 +269,14 @@ class RunningMoments:
         self._plan = _mapped(moments, lambda one: _NormOfLeaf(one, self.clip, self.epsilon))
 
     def with_moments(self, moments: Any) -> Self:
-        """Return a filter with these settings, and these statistics: see `moments`."""
+        """Return a filter with the same settings and other statistics; see `moments`."""
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
         other._set(moments)
         return other
 
     def merge(self, summaries: Sequence[Any]) -> Self:
-        """Return a filter with the statistics of further trajectories."""
+        """Return a filter with further trajectories in its statistics."""
         moments = self._moments
         if summaries and all(summary.__class__ is Moments for summary in summaries):
             first, *others = summaries if moments is None else [moments, *summaries]
@@ -304,19 +293,19 @@ class RunningMoments:
         self._set(self._moments)
 
     def __eq__(self, other: object) -> bool:
-        """Return whether settings and statistics are the same, bit for bit."""
+        """Return whether settings and statistics are equal, bit for bit."""
         return type(other) is type(self) and same(self.__getstate__(), other.__getstate__())
 
     __hash__ = None  # type: ignore[assignment]
 
     @property
     def moments(self) -> Any:
-        """The statistics: a `Moments`, or a tree of them where the space nests; None before there are any."""
+        """The statistics: a `Moments`, or a tree of them for a nested space; None before the first merge."""
         return self._moments
 
     @property
     def _statistics(self) -> str:
-        """How many timesteps the statistics are of, and a digest that tells them from others."""
+        """The number of timesteps in the statistics, and a digest that identifies them."""
         if not self.count:
             return "no statistics"
         digest = hashlib.sha256()
@@ -327,7 +316,7 @@ class RunningMoments:
 
     @property
     def count(self) -> float:
-        """How many timesteps the statistics are of."""
+        """The number of timesteps in the statistics."""
         first = next(_found(self._moments), None)
         return 0.0 if first is None else first.n
 
@@ -335,16 +324,16 @@ class RunningMoments:
 class RunningNorm(RunningMoments):
     """Normalises observations: `(observation - mean) / sqrt(variance + epsilon)`, clipped to `-clip … clip`.
 
-    Arrays of float dtypes are normalised, and keep their dtype; the statistics are computed in float64. Others, of
-    integers or objects, stay as they are. Of nested observations each array has a mean and a variance of its own.
-    Before there are statistics the filter leaves all as it is.
+    Arrays of float dtypes are normalised in their dtype, with statistics in float64. Arrays of integers or objects pass
+    unchanged. Each array of a nested observation has its own mean and variance. Before the first statistics,
+    observations pass unchanged.
 
     Args:
         clip: The largest value, above 0; None for no limit.
-        epsilon: What is added to the variance, above 0.
+        epsilon: Added to the variance, above 0.
 
     Raises:
-        UsageError: An argument cannot work.
+        UsageError: An argument is invalid.
     """
 
     @suggesting()
@@ -353,20 +342,20 @@ class RunningNorm(RunningMoments):
 
     @property
     def mean(self) -> Any:
-        """The mean of each number; None before there are statistics."""
+        """The mean of each number; None before the first statistics."""
         return _mapped(self._moments, lambda one: one.mean)
 
     @property
     def variance(self) -> Any:
-        """The variance of each number; None before there are statistics."""
+        """The variance of each number; None before the first statistics."""
         return _mapped(self._moments, lambda one: one.variance)
 
     def check_space(self, space: Any) -> None:
-        """Check that the statistics are of observations of a space; see `check_moments`."""
+        """Check that the statistics fit an observation space; see `check_moments`."""
         check_moments(self._moments, space, f"the observation filter {type(self).__name__}")
 
     def on_arrays_of(self, space: Any) -> Callable[[NDArray[Any]], NDArray[Any]] | None:
-        """Return what does the same as `apply` with arrays of a space's dtype and shape; None if nothing is faster."""
+        """Return a faster `apply` for arrays of a space's dtype and shape; None if none is faster."""
         if type(self).apply is not RunningNorm.apply or self._plan.__class__ is not _NormOfLeaf:
             return None
         is_fit = isinstance(space, Box) and space.shape and space.dtype.kind == "f"
@@ -385,7 +374,7 @@ class RunningNorm(RunningMoments):
         """Return the moments of a trajectory's observations.
 
         Raises:
-            UsageError: There is no array of a float dtype among them.
+            UsageError: No array has a float dtype.
         """
         if data.__class__ is np.ndarray and data.dtype.kind == "f":
             return Moments.of(data)
@@ -395,7 +384,7 @@ class RunningNorm(RunningMoments):
         return found
 
     def summarise_each(self, data: Any, lengths: NDArray[np.int64]) -> EachMoments | None:
-        """Return what `summarise` returns for each of several trajectories; None if nothing is faster."""
+        """Return the results of `summarise` for several trajectories; None if that would not be faster."""
         is_own = type(self).summarise is RunningNorm.summarise
         return Moments.of_each(data, lengths) if is_own and data.__class__ is np.ndarray else None
 
@@ -406,17 +395,17 @@ class RunningNorm(RunningMoments):
 class RunningReturnNorm(RunningMoments):
     """Scales rewards: `reward / sqrt(variance + epsilon)`, clipped to `-clip … clip`.
 
-    The variance is that of the discounted return so far, `R[t] = gamma * R[t - 1] + reward[t]`, which begins with each
-    trajectory, and in fragments with each part of an episode: rewards come out larger where parts are shorter than some
-    `2 / (1 - gamma)` timesteps. Rewards keep their sign. Before there are statistics the filter leaves all as it is.
+    The variance is of the discounted return so far, `R[t] = gamma * R[t - 1] + reward[t]`, which starts at 0 in each
+    trajectory, and in fragments in each part of an episode: where parts are shorter than about `2 / (1 - gamma)`
+    timesteps, rewards come out larger. Rewards keep their sign. Before the first statistics, rewards pass unchanged.
 
     Args:
         gamma: The discount, 0 to 1.
         clip: The largest value, above 0; None for no limit.
-        epsilon: What is added to the variance, above 0.
+        epsilon: Added to the variance, above 0.
 
     Raises:
-        UsageError: An argument cannot work.
+        UsageError: An argument is invalid.
     """
 
     @suggesting()
@@ -428,7 +417,7 @@ class RunningReturnNorm(RunningMoments):
 
     @property
     def variance(self) -> float | None:
-        """The variance of discounted returns; None before there are statistics."""
+        """The variance of discounted returns; None before the first statistics."""
         return None if self._moments is None else float(self._moments.variance)
 
     def apply(self, data: Any) -> Any:
@@ -441,7 +430,7 @@ class RunningReturnNorm(RunningMoments):
         return Moments.of(np.array(self._returns(data.tolist())))
 
     def summarise_each(self, data: Any, lengths: NDArray[np.int64]) -> EachMoments | None:
-        """Return what `summarise` returns for each of several trajectories; None if nothing is faster."""
+        """Return the results of `summarise` for several trajectories; None if that would not be faster."""
         if type(self).summarise is not RunningReturnNorm.summarise:
             return None
         rewards, start, returns = data.tolist(), 0, []
@@ -461,7 +450,7 @@ class RunningReturnNorm(RunningMoments):
         return f"RunningReturnNorm({self.gamma}, clip={self.clip}, epsilon={self.epsilon}; {self._statistics})"
 
 
-# --- Trees of moments: a dict or tuple where observations nest, None for an array that stays as it is
+# Below, trees of moments are dicts or tuples where observations nest, with None for an array that passes unchanged.
 
 
 def _moments_of(data: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Agents made of Stable-Baselines3 models, and of anything else with its `predict`.
+"""Agents made of Stable-Baselines3 models, or of any object with such a `predict`.
 
 Only `SB3Agent.load` needs Stable-Baselines3: `pip install stable-baselines3`.
 """
@@ -35,14 +35,12 @@ from streamsampler.core.extras import needed
 from streamsampler.core.keywords import suggesting
 from streamsampler.data.trees import n_rows_of
 
-# ----------------------------------------------------------------------
-# What Stable-Baselines3 writes of a model, looked into without running anything of it.
-
+# A saved model is inspected without running any of its code.
 
 _BY_MODULE = {
     "stable_baselines3.dqn.": "DQN",
     "stable_baselines3.sac.": "SAC",
-    "stable_baselines3.td3.": "TD3",  # DDPG, too, whose policies are the same
+    "stable_baselines3.td3.": "TD3",  # and DDPG, which has the same policies
     "sb3_contrib.common.recurrent.": "RecurrentPPO",
     "sb3_contrib.common.maskable.": "MaskablePPO",
     "sb3_contrib.ars.": "ARS",
@@ -62,17 +60,17 @@ _BY_ATTRIBUTE = {
     "delta_std": "ARS",
     "gae_lambda": "A2C",
 }
-"""The algorithm, by what it alone has, or has of those that are left: for policies of the user's own classes."""
+"""The algorithm, by an attribute unique among the entries that follow: for policies of the user's own classes."""
 
 
 def algorithm_of(path: str | PathLike[str]) -> str:
-    """Return the name of the algorithm that a model was trained with.
+    """Return the name of a saved model's training algorithm.
 
     Args:
         path: The `.zip` file.
 
     Raises:
-        UsageError: It is no model of Stable-Baselines3, or of an algorithm that is not known.
+        UsageError: The file is not a Stable-Baselines3 model, or its algorithm is unknown.
         OSError: The file cannot be read.
     """
     try:
@@ -80,7 +78,7 @@ def algorithm_of(path: str | PathLike[str]) -> str:
             data = json.loads(archive.read("data"))
     except OSError:
         raise
-    except Exception as reason:  # a file of any kind can be wrong in every way
+    except Exception as reason:  # a file of another kind can fail anywhere
         raise UsageError(
             f"{path} is no model that Stable-Baselines3 saved ({type(reason).__name__}: {reason})"
         ) from None
@@ -95,39 +93,36 @@ def algorithm_of(path: str | PathLike[str]) -> str:
     raise UsageError(f"{path} does not say which algorithm it was trained with: name it, as in SB3Agent.load(…, 'PPO')")
 
 
-# ----------------------------------------------------------------------
-
-
 class SB3Agent:
     """Acts by `predict(observation, state=…, episode_start=…, deterministic=…)`, which returns (actions, state).
 
-    Of a model only its `policy` is kept: workers need no replay buffer, no optimiser and no training environment. The
-    random exploration of DQN belongs to the model and not to its policy, and is left out. Workers compute on the CPU.
+    Only a model's `policy` is used, on the CPU: workers need no replay buffer, optimiser or training environment. DQN's
+    random exploration belongs to the model, not its policy, and does not happen.
 
-    A model that was trained under a `VecNormalize` acts on normalised observations: with the statistics of
-    `model.get_vec_normalize_env()`, which acting does not change. This agent takes the present ones whenever it is
-    pickled or asked for its parameters. What is recorded, rewards included, is the environment's own.
+    A model trained under a `VecNormalize` acts on observations normalised with the statistics of
+    `model.get_vec_normalize_env()`; acting does not change them. The agent copies the current statistics when it is
+    pickled or asked for its parameters. Recorded data, rewards included, is the environment's own.
 
-    A policy whose `predict` takes `action_masks`, as MaskablePPO's, gets the environment's (see `agents`).
+    A policy whose `predict` has the argument `action_masks`, as MaskablePPO's, receives the environment's masks (see
+    the page `agents`). A recurrent policy receives its state, and the starts of trajectories. Random policies draw from
+    the
+    global generators, which are seeded for each trajectory.
 
-    A recurrent policy gets its state back, and where trajectories start. One that draws, draws from the global
-    generators, which are seeded for each trajectory.
-
-    An agent update may be a model like this agent's, with its statistics if it has some; a policy or its `state_dict`,
-    where there are none; or what `get_param_values` gives.
+    An agent update may be a similar model, with statistics if the agent has some; a policy or its `state_dict`, for an
+    agent without statistics; or a result of `get_param_values`.
 
     Args:
         model: A model, a policy, or any object with `predict`.
-        deterministic: What is passed on to `predict`.
-        vec_normalize: A `VecNormalize`, or the file of one; None for the one that the model was trained under, if any;
-            False for none. Where this is None, and an on-policy model says that it was trained under one that it no
-            longer has, there is a `VecNormalizeWarning`. Off-policy models do not say so.
+        deterministic: Passed to `predict`.
+        vec_normalize: A `VecNormalize`, or its file; None for the model's own, if any; False for none. With None, an
+            on-policy model that was trained under a `VecNormalize`, but has lost it, causes a `VecNormalizeWarning`.
+            Off-policy models do not record this.
 
     Attributes:
-        name: What evaluations call the agent: the name of the model's file, else of its class.
+        name: The agent's name in evaluations: the name of the model's file, or of its class.
 
     Raises:
-        UsageError: There is no `predict`, or `vec_normalize` is something else.
+        UsageError: The object has no `predict`, or `vec_normalize` is of another kind.
         OSError: The file cannot be read.
     """
 
@@ -154,18 +149,18 @@ class SB3Agent:
         """Load a model that Stable-Baselines3 saved.
 
         Args:
-            path: The `.zip` file. Stable-Baselines3 writes no statistics into it.
-            algorithm: What it was trained with: a class with `load`, or its name in `stable_baselines3` or
-                `sb3_contrib`, such as "PPO"; None for what the file looks like.
-            deterministic: What is passed on to `predict`.
-            vec_normalize: The file that `VecNormalize.save` wrote, such as "vecnormalize.pkl", if the model was trained
-                under one. It is a pickle, which is to be trusted. Where this is None, and the folder of `path` has such
-                a file, or an on-policy model says that it was trained under one, there is a `VecNormalizeWarning`;
-                False is for a model whose observations were not normalised.
+            path: The `.zip` file. It does not contain statistics.
+            algorithm: A class with `load`, or its name in `stable_baselines3` or `sb3_contrib`, such as "PPO"; None
+                detects it from the file.
+            deterministic: Passed to `predict`.
+            vec_normalize: The file of `VecNormalize.save`, such as "vecnormalize.pkl", for a model trained under a
+                `VecNormalize`. It is a pickle: pass only files that you trust. With None, such a file in the folder of
+                `path`, or an on-policy model trained under a `VecNormalize`, causes a `VecNormalizeWarning`; False
+                means that training observations were not normalised.
 
         Raises:
             ImportError: The package is not installed.
-            UsageError: There is no such algorithm, the file does not name it, or `vec_normalize` is something else.
+            UsageError: The algorithm is unknown, or `vec_normalize` is of another kind.
             OSError: A file cannot be read.
         """
         if algorithm is None:
@@ -187,7 +182,7 @@ class SB3Agent:
         self._state: Any = None
         self._starts = True
         signature = signature_of(self.policy.predict)
-        if signature is not None and takes_keyword(signature, ACTION_MASKS):  # callers look at the signatures
+        if signature is not None and takes_keyword(signature, ACTION_MASKS):  # callers inspect the signatures
             self.get_action = self._get_masked_action  # type: ignore[method-assign]
             self.get_actions = self._get_masked_actions  # type: ignore[method-assign]
 
@@ -207,10 +202,10 @@ class SB3Agent:
         self._begin()
 
     def sharing_parameters(self) -> SB3Agent | None:
-        """Return an agent with the same policy and statistics, until an update replaces these, and its own state.
+        """Return an agent with the same policy and statistics (until an update) and its own state.
 
         Returns:
-            The agent; None of a subclass, or where the policy is no torch module: either may remember more.
+            The agent; None for a subclass or a policy that is not a torch module, which may have further state.
         """
         if type(self) is not SB3Agent or not self._on_torch:
             return None
@@ -224,16 +219,16 @@ class SB3Agent:
 
     @property
     def statistics(self) -> ObservationStatistics | None:
-        """What observations are normalised with; None if they are not."""
+        """The statistics for observations; None if they are not normalised."""
         return self._statistics if self._vec_normalize is None else ObservationStatistics.of(self._vec_normalize)
 
     @property
     def row_independent(self) -> bool:
-        """Whether the policy is a torch module that draws nothing: what it draws comes from the global generators."""
+        """Whether the policy is a torch module without random draws, which come from the global generators."""
         return self._on_torch and self.deterministic
 
     def reset(self, seed: int | None = None) -> None:
-        """Begin a trajectory, or with `get_actions` a block of them: forget the state.
+        """Clear the state at the start of a trajectory, or of a block with `get_actions`.
 
         Args:
             seed: Not used: policies draw from the global generators.
@@ -242,31 +237,28 @@ class SB3Agent:
         self._state, self._starts = None, True
 
     def get_state(self) -> Any:
-        """Return the policy's hidden state, for `set_state`; it draws from torch's own generator."""
+        """Return the policy's hidden state, for `set_state`; random draws come from torch's own generator."""
         return copy.deepcopy((self._state, self._starts))
 
     def set_state(self, state: Any) -> None:
-        """Go on where another copy of this agent was when `get_state` returned `state`."""
+        """Resume with a state that `get_state` of another copy of this agent returned."""
         self._state, self._starts = copy.deepcopy(state)
 
     def get_action(self, observation: Any) -> tuple[Any, dict[str, Any]]:
-        """Predict one action; there are no infos.
+        """Predict an action; infos are empty.
 
         Args:
-            observation: The observation. With a policy that takes masks there is the keyword `action_mask`, too.
+            observation: The observation. For a policy with masks, the method also has the keyword `action_mask`.
         """
         return self._predict_one(observation, {})
 
     def get_actions(self, observations: Any, *, starts: NDArray[np.bool_] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Predict n actions at once.
+        """Predict n actions at once; infos are empty.
 
         Args:
             observations: Tree of (n, *O), always of the same n.
-            starts: (n,) bool: which rows begin a trajectory. None: all of them in the first call after `reset`, none
-                later. With a policy that takes masks there is the keyword `action_masks`, too.
-
-        Returns:
-            The actions, (n, *A), and no infos.
+            starts: (n,) bool, the rows that start a trajectory. None: all rows in the first call after `reset`, later
+                none. For a policy with masks, the method also has the keyword `action_masks`.
         """
         return self._predict_all(observations, starts, {})
 
@@ -303,10 +295,10 @@ class SB3Agent:
         return predicted
 
     def get_param_values(self) -> dict[str, Any]:
-        """Return the policy's `state_dict` as arrays, and the statistics if there are any.
+        """Return the policy's `state_dict` as arrays, and the statistics, if any.
 
         Raises:
-            UsageError: The policy is no torch module.
+            UsageError: The policy is not a torch module.
         """
         statistics = self.statistics
         return arrays_of(self._module("get_param_values")) | ({} if statistics is None else statistics.arrays())
@@ -315,10 +307,10 @@ class SB3Agent:
         """Copy parameters into the policy.
 
         Args:
-            values: What `get_param_values` gave. Without statistics a `state_dict` will do.
+            values: A result of `get_param_values`; without statistics also a `state_dict`.
 
         Raises:
-            UsageError: The policy is no torch module, or they are not its parameters.
+            UsageError: The policy is not a torch module, or the parameters do not fit.
         """
         module, statistics = self._module("set_param_values"), self.statistics
         if not isinstance(values, Mapping):
@@ -337,7 +329,7 @@ class SB3Agent:
             self._vec_normalize, self._statistics = None, statistics.replaced(values)
 
     def get_param_converter(self) -> _ModelConverter:
-        """Return what makes parameters of an agent update that is a model, a policy or a `state_dict`."""
+        """Return a converter for agent updates: a model, a policy or a `state_dict`."""
         if not self._on_torch:
             return _ModelConverter(None, None)
         return _ModelConverter(ModuleConverter.like(type(self).__name__, self.get_param_values()), self.statistics)
@@ -350,11 +342,11 @@ class SB3Agent:
 
 @dataclass(frozen=True)
 class _ModelConverter:
-    """Makes parameters of an agent update; see `Agent`.
+    """Converts agent updates to parameters; see `Agent`.
 
     Attributes:
-        module: Does so for what is no model; None where the agent's policy is no torch module.
-        statistics: Those of the agent, of which the limits are compared.
+        module: Converts updates other than models; None if the agent's policy is not a torch module.
+        statistics: The agent's statistics: a model's must have the same limits.
     """
 
     module: ModuleConverter | None
@@ -386,7 +378,7 @@ class _ModelConverter:
 
 
 def _vec_normalize_of(model: Any, given: Any) -> Any:
-    """Return the `VecNormalize` that is meant by the argument of this name; None for none."""
+    """Return the `VecNormalize` for an argument `vec_normalize`; None for none."""
     if given is False:
         return None
     if given is None:
@@ -396,14 +388,14 @@ def _vec_normalize_of(model: Any, given: Any) -> Any:
 
 
 def _warn_of_missing_statistics(model: Any, name: str, found: Path | None) -> None:
-    """Warn where a model is used without statistics, and was probably trained with them.
+    """Warn of a model without statistics that was probably trained with them.
 
     Args:
         model: The model.
-        name: What the warning calls it.
-        found: A file of statistics that seems to be the model's, if there is one.
+        name: Its name in the warning.
+        found: A file of statistics that is probably the model's, or None.
     """
-    # What is set at the start of training under a VecNormalize. Algorithms with a replay buffer set it in any case.
+    # Training under a VecNormalize sets this attribute. Algorithms with a replay buffer set it in any case.
     is_told = getattr(model, "_last_original_obs", None) is not None and not hasattr(model, "learning_starts")
     if not is_told and found is None:
         return

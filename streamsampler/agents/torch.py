@@ -1,4 +1,4 @@
-"""Agents made of PyTorch modules. Needs PyTorch: `pip install torch`."""
+"""Agents made of PyTorch modules, recurrent or not. Needs PyTorch: `pip install torch`."""
 
 from __future__ import annotations
 
@@ -40,53 +40,59 @@ class TorchAgent(ActsByHead):
         with MultiprocessingSampler(agent, "CartPole-v1") as sampler:
             for _ in range(100):
                 batch = sampler.obtain_samples(4000, agent_update=policy)
-                improve(policy, batch)  # batch.agent_infos["log_prob"] is there
+                improve(policy, batch)  # uses batch.agent_infos["log_prob"]
 
-    An agent update may be a module like this one, its `state_dict`, or what `get_param_values` gives.
+    An agent update may be a similar module, its `state_dict`, or a result of `get_param_values`.
 
-    The module is called with a batch of observations, (n, *O), also where n is 1: a tensor, or where the space is a
-    Dict or Tuple a dict or tuple of them. The tensor is written over at the next call. It returns, with n rows each:
+    The module is called with a batch of observations, (n, *O), even for n = 1: a tensor, or a dict or tuple of tensors
+    for a Dict or Tuple space. The next call overwrites the tensor. The module returns, with n rows each:
 
-    - a tensor, which is the head's first parameter: logits, or the mean;
-    - or a tuple with all of the head's parameters: `(mean, log_std)`;
-    - or a dict with the head's parameters by name, `logits`, or `mean` and `log_std`. Its other entries are recorded in
-      `agent_infos` as they are; but `value`, of (n,) or (n, 1), becomes one number a timestep, and the module is asked
-      for that of each last observation that is not terminal: `batch.values` and `batch.last_values` have them.
+    - a tensor, the head's first parameter: logits, or the mean;
+    - or a tuple of the head's parameters: `(mean, log_std)`;
+    - or a dict of the head's parameters by name: `logits`, or `mean` and `log_std`. Other entries are recorded in
+      `agent_infos`. The entry `value`, (n,) or (n, 1), becomes a number per timestep, and is also computed for each
+      last observation that is not terminal: see `batch.values` and `batch.last_values`.
 
-    A Gaussian whose module returns no `log_std` takes the module's parameter of that name.
+    If a module returns no `log_std`, a Gaussian head uses the module's parameter of that name.
 
-    *A module that remembers* has a method `initial_state(n)`: n rows of what it remembers where a trajectory begins,
-    (n, *S), a tensor, or a tuple or a dict of tensors. It is called as `module(observations, state)`, and returns
-    `(outputs, state)`, the state with the same shapes and dtypes (of `torch.nn.LSTM`, whose axis of rows is the second
-    one, let the module swap them). It may return what it was given, and change that in place. Each row of a batch has
-    its own, in every kind of worker; an episode of fragments that goes on in another worker goes on with its state.
-    `agent_infos["state"]` has the states before those timesteps that a sequence may be learned from: the first one of
-    each trajectory, or part of one, and each `state_every`-th after it; of a tuple they are a dict, by position.
-    `batch.minibatches(…, by="sequence")` cuts there.
+    *A recurrent module* has a method `initial_state(n)`, which returns the memory of n rows at the start of
+    trajectories: (n, *S), a tensor, or a tuple or dict of tensors. It is called as `module(observations, state)`, and
+    returns
+    `(outputs, state)` with a state of the same shapes and dtypes. (`torch.nn.LSTM` has rows on its second axis: let the
+    module swap them.) It may change its input in place and return it. Each row of a batch has its own state, in every
+    kind of worker; an episode in fragments resumes with its state in another worker. `agent_infos["state"]` has the
+    states at
+    possible starts of sequences for learning: at the first timestep of each trajectory, or part of an episode, and at
+    each `state_every`-th after it; a tuple becomes a dict by position. `batch.minibatches(…, by="sequence")` cuts at
+    these
+    timesteps.
 
-    Workers have a copy of the module, on the CPU and in evaluation mode (no dropout). It runs in inference mode, on as
-    many threads as the sampler's `worker_threads` says. Actions are drawn from a generator of the agent's own, which
-    `reset` seeds: so they depend on the trajectory's seed alone, and not on what the environment draws from the global
-    ones. What the module itself draws comes from torch's global generator, which the worker seeds for each trajectory
-    (and `VecWorker` for each block: it takes such a module only with a `block_size`). (The agent's is a
-    `numpy.random.RandomState`: of those at hand the quickest to seed, and its stream is frozen for good.)
+    Workers have a copy of the module on the CPU, in evaluation mode (no dropout) and inference mode, on the threads of
+    the sampler's `worker_threads`. Actions are drawn from the agent's own generator, seeded by `reset`, so they depend
+    on the
+    trajectory's seed alone, and not on the environment's use of the global generators. (It is a
+    `numpy.random.RandomState`: the fastest to seed, with a stream frozen for good.) The module's own draws come from
+    torch's global generator, which the
+    worker seeds for each trajectory. `VecWorker` seeds it for each block, and accepts such a module only with a
+    `block_size`.
 
     Args:
-        module: The policy. The agent holds it; training it changes the agent in this process, and none in workers.
+        module: The policy. The agent holds it: training changes the agent in this process, but not in workers.
         head: A head, or an action space for its default: `CategoricalHead` for Discrete, `GaussianHead` for Box.
-        deterministic: Take the mode of the distribution, as evaluations do, instead of drawing from it.
-        dtype: What observations are converted to, a NumPy dtype. None leaves them as they are: float64, or uint8 for
-            images, or int64 for an embedding. Nothing is scaled.
-        state_every: Of a module that remembers: how many timesteps there are from one recorded state to the next; None
-            for those alone with which trajectories, and parts of them, begin.
+        deterministic: Choose the mode of the distribution, as evaluations do, instead of drawing from it.
+        dtype: A NumPy dtype for observations. None leaves them unchanged: float64, uint8 for images, or int64 for an
+            embedding. Values are not scaled.
+        state_every: For a recurrent module, the timesteps between recorded states; None records only the states at the
+            start of trajectories, or of parts of episodes.
 
     Raises:
-        UsageError: No module, a module with lazy parameters, or a space without a default head; `state_every` below 1,
-            or of a module that has no `initial_state`; a subclass of this class, with a module that has one.
+        UsageError: The module is not a torch module, has lazy parameters, or the space has no default head;
+            `state_every` is below 1, or the module is not recurrent; or a subclass of this class has a recurrent
+            module.
     """
 
     def __new__(cls, module: Any = None, *args: Any, **kwargs: Any) -> TorchAgent:
-        """Make an agent that keeps states where the module remembers."""
+        """Make a `RecurrentTorchAgent` for a recurrent module."""
         del args, kwargs  # for __init__
         return super().__new__(RecurrentTorchAgent if cls is TorchAgent and _remembers(module) else cls)
 
@@ -121,7 +127,7 @@ class TorchAgent(ActsByHead):
         self._begin()
 
     def _begin(self) -> None:
-        """Make what does not travel."""
+        """Create the parts that are not pickled."""
         self._random = np.random.RandomState()
         self._inputs = _Inputs(self._dtype)
         self._inference = torch.inference_mode()
@@ -129,10 +135,10 @@ class TorchAgent(ActsByHead):
         self._known = _OfParameters()
 
     def sharing_parameters(self) -> TorchAgent | None:
-        """Return an agent with the same module and head, also after updates, and a generator and states of its own.
+        """Return an agent with the same module and head, also after updates, and its own generator and states.
 
         Returns:
-            The agent; None in a subclass of yours, which may remember more and is copied, unless it overrides this
+            The agent; None in your subclass, which may have further state and is copied, unless it overrides this
             method.
         """
         if type(self) not in (TorchAgent, RecurrentTorchAgent):
@@ -165,13 +171,13 @@ class TorchAgent(ActsByHead):
         """Choose an action.
 
         Args:
-            observation: One of the environment's.
+            observation: An observation of the environment.
 
         Returns:
-            The action, and infos: `log_prob`, what the head adds, and what else the module returned.
+            The action, and infos: `log_prob`, further entries of the head, and of the module.
 
         Raises:
-            ActionError: The module's output has the wrong shape, or logits that are not finite.
+            ActionError: The module's output has a wrong shape, or logits are not finite.
             UsageError: The module's output, or the observation, is of another kind.
         """
         output = self._forward(self._inputs.one, observation)
@@ -185,15 +191,15 @@ class TorchAgent(ActsByHead):
 
     @property
     def row_independent(self) -> bool:
-        """Whether the module is in evaluation mode, as it is in workers, and the head's rows are independent."""
+        """Whether the module is in evaluation mode, as in workers, and the head's rows are independent."""
         return self.head.row_independent and not self.module.training
 
     def get_actions(self, observations: Any, *, draws: Draws | None = None) -> tuple[Any, dict[str, Any]]:
-        """Choose an action for each of n observations, in one pass of the module.
+        """Choose an action for each of n observations, in a single pass of the module.
 
         Args:
             observations: Tree of (n, *O).
-            draws: What to draw from, for each row; None for the agent's one generator.
+            draws: Draws for each row; None for the agent's own generator.
 
         Returns:
             The actions (n, *A), and infos of n rows each; see `get_action`.
@@ -203,10 +209,10 @@ class TorchAgent(ActsByHead):
         return actions, infos | extras
 
     def get_value(self, observation: Any) -> float:
-        """Return the module's `value` of one observation; for `batch.last_values`.
+        """Return the module's `value` of an observation, for `batch.last_values`.
 
         Raises:
-            UsageError: The module returns none, or several.
+            UsageError: The module does not return a single value.
         """
         output = self._forward(self._inputs.one, observation)
         if not isinstance(output, Mapping) or "value" not in output:
@@ -225,36 +231,36 @@ class TorchAgent(ActsByHead):
         """Copy parameters into the module.
 
         Args:
-            values: What `get_param_values` gave, or a `state_dict`.
+            values: A result of `get_param_values`, or a `state_dict`.
 
         Raises:
-            UsageError: They are not the module's.
+            UsageError: The parameters do not fit the module.
         """
         load_arrays(self.module, values)
         self._known.log_std = None
 
     def get_param_converter(self) -> ModuleConverter:
-        """Return what makes parameters of an agent update that is a module like this agent's, or its `state_dict`."""
+        """Return a converter for agent updates: a similar module, or its `state_dict`."""
         return ModuleConverter.like(type(self).__name__, self.module.state_dict())
 
     def to_numpy(self, observations: Any = None) -> MlpAgent:
-        """Make an agent that does the same in NumPy: small networks take half the time, and workers import no torch.
+        """Make an equivalent agent in NumPy: small networks take half the time, and workers do not import torch.
 
         For example::
 
             agent = TorchAgent(policy, env.action_space).to_numpy()
             print(agent)  # MlpAgent(4-64-64-2, CategoricalHead, largest_difference=2.4e-07)
 
-        It has the same module, head and `deterministic`, receives the same agent updates, and draws the same random
-        numbers. Its network's outputs differ in the last digits: `agent.largest_difference` says by how much.
+        It has the same module, head and `deterministic`, accepts the same agent updates, and draws the same random
+        numbers. Its network's outputs differ in the last digits: by at most `agent.largest_difference`.
 
         Args:
-            observations: Those for which outputs are compared, (n, *O), such as `batch.observations`. None for 512
+            observations: Observations for a comparison of outputs, (n, *O), such as `batch.observations`. None for 512
                 vectors of normal numbers, half of them ten times as large.
 
         Raises:
-            UsageError: The module is no `nn.Sequential`, has a layer that `MlpAgent` does not know, or with a Gaussian
-                head no parameter `log_std`; outputs differ by more than rounding; or this agent is of a subclass.
+            UsageError: The module is not an `nn.Sequential` of layers that `MlpAgent` knows, lacks `log_std` for a
+                Gaussian head, or its outputs differ by more than rounding; or this agent is of a subclass.
         """
         log_std = getattr(self.module, "log_std", None) if "log_std" in self.head.names else None
         agent = MlpAgent(self.module, self.head, log_std=log_std, deterministic=self.deterministic)
@@ -270,14 +276,14 @@ class TorchAgent(ActsByHead):
             return self._layer_calls(self.module, tensors) if self._is_copy else self._elsewhere(tensors)
 
     def _elsewhere(self, *inputs: Any) -> Any:
-        """Call the user's own module, on whatever device it is."""
+        """Call the user's own module on its device."""
         first = next(self.module.parameters(), None)
         if first is None or first.device.type == "cpu":
             return self.module(*inputs)
         return _moved(self.module(*_moved(inputs, first.device)), "cpu")
 
     def _parted(self, output: Any) -> tuple[tuple[Any, ...], dict[str, NDArray[Any]]]:
-        """Return the head's parameters, and what else is recorded, as arrays."""
+        """Split an output into the head's parameters and further infos, as arrays."""
         names = self.head.names
         extras: dict[str, NDArray[Any]] = {}
         if output.__class__ is torch.Tensor:
@@ -300,7 +306,7 @@ class TorchAgent(ActsByHead):
                 "with a Gaussian head, give it a parameter log_std"
             )
         if self._known.log_std is None or not self._is_copy:
-            # The head takes the exponential again for another array. A copy's changes in set_param_values alone.
+            # The head computes the exponential again for a new array; only set_param_values changes a copy's parameter.
             self._known.log_std = self.module.log_std.detach().cpu().numpy()
         return (self._known.log_std,)
 
@@ -310,34 +316,34 @@ def _remembers(module: Any) -> bool:
 
 
 class RecurrentTorchAgent(TorchAgent):
-    """A `TorchAgent` whose module remembers; see there."""
+    """A `TorchAgent` with a recurrent module; see there."""
 
     def _begin(self) -> None:
         super()._begin()
-        self._state: Any = None  # of each row, before its next timestep
-        self._ages = np.zeros(0, np.int64)  # timesteps of each row since its trajectory, or its part, began
+        self._state: Any = None  # each row's memory, before its next timestep
+        self._ages = np.zeros(0, np.int64)  # each row's timesteps since its trajectory, or part, started
 
     def reset(self, seed: int) -> None:
-        """Begin a trajectory: seed the generator that actions are drawn from, and forget what is remembered."""
+        """Seed the generator of actions at a trajectory's start, and clear the memory."""
         super().reset(seed)
         self._state = None
 
     def begin_part(self) -> None:
-        """Record the states of all rows at the next timestep: trajectories go on, in the next call's fragment."""
+        """Record the states of all rows at the next timestep, where episodes continue in a new fragment."""
         self._ages[:] = 0
 
     def get_state(self) -> Any:
-        """Return the generator's state, the hidden one and its age, for `set_state`."""
+        """Return the states of generator and module, and the rows' ages, for `set_state`."""
         return super().get_state(), copy.deepcopy(self._state), self._ages.copy()
 
     def set_state(self, state: Any) -> None:
-        """Go on where another copy of this agent was when `get_state` returned `state`."""
+        """Resume with a state that `get_state` of another copy of this agent returned."""
         generator, self._state, ages = copy.deepcopy(state)
         super().set_state(generator)
         self._ages = ages
 
     def get_action(self, observation: Any) -> tuple[Any, dict[str, Any]]:
-        """Choose an action, and remember; the infos have `state` where it is to be recorded."""
+        """Choose an action, and update the memory; the infos have `state` at timesteps where it is recorded."""
         recorded = self._advance(1, None)
         action, infos = super().get_action(observation)
         return action, _with_state(infos, {"state": _leaves_of(recorded["state"], 0)} if recorded else {})
@@ -349,20 +355,20 @@ class RecurrentTorchAgent(TorchAgent):
 
         Args:
             observations: Tree of (n, *O), always of the same n.
-            draws: What to draw from, for each row; None for the agent's one generator.
-            starts: (n,) bool: which rows begin a trajectory. None: all of them in the first call after `reset`, none
-                later.
+            draws: Draws for each row; None for the agent's own generator.
+            starts: (n,) bool, the rows that start a trajectory. None: all rows in the first call after `reset`, later
+                none.
         """
         recorded = self._advance(n_rows_of(observations), starts)
         actions, infos = super().get_actions(observations, draws=draws)
         return actions, _with_state(infos, recorded)
 
     def get_value(self, observation: Any, *, slot: int = 0) -> float:
-        """Return the module's `value` of one observation, which is not remembered.
+        """Return the module's `value` of an observation, without changing the memory.
 
         Args:
             observation: The observation.
-            slot: The row whose state it is seen with.
+            slot: The row whose memory to use.
         """
         state = self._state
         self._state = self._initial(1) if state is None else _own(_leaves_of(state, slice(slot, slot + 1)))
@@ -372,7 +378,7 @@ class RecurrentTorchAgent(TorchAgent):
             self._state = state
 
     def _advance(self, n: int, starts: NDArray[np.bool_] | None) -> dict[str, Any]:
-        """Let trajectories begin in rows, and return what is recorded of the states before this timestep."""
+        """Start trajectories in rows, and return the states to record before this timestep."""
         if self._state is None or len(self._ages) != n:
             self._state, self._ages = self._initial(n), np.zeros(n, np.int64)
         elif starts is not None and starts.any():
@@ -417,7 +423,7 @@ class RecurrentTorchAgent(TorchAgent):
 
 
 def _with_state(infos: dict[str, Any], recorded: dict[str, Any]) -> dict[str, Any]:
-    """Add the states that are recorded to an agent's infos."""
+    """Add recorded states to an agent's infos."""
     if "state" in infos or "_state" in infos:
         raise UsageError("what the module remembers is recorded as 'state': give its own output another name")
     return infos | recorded
@@ -428,7 +434,7 @@ def _begun_in(begun: torch.Tensor, new: torch.Tensor, old: torch.Tensor) -> torc
 
 
 def _map_states(function: Callable[..., Any], state: Any, *others: Any) -> Any:
-    """Return a state with each tensor replaced by what a function gives it, and those at its place in other states."""
+    """Replace each tensor of a state by a function of it, and of the tensors at the same position in other states."""
     if isinstance(state, Mapping):
         return {key: _map_states(function, child, *(it[key] for it in others)) for key, child in state.items()}
     if isinstance(state, tuple):
@@ -437,7 +443,7 @@ def _map_states(function: Callable[..., Any], state: Any, *others: Any) -> Any:
 
 
 def _own(state: Any) -> Any:
-    """Return a state in memory of its own: a module may return its input, or change in place what it was given."""
+    """Copy a state: a module may return its input, or change it in place."""
     return _map_states(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, state)
 
 
@@ -447,14 +453,14 @@ def _leaves_of(state: Any, rows: int | slice) -> Any:
 
 
 def _as_infos(state: Any) -> Any:
-    """Return a state as infos may have it: a tuple as a dict, by position."""
+    """Return a state in a form for infos: a tuple becomes a dict by position."""
     if isinstance(state, Mapping):
         return {key: _as_infos(child) for key, child in state.items()}
     return {str(key): _as_infos(child) for key, child in enumerate(state)} if isinstance(state, tuple) else state
 
 
 def _forms_of(state: Any) -> dict[Any, tuple[tuple[int, ...], torch.dtype] | None]:
-    """Return shape and dtype of each tensor of a state, by its place; None for what is no tensor, or has no name."""
+    """Return each tensor's shape and dtype by its path in a state; None for other objects, and for unnamed keys."""
     if state.__class__ is torch.Tensor:
         return {(): (tuple(state.shape), state.dtype)}
     if isinstance(state, tuple) or (isinstance(state, Mapping) and all(isinstance(key, str) for key in state)):
@@ -502,25 +508,25 @@ def _moved(tree: Any, device: Any) -> Any:
 
 
 def _tuple_like(given: tuple[Any, ...], children: list[Any]) -> tuple[Any, ...]:
-    """Return children in a tuple of the same kind, which may have names."""
+    """Return children in a tuple of the same class, named or not."""
     return type(given)(*children) if hasattr(given, "_fields") else tuple(children)
 
 
 class _OfParameters:
-    """Facts about parameters, known to all agents that share them.
+    """Caches of parameters, common to all agents that share them.
 
     Attributes:
-        log_std: The module's parameter of that name; None where it is not known.
+        log_std: The module's parameter of that name; None before its first use and after updates.
     """
 
     log_std: NDArray[Any] | None = None
 
 
 class _Inputs:
-    """Turns observations into tensors, in memory that is used again: half the cost of making new ones.
+    """Copies observations into tensors whose memory is reused: half the cost of new tensors.
 
     Args:
-        dtype: What to convert to; None keeps the observations' own.
+        dtype: The tensors' dtype; None keeps the observations'.
     """
 
     def __init__(self, dtype: np.dtype[Any] | None) -> None:
@@ -534,7 +540,7 @@ class _Inputs:
         self._row_tensor: Any = None
 
     def one(self, observation: Any) -> Any:
-        """Return a batch of one."""
+        """Return a batch with a single row."""
         if (
             observation.__class__ is not np.ndarray
             or observation.shape != self._shape
@@ -550,7 +556,7 @@ class _Inputs:
         return self._row_tensor
 
     def batch(self, observations: Any) -> Any:
-        """Return a batch of n."""
+        """Return a batch of n rows."""
         if isinstance(observations, Mapping):
             return {key: self._child(key).batch(part) for key, part in observations.items()}
         if isinstance(observations, tuple):

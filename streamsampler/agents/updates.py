@@ -1,6 +1,6 @@
 """Update an agent: distinguish parameters from a new agent, and refuse anything else.
 
-Updates are checked in the caller, before they are sent. There the current agent is pickled, so the check needs only its
+The caller's process checks updates before they are sent. There the current agent is pickled, so the check uses only its
 `AgentTraits`.
 """
 
@@ -40,24 +40,23 @@ __all__ = [
 
 Converter = Callable[[Any], Any]
 UpdateKind = Literal["agent", "parameters"]
-"""What an update does: it replaces the agent, or goes to its `set_param_values`."""
+"""The effect of an update: a new agent, or parameters for `set_param_values`."""
 
 
 @dataclass(frozen=True)
 class AgentTraits:
-    """What decides which updates an agent takes.
+    """The facts about an agent that decide which updates it accepts.
 
     Attributes:
         name: The agent's name, for errors.
         takes_parameters: Whether it has `set_param_values`.
-        callable_class: Of a plain callable, the full name of its class; else None.
-        converter: What its `get_param_converter` gave, pickled; None where it has none.
+        callable_class: The full class name of a plain callable; otherwise None.
+        converter: The pickled function from `get_param_converter`; None without that method.
         takes_spaces: Whether it has `set_spaces`.
-        acts_alone: Whether it chooses single actions; otherwise it has `get_actions` alone.
-        is_copied: Whether trajectories that run at the same time have a copy each: it has a `reset`, and does not share
-            its parameters.
-        waits: Whether it is asynchronous: `async def get_action` or `get_actions`.
-        of_policies: Of several agents by policy name, the traits of each; else None.
+        acts_alone: Whether it chooses single actions; otherwise it has only `get_actions`.
+        is_copied: Whether simultaneous trajectories need copies of it: it has a `reset`, and does not share parameters.
+        waits: Whether `get_action` or `get_actions` is an `async def`.
+        of_policies: Traits by policy name, for several policies; otherwise None.
     """
 
     name: str
@@ -71,7 +70,7 @@ class AgentTraits:
     of_policies: Mapping[str, AgentTraits] | None = None
 
     def after(self, before: Any) -> AgentTraits:
-        """Return the traits after updates of policies, some of which may be new agents."""
+        """Return the traits after policy updates, which may include new agents."""
         if not isinstance(before, PolicyUpdates):
             return self
         return replace(self, of_policies={**(self.of_policies or {}), **before.traits})
@@ -81,7 +80,7 @@ def traits_of(agent: Agent) -> AgentTraits:
     """Return an agent's traits.
 
     Raises:
-        UsageError: Its `get_param_converter` gives no function.
+        UsageError: Its `get_param_converter` returns no function.
         SerializationError: That function cannot be pickled.
     """
     if isinstance(agent, Policies):
@@ -113,12 +112,12 @@ def traits_of(agent: Agent) -> AgentTraits:
 def _shares(agent: Agent) -> bool:
     try:
         return shared_agent(agent) is not None
-    except Exception:  # `AsyncWorker` raises it; other workers do not call the method
+    except Exception:  # `AsyncWorker` raises it later; other workers do not call the method
         return False
 
 
 def has_rows_alone(agent: str, kind: str) -> UsageError:
-    """Return the error of an agent that has `get_actions` alone, in a kind of worker that asks for single actions."""
+    """Return the error for an agent with only `get_actions` in a worker that asks for single actions."""
     return UsageError(
         f"the agent ({agent}) has get_actions alone, and {kind} asks it for one action at a time: give it get_action, "
         "too, or pass worker_class=VecWorker to the sampler"
@@ -126,18 +125,17 @@ def has_rows_alone(agent: str, kind: str) -> UsageError:
 
 
 def resolved_update(update: Any, traits: AgentTraits) -> tuple[UpdateKind, Any]:
-    """Return what an update does to an agent.
+    """Determine an update's effect on an agent.
 
     Args:
         update: Any agent update but None.
-        traits: The traits of the agent in force.
+        traits: The current agent's traits.
 
     Returns:
-        "parameters" and what goes to `set_param_values`; or "agent" and the update, of which `as_agent` makes the new
-        agent.
+        "parameters" and the argument for `set_param_values`; or "agent" and the update, for `as_agent`.
 
     Raises:
-        UsageError: The agent takes no such update.
+        UsageError: The agent does not accept the update.
     """
     if traits.of_policies is not None and not isinstance(update, Policies):
         return "parameters", _policy_updates(update, traits.of_policies)
@@ -158,22 +156,19 @@ def resolved_update(update: Any, traits: AgentTraits) -> tuple[UpdateKind, Any]:
 
 
 def apply_agent_update(agent: Agent, update: Any) -> Agent:
-    """Update an agent.
+    """Update an agent, and return it or the agent that replaces it.
 
     Args:
-        agent: The agent so far.
-        update: None changes nothing; a tuple, dict or array goes to the agent's `set_param_values`, and so does what
-            its `get_param_converter` makes of an update of its own kind; an agent, or a plain function, replaces it.
-
-    Returns:
-        The agent from now on.
+        agent: The current agent.
+        update: None changes nothing. A tuple, dict or array goes to `set_param_values`, as does the result of
+            `get_param_converter` for an update of the agent's own kind. An agent or plain function replaces the agent.
 
     Raises:
-        UsageError: The agent takes no such update.
+        UsageError: The agent does not accept the update.
     """
     if update is None:
         return agent
-    # In a worker updates are parameters and agents already: this is no place to ask for the agent's traits each time.
+    # In a worker, updates are already resolved to parameters or agents: skip computing traits each time.
     set_param_values = getattr(agent, "set_param_values", None)
     if is_parameters(update) and callable(set_param_values):
         set_param_values(update)
@@ -188,28 +183,25 @@ def apply_agent_update(agent: Agent, update: Any) -> Agent:
 
 
 def updated_agent(agent: Agent | None, update: Any, spaces: tuple[Space[Any], Space[Any]] | None) -> Agent:
-    """Make or update an agent, and call `set_spaces` where it is a new one.
+    """Create or update an agent, and call `set_spaces` on a new agent.
 
     Args:
-        agent: The agent so far; None where `update` is the first agent.
+        agent: The current agent; None if `update` is the first agent.
         update: See `apply_agent_update`.
-        spaces: The environment's observation and action space; None where there is no environment.
+        spaces: The environment's observation and action space; None without an environment.
     """
     updated = as_agent(update) if agent is None else apply_agent_update(agent, update)
-    # With another environment the agent comes again: where it is no copy, it is the very one.
+    # After a new environment the agent arrives again: where agents are not copied, as the same object.
     if (updated is not agent or updated is update) and spaces is not None:
         give_spaces(updated, *spaces)
     return updated
 
 
 def is_parameters(update: Any) -> bool:
-    """Return whether an agent update goes to `set_param_values`.
+    """Return whether an agent update consists of parameters: a tuple, a dict or an array of any library.
 
     Args:
         update: Any agent update but None.
-
-    Returns:
-        Whether it is a tuple, a dict or an array (also another library's, which NumPy could convert).
     """
     if isinstance(update, type) or is_agent(update) or callable(update):
         return False
@@ -217,7 +209,7 @@ def is_parameters(update: Any) -> bool:
 
 
 def _policy_updates(update: Any, traits: Mapping[str, AgentTraits]) -> PolicyUpdates:
-    """Pickle the updates of policies by name; None changes nothing."""
+    """Pickle policy updates by name; None changes nothing."""
     names = ", ".join(map(repr, traits))
     if not isinstance(update, Mapping):
         raise UsageError(f"with several policies, agent_update is a dict by policy name ({names}), not {_kind(update)}")
@@ -235,7 +227,7 @@ def _policy_updates(update: Any, traits: Mapping[str, AgentTraits]) -> PolicyUpd
             agent = as_agent(resolved)
             new[name], resolved = traits_of(agent), agent
         pickled = dumps(resolved, f"the update of policy {name!r}").owned()
-        # The mark tells the same agent, sent once more after parameters, from the one that has them.
+        # The mark distinguishes an agent sent again after parameters from the agent that received them.
         updates[name] = (pickled, None, os.urandom(8)) if kind == "agent" else (None, pickled, None)
     updates.traits = new
     return updates
@@ -285,7 +277,7 @@ def _refused(update: Any, traits: AgentTraits) -> UsageError:
 
 
 def name_of(agent: Any) -> str:
-    """Return an agent's name for errors: its class, or of a function its name."""
+    """Return an agent's name for errors: its class, or a function's name."""
     named = agent.function if isinstance(agent, CallableAgent) else agent
     return str(getattr(named, "__qualname__", type(named).__qualname__))
 
@@ -298,27 +290,21 @@ def _kind(obj: Any) -> str:
     return type(obj).__qualname__
 
 
-# ----------------------------------------------------------------------
-# The parameters of torch modules as dicts of arrays, which serialise without a copy.
-
-
 def arrays_of(module: Any) -> dict[str, Any]:
-    """Return a module's `state_dict` as NumPy arrays.
+    """Return a torch module's `state_dict` as NumPy arrays by name.
 
-    Pickled tensors become byte strings inside the pickle; arrays stay outside it, and are copied once.
+    Arrays stay outside a pickle and are copied once, unlike tensors, whose bytes become part of it. Arrays share memory
+    with parameters on the CPU, as tensors of a `state_dict` do. Tensors without a NumPy dtype (bfloat16) stay tensors,
+    on the CPU; other objects are unchanged.
 
     Args:
         module: A torch module.
-
-    Returns:
-        The arrays by name. They share memory with parameters on the CPU, as the tensors of a `state_dict` do. Entries
-        that NumPy has no dtype for (bfloat16) stay tensors, on the CPU; what is no tensor stays as it is.
     """
     return {name: array_of(value) for name, value in module.state_dict().items()}
 
 
 def array_of(value: Any) -> Any:
-    """Return a tensor as an array, or on the CPU where NumPy has no such dtype; and what is no tensor as it is."""
+    """Return a tensor as an array, or as a CPU tensor if NumPy has no such dtype; return other objects unchanged."""
     if not hasattr(value, "detach"):
         return value
     tensor = value.detach().cpu()
@@ -330,12 +316,12 @@ def array_of(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class ModuleConverter:
-    """Makes parameters of an agent update that is a torch module or its `state_dict`; see `Agent`.
+    """Converts a torch module or its `state_dict` to parameters; see `Agent`.
 
     Attributes:
         owner: The agent's class, for errors.
-        shapes: The shapes of the agent's parameters, by name; None where there is none.
-        array_of: Makes an array of a tensor.
+        shapes: The shapes of the agent's parameters by name; None for other objects.
+        array_of: Converts a tensor to an array.
     """
 
     owner: str
@@ -348,10 +334,10 @@ class ModuleConverter:
         return cls(owner, {name: _shape_of(value) for name, value in values.items()}, array_of)
 
     def __call__(self, update: Any) -> Any:
-        """Return the parameters, or NotImplemented for an update that is neither.
+        """Return an update's parameters; NotImplemented for an update of another kind.
 
         Raises:
-            UsageError: They do not fit the agent's module.
+            UsageError: The parameters do not fit the agent's module.
         """
         if is_module(update):
             update = update.state_dict()
@@ -366,10 +352,10 @@ class ModuleConverter:
         return self.checked({name: self.array_of(value) for name, value in update.items()})
 
     def checked(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Return parameters that have the names and shapes of the agent's.
+        """Check parameters for the agent's names and shapes, and return them.
 
         Raises:
-            UsageError: They have not.
+            UsageError: Names or shapes differ.
         """
         wrong = [f"{name} is missing" for name in self.shapes.keys() - values.keys()]
         wrong += [f"{name} is none of its" for name in values.keys() - self.shapes.keys()]
@@ -389,19 +375,19 @@ class ModuleConverter:
 def _shape_of(value: Any) -> tuple[int, ...] | None:
     try:
         return tuple(value.shape)
-    except (AttributeError, TypeError):  # no array
+    except (AttributeError, TypeError):  # not an array
         return None
 
 
 def load_arrays(module: Any, values: Any) -> None:
-    """Copy arrays into a module's parameters; none of their memory is kept.
+    """Copy arrays into a module's parameters, without keeping their memory.
 
     Args:
         module: A torch module.
-        values: What `arrays_of` gave; a `state_dict` will do as well.
+        values: A result of `arrays_of`, or a `state_dict`.
 
     Raises:
-        UsageError: No dict, or names or shapes that are not the module's.
+        UsageError: The values are not a dict, or names or shapes differ from the module's.
     """
     if not isinstance(values, dict):
         raise UsageError(
@@ -420,22 +406,22 @@ def _tensor_of(value: Any) -> Any:
     import torch
 
     with warnings.catch_warnings():
-        # Arrays from shared memory may be read-only, of which torch warns. It is only read from.
+        # torch warns of read-only arrays, such as those in shared memory; they are only read here.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable", category=UserWarning)
         return torch.from_numpy(value)
 
 
 def refuse_lazy(values: Mapping[str, Any], name: str) -> None:
-    """Refuse parameters that get their shapes and values at the module's first call.
+    """Refuse lazy parameters, which get shapes and values in the module's first call.
 
-    Each worker would draw its own: batches would differ with the number of workers.
+    Each worker would draw its own values, so batches would depend on the number of workers.
 
     Args:
         values: A module's `state_dict`.
-        name: What the error calls the module.
+        name: The module's name in the error.
 
     Raises:
-        UsageError: There are such parameters; names them.
+        UsageError: A parameter is lazy; names all of them.
     """
     lazy = [path for path, value in values.items() if type(value).__name__.startswith("Uninitialized")]
     if lazy:
@@ -447,7 +433,7 @@ def refuse_lazy(values: Mapping[str, Any], name: str) -> None:
 
 
 def on_cpu(module: Any) -> Any:
-    """Return the module itself if it is on the CPU, else a copy that is."""
+    """Return a module itself if it is on the CPU, otherwise a copy on the CPU."""
     if all(tensor.device.type == "cpu" for tensor in (*module.parameters(), *module.buffers())):
         return module
     return copy.deepcopy(module).to("cpu")

@@ -1,7 +1,7 @@
-"""Filters out of Stable-Baselines3's `VecNormalize`, and back.
+"""Convert filters from and to Stable-Baselines3's `VecNormalize`; hold its statistics for SB3 policies.
 
-`read_vec_normalize` needs the library for files only; `write_vec_normalize` needs it:
-`pip install stable-baselines3`.
+`read_vec_normalize` needs Stable-Baselines3 only to read files; `write_vec_normalize` always needs it
+(`pip install stable-baselines3`).
 """
 
 from __future__ import annotations
@@ -23,30 +23,26 @@ from streamsampler.agents.running_norms import Moments, RunningNorm, RunningRetu
 from streamsampler.core.errors import UsageError
 from streamsampler.core.extras import needed
 
-# ----------------------------------------------------------------------
-# The statistics of Stable-Baselines3's `VecNormalize`, frozen: what a policy that was trained under one needs.
-
-
 PREFIX = "vec_normalize."
-"""How the names of statistics begin among an agent's parameters."""
+"""The prefix of statistics' names among an agent's parameters."""
 
 Part = str | None
-"""A key of a Dict space; None where the space is none."""
+"""A key of a Dict space; None for any other space."""
 
 
 class VecNormalizeWarning(UserWarning):
-    """A model is used without the statistics that it was probably trained with, so its actions are probably wrong."""
+    """A model is probably missing the statistics of its training; then its actions are wrong."""
 
 
 @dataclass(frozen=True)
 class ObservationStatistics:
-    """Normalises observations as `VecNormalize.normalize_obs` does, to the bit.
+    """Normalises observations as `VecNormalize.normalize_obs` does, bit for bit, with frozen statistics.
 
     Attributes:
-        means: Arrays of float64, each of the shape of an observation, by key of a Dict space, or by None.
-        variances: The same.
-        clip: The largest absolute value of what comes out.
-        epsilon: What is added to variances.
+        means: float64 arrays of the observation's shape, by key of a Dict space, or under None.
+        variances: Arrays of the same form.
+        clip: The largest absolute value after normalisation.
+        epsilon: Added to variances.
     """
 
     means: Mapping[Part, NDArray[np.float64]]
@@ -56,10 +52,10 @@ class ObservationStatistics:
 
     @classmethod
     def of(cls, vec_normalize: Any) -> ObservationStatistics | None:
-        """Return the present statistics of a `VecNormalize`; None if it normalises no observations.
+        """Copy a `VecNormalize`'s current statistics; return None if it does not normalise observations.
 
         Raises:
-            UsageError: It is none.
+            UsageError: The object is not a `VecNormalize`.
         """
         facts = getattr(vec_normalize, "__dict__", {})
         if not {"norm_obs", "clip_obs", "epsilon"} <= facts.keys():
@@ -76,10 +72,10 @@ class ObservationStatistics:
         )
 
     def normalized(self, observations: Any) -> Any:
-        """Return an observation, or a batch of them, normalised: float32 where there are statistics.
+        """Normalise an observation or a batch of observations; arrays with statistics become float32.
 
         Raises:
-            UsageError: They have another shape than the statistics.
+            UsageError: The shape differs from the statistics'.
         """
         if None in self.means:
             return self._normalized(None, observations)
@@ -108,7 +104,7 @@ class ObservationStatistics:
         }
 
     def replaced(self, values: Mapping[str, Any]) -> ObservationStatistics:
-        """Return statistics with other arrays: those that `values` has under the names of `arrays`."""
+        """Return statistics with the arrays in `values`, under the names of `arrays`."""
         means = {key: np.array(values[_name("mean", key)], dtype=np.float64) for key in self.means}
         variances = {key: np.array(values[_name("var", key)], dtype=np.float64) for key in self.variances}
         return replace(self, means=means, variances=variances)
@@ -119,11 +115,11 @@ def _name(kind: str, key: Part) -> str:
 
 
 def load_vec_normalize(path: str | PathLike[str]) -> Any:
-    """Read what `VecNormalize.save` wrote. It is a pickle: read only files that you trust.
+    """Read a file of `VecNormalize.save`. It is a pickle: read only files that you trust.
 
     Raises:
-        UsageError: It is something else.
-        OSError: It cannot be read.
+        UsageError: The file holds something else.
+        OSError: The file cannot be read.
     """
     try:
         return pickle.loads(Path(path).read_bytes())
@@ -132,10 +128,7 @@ def load_vec_normalize(path: str | PathLike[str]) -> Any:
 
 
 def find_statistics(archive: str | PathLike[str]) -> Path | None:
-    """Return a file of statistics that seems to belong to a model's archive: one in its folder, or None.
-
-    Also one folder below, which has the archive's name: RL Zoo writes it there.
-    """
+    """Find a file of statistics next to a model's archive, or in the subfolder that RL Zoo names after it."""
     folder = Path(archive).parent
     found: Iterable[Path] = (
         path
@@ -147,22 +140,19 @@ def find_statistics(archive: str | PathLike[str]) -> Path | None:
     return next(iter(found), None)
 
 
-# ----------------------------------------------------------------------
-
-
 def read_vec_normalize(source: Any) -> Filters:
-    """Return filters with the settings and the statistics of a `VecNormalize`.
+    """Return filters with the settings and statistics of a `VecNormalize`.
+
+    The result has a `RunningNorm` if it normalises observations, a `RunningReturnNorm` if it normalises rewards.
 
     Args:
-        source: A `VecNormalize`, or the path of a file that its `save` wrote. A file is a pickle: open only those of
-            people you trust.
-
-    Returns:
-        A `RunningNorm` where it normalises observations, a `RunningReturnNorm` where it normalises rewards.
+        source: A `VecNormalize`, or the path of a file that its `save` wrote. The file is a pickle: open only files
+            from people you trust.
 
     Raises:
-        UsageError: It is no `VecNormalize`, or does not normalise some keys of a Dict that a `RunningNorm` would.
-        ImportError: The library is missing.
+        UsageError: The source is not a `VecNormalize`, or leaves out keys of a Dict that a `RunningNorm` would
+            normalise.
+        ImportError: Stable-Baselines3 is missing.
         OSError: The file cannot be read.
     """
     if isinstance(source, str | PathLike):
@@ -182,17 +172,17 @@ def read_vec_normalize(source: Any) -> Filters:
 
 
 def write_vec_normalize(filters: Filters, path: str | PathLike[str], envs: Any) -> None:
-    """Write a file that `VecNormalize.load(path, venv)` reads.
+    """Write a file for `VecNormalize.load(path, venv)`.
 
     Args:
         filters: A sampler's `filters`.
-        path: Where to.
-        envs: The environment: an id, or a function that makes one; for its spaces.
+        path: The file.
+        envs: An environment id, or a function that makes the environment; used for its spaces.
 
     Raises:
-        UsageError: A filter is no `RunningNorm` or `RunningReturnNorm`, has no statistics, or those of another
-            environment; or the filters differ in `epsilon`, of which a `VecNormalize` has one.
-        ImportError: The library is missing; says how to install it.
+        UsageError: A filter is of another class, has no statistics, or statistics of another environment; or the
+            filters differ in `epsilon`, since a `VecNormalize` has only a single value.
+        ImportError: Stable-Baselines3 is missing; says how to install it.
         OSError: The file cannot be written.
     """
     vec_env = needed("stable_baselines3.common.vec_env", "write_vec_normalize", "sb3")
@@ -239,7 +229,7 @@ def _fill(normalize: Any, observation: RunningNorm | None, reward: RunningReturn
 
 
 def _of_keys(running: dict[str, Any], facts: dict[str, Any]) -> dict[str, Moments | None]:
-    """Return the moments of the keys of a Dict; None for those that a `RunningNorm` leaves as they are."""
+    """Return moments by key of a Dict; None for keys that a `RunningNorm` passes unchanged."""
     spaces = facts["observation_space"].spaces
     lacking = [key for key, space in spaces.items() if _is_normalised(space) and key not in running]
     if lacking:

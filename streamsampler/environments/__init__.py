@@ -1,7 +1,7 @@
 """Environments: how workers make them, and how calls change them.
 
-Samplers take an id, a function, an instance or an `EnvSpec`. An `EnvUpdate` says how a worker comes from its
-environment to the next. The guide is `streamsampler/docs/environments.md`.
+Samplers accept an id, a function, an instance or an `EnvSpec`. An `EnvUpdate` replaces or changes a worker's
+environment. The guide is `streamsampler/docs/environments.md`.
 """
 
 from streamsampler.environments.parameters import Choice, Distribution, LogUniform, Normal, Uniform

@@ -1,4 +1,4 @@
-"""Tell environments whose resets and steps are to be awaited."""
+"""Detect environments with asynchronous resets and steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["inner_env", "is_asynchronous", "makes_asynchronous"]
 
 
 def is_asynchronous(env: Any) -> bool:
-    """Return whether an environment, one of its wrappers, or a class of environments has an async reset or step."""
+    """Return whether an environment, a wrapper of it, or a class of environments has an async reset or step."""
     while env is not None:
         if has_coroutines(env, "reset", "step"):
             return True
@@ -25,16 +25,16 @@ def is_asynchronous(env: Any) -> bool:
 
 
 def inner_env(env: Any) -> Any:
-    """Return the environment that a wrapper, of Gymnasium's or PettingZoo's, is around; None for no wrapper."""
+    """Return the environment inside a wrapper of Gymnasium or PettingZoo; None for other objects."""
     if isinstance(env, gymnasium.Wrapper | MultiAgentEnv):
         return env.env
-    # Not by `__dict__`: once that is asked for, Python looks up all attributes of an object more slowly.
+    # Not by `__dict__`: after a first access, Python looks up all attributes of the object more slowly.
     inner = getattr(env, "env", None) if is_multi_agent(env) else None
     return inner if is_multi_agent(inner) else None
 
 
 def makes_asynchronous(source: Any) -> bool:
-    """Return whether what makes an environment certainly makes an asynchronous one: nothing is made, nor imported.
+    """Return whether a source certainly makes an asynchronous environment, without making it or importing a module.
 
     Args:
         source: A class or another callable, an environment, or an `EnvSpec`.

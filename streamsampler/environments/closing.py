@@ -1,4 +1,4 @@
-"""Close environments, those included whose `close` is to be awaited."""
+"""Close environments, with a plain or an asynchronous `close`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["EnvCloseError", "close_env", "close_error", "close_replaced", "closi
 
 
 class EnvCloseError(SamplerError):
-    """An old environment's `close` raised, which is the cause: the new environment is not to blame."""
+    """The old environment's `close` raised (the cause), before the new environment was made."""
 
 
 _run_to_end: ContextVar[Callable[[Any], None]] = ContextVar("streamsampler_run_to_end", default=run_alone)
@@ -23,7 +23,7 @@ _run_to_end: ContextVar[Callable[[Any], None]] = ContextVar("streamsampler_run_t
 
 @contextlib.contextmanager
 def closing_with(run_to_end: Callable[[Any], None]) -> Iterator[None]:
-    """Let what `close` of an environment returns be awaited, inside the block, by a function: on its own event loop."""
+    """Await asynchronous `close` calls within the block by a function, on its own event loop."""
     token = _run_to_end.set(run_to_end)
     try:
         yield
@@ -33,10 +33,10 @@ def closing_with(run_to_end: Callable[[Any], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def closing_together(run_to_end: Callable[[Any], None]) -> Iterator[None]:
-    """Let what `close` of environments returns be awaited at the end of the block, all at the same time.
+    """Await asynchronous `close` calls at the end of the block, all at the same time.
 
     Raises:
-        BaseException: What the first of them raises, when all have ended.
+        BaseException: The first exception of a `close`, after all have ended.
     """
     pending: list[Any] = []
 
@@ -54,21 +54,21 @@ def closing_together(run_to_end: Callable[[Any], None]) -> Iterator[None]:
 
 
 def close_env(env: Any) -> None:
-    """Close an environment, and wait until it is closed: see `closing_with`."""
+    """Close an environment, and wait for an asynchronous `close`; see `closing_with`."""
     closing: Any = env.close()
     if is_awaitable(closing):
         _run_to_end.get()(closing)
 
 
 def close_replaced(env: Any, close: Callable[[Any], None] = close_env) -> None:
-    """Close an environment in whose place another one comes.
+    """Close an environment before another takes its place.
 
     Args:
         env: The environment, or None.
         close: Closes it.
 
     Raises:
-        EnvCloseError: It cannot be closed.
+        EnvCloseError: `close` raised.
     """
     if env is None:
         return
@@ -79,6 +79,6 @@ def close_replaced(env: Any, close: Callable[[Any], None] = close_env) -> None:
 
 
 def close_error(env: Any, error: Exception) -> EnvCloseError:
-    """Return the error for a `close` of an environment that raised."""
+    """Return the error for an environment whose `close` raised."""
     name = type(env.unwrapped).__qualname__
     return EnvCloseError(f"closing the environment {name} raised {type(error).__name__}: {error}")

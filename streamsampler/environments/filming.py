@@ -1,4 +1,4 @@
-"""Film an environment: make it such that it renders pictures, and take one at each reset and each timestep."""
+"""Film a trajectory: render the environment, collect a picture per reset and timestep, and write an MP4 file."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ Picture = NDArray[np.uint8]
 
 
 class Film:
-    """Says which trajectory is filmed, and takes its pictures.
+    """Selects the trajectory to film, and passes on its pictures.
 
     Args:
-        number: How many resets there are before that of the trajectory.
-        take: Takes a picture, (height, width, 3), and how many a second the environment has.
+        number: The number of resets before the trajectory's reset.
+        take: Receives each picture, (height, width, 3), and the environment's pictures per second.
 
     Attributes:
-        number: The same; it may be set until then.
+        number: As passed; may change until that reset.
     """
 
     def __init__(self, number: int, take: Callable[[Picture, float], None]) -> None:
@@ -57,21 +57,21 @@ class Film:
         self._take = take
 
     def count_reset(self) -> bool:
-        """Count a reset, and return whether it is that of the trajectory."""
+        """Count a reset, and return whether it starts the filmed trajectory."""
         self._n_resets += 1
         return self._n_resets - 1 == self.number
 
     def add_picture(self, env: AnyEnv) -> None:
-        """Take a picture of an environment.
+        """Render an environment, and pass on the picture.
 
         Raises:
-            UsageError: What it renders is no picture.
+            UsageError: The environment renders something else.
         """
         picture: Any = env.render()
         if not (isinstance(picture, np.ndarray) and picture.dtype == np.uint8 and picture.shape[2:] == (3,)):
             shown = f"{picture.dtype} of {picture.shape}" if isinstance(picture, np.ndarray) else repr(picture)[:60]
             if isinstance(picture, CoroutineType):
-                picture.close()  # or Python warns that nothing has awaited it
+                picture.close()  # or Python warns of a coroutine that was never awaited
                 shown = "a coroutine: let reset and step make the picture, and render, an ordinary method, return it"
             raise UsageError(
                 f"{_name(env)} cannot be filmed: render() should return a picture, uint8 of (height, width, 3), and "
@@ -81,7 +81,7 @@ class Film:
 
 
 class _FilmedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Takes pictures of an environment while the trajectory runs that is filmed."""
+    """Adds pictures of an environment during the filmed trajectory."""
 
     sees_results = True
 
@@ -91,12 +91,10 @@ class _FilmedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._runs = False
 
     def reset(self, **arguments: Any) -> Any:
-        """Reset the environment."""
         self._runs = self._film.count_reset()
         return then(self.env.reset(**arguments), self._taken)
 
     def step(self, action: Any) -> Any:
-        """Step the environment."""
         return then(self.env.step(action), self._taken)
 
     def _taken(self, result: Any) -> Any:
@@ -109,8 +107,8 @@ class FilmedEnvUpdate(EnvUpdate):
     """Makes an environment that is filmed.
 
     Args:
-        source: Returns an update that makes the environment, a new one each time.
-        film: What is filmed.
+        source: Returns a new update for the environment each time.
+        film: The film.
     """
 
     def __init__(self, source: Callable[[], EnvUpdate], film: Film) -> None:
@@ -119,24 +117,24 @@ class FilmedEnvUpdate(EnvUpdate):
         self.n_slots = source().n_slots
 
     def of_slot(self, slot: int) -> EnvUpdate:
-        """Return the update of one of a worker's environments."""
+        """Return the update for an environment of a worker by its number."""
         return FilmedEnvUpdate(lambda: self._source().of_slot(slot), self._film)
 
     def __call__(self, old_env: AnyEnv | None) -> AnyEnv:
-        """Close the old environment, then make the new one."""
+        """Close the old environment, then make the new environment."""
         if old_env is not None:
             close_env(old_env)
         return _FilmedEnv(_rendering(self._source()), self._film)
 
 
 def check_renders(update: EnvUpdate) -> None:
-    """Check that an environment can be filmed: make it, reset it, take a picture, and close it.
+    """Check that an environment can be filmed: make it, reset it, render a picture, and close it.
 
     Args:
         update: Makes the environment.
 
     Raises:
-        UsageError: It cannot be filmed; says why, and what to do.
+        UsageError: The environment cannot be filmed; gives the reason and a remedy.
     """
     update = update.of_slot(0)
     name = describe(update)
@@ -149,7 +147,7 @@ def check_renders(update: EnvUpdate) -> None:
             run_alone(_awaited_and_closed(reset, env))
     except UsageError:
         raise
-    except DependencyNotInstalled as error:  # it says what to install
+    except DependencyNotInstalled as error:  # its message names the package to install
         raise UsageError(f"{name} cannot be filmed: {error}") from None
     except Exception as error:
         raise UsageError(f"{name} cannot be filmed: {type(error).__name__}: {error}") from error
@@ -160,7 +158,7 @@ def check_renders(update: EnvUpdate) -> None:
 
 
 async def _awaited_and_closed(reset: Any, env: Any) -> None:
-    """Await a reset, and close the environment on the same event loop: its connections belong to that."""
+    """Await a reset, and close the environment on the same event loop, which owns its connections."""
     try:
         await reset
     finally:
@@ -174,7 +172,7 @@ def _rendering(update: EnvUpdate) -> AnyEnv:
     """Make an environment that renders pictures.
 
     Raises:
-        UsageError: It cannot be made so.
+        UsageError: It cannot be made with that mode.
     """
     name = describe(update)
     try:
@@ -209,12 +207,12 @@ def _remedy(update: EnvUpdate, env: AnyEnv) -> str:
 
 
 def _with_mode(update: EnvUpdate) -> EnvUpdate:
-    """Return an update that makes the environment with the right `render_mode`, where it can be told to."""
+    """Return an update that passes the `render_mode`, if the source accepts it; otherwise the same update."""
     match update:
         case SpecEnvUpdate(spec=spec):
             return SpecEnvUpdate(spec, {"render_mode": _MODE})
         case NewEnvUpdate(factory=factory, env_kwargs=kwargs):
-            takes_all = isinstance(factory, MakesMultiAgentEnv)  # PettingZoo's functions have **kwargs alone
+            takes_all = isinstance(factory, MakesMultiAgentEnv)  # PettingZoo's functions have only **kwargs
             if takes_all or "render_mode" in kwargs or lacks(factory, kwargs, "render_mode"):
                 return NewEnvUpdate(factory, {**kwargs, "render_mode": _MODE})
         case SetTaskUpdate():
@@ -228,9 +226,7 @@ def _name(env: AnyEnv) -> str:
     return str(env.spec.id) if env.spec is not None else type(env.unwrapped).__qualname__
 
 
-# ----------------------------------------------------------------------
-# Write pictures as a video file, as they come; needs PyAV: `pip install av`.
-
+# Videos need PyAV: `pip install av`.
 
 _SUFFIX = ".mp4"
 
@@ -240,11 +236,11 @@ def _library() -> Any:
 
 
 def check_video(path: Path) -> Path:
-    """Check that a video can be written to a file, and return the file's name.
+    """Check that a video file can be written, and return its path.
 
     Raises:
-        UsageError: It cannot; or the file is to have another format.
-        ImportError: The library is missing; says how to install it.
+        UsageError: The file cannot be written, or is not an MP4 file.
+        ImportError: PyAV is missing; says how to install it.
     """
     _library()
     if path.suffix.lower() != _SUFFIX:
@@ -263,15 +259,15 @@ def check_video(path: Path) -> Path:
 
 
 class VideoFile:
-    """A video that is written picture by picture: H.264 in MP4, which every browser plays.
+    """Writes a video picture by picture: H.264 in MP4, which every browser plays.
 
     A context manager. The file appears under its name when it is complete, and not at all after an exception.
 
     Args:
-        path: The file; one that is there is replaced.
+        path: The file, replaced if it exists.
 
     Attributes:
-        n_pictures: How many pictures there are.
+        n_pictures: The number of pictures.
     """
 
     def __init__(self, path: Path) -> None:
@@ -286,18 +282,18 @@ class VideoFile:
         """Add a picture.
 
         Args:
-            picture: (height, width, 3) uint8, of the size of the first one.
-            pictures_per_second: How many are shown a second; that of the first one counts.
+            picture: (height, width, 3) uint8, of the size of the first picture.
+            pictures_per_second: The speed of playing; only the first picture's counts.
 
         Raises:
-            UsageError: It has another size.
+            UsageError: The size differs.
             OSError: The file cannot be written.
         """
         if self._container is None:
             self._begin(picture.shape, pictures_per_second)
         if picture.shape != self._shape:
             raise UsageError(f"a video's pictures have one size: one has {self._shape}, another has {picture.shape}")
-        # Colours are stored for squares of four points: sides are even.
+        # Colours are stored per square of four points, so both sides must be even.
         height, width = picture.shape[:2]
         even = np.pad(picture, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
         frame = _library().VideoFrame.from_ndarray(np.ascontiguousarray(even), format="rgb24")

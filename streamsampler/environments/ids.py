@@ -1,4 +1,4 @@
-"""Finding what an environment's id stands for."""
+"""Resolve ids of environments: of Gymnasium, and of PettingZoo."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PACKAGES = (
     ("gymnasium_robotics", "gymnasium-robotics", ("Adroit", "AntMaze", "Fetch", "FrankaKitchen", "Hand", "PointMaze")),
     ("panda_gym", "panda-gym", ("Panda",)),
 )
-"""Well-known packages that register environments: the module to import, what to install, and how the ids begin."""
+"""Well-known packages that register environments: the module to import, the package to install, prefixes of ids."""
 
 
 def find_spec(env_id: str) -> EnvSpec:
@@ -36,11 +36,8 @@ def find_spec(env_id: str) -> EnvSpec:
     Args:
         env_id: The id.
 
-    Returns:
-        The spec that is registered under it.
-
     Raises:
-        UnknownEnvironmentError: If there is none; near ids are suggested.
+        UnknownEnvironmentError: No environment has this id; suggests near ids.
     """
     module, colon, name = env_id.rpartition(":")
     if colon:
@@ -57,7 +54,7 @@ def find_spec(env_id: str) -> EnvSpec:
         raise UnknownEnvironmentError(_unknown(name))
     if latest is not None and (latest.version or 0) > (spec.version or 0):
         text = f"The environment {name} is out of date. The latest version is {latest.id}."
-        # As if raised in Gymnasium, whose filter shows its own warnings of this category alone, once each.
+        # As if raised in Gymnasium, whose filter shows only its own warnings of this category, once each.
         gymnasium.logger.warn(text, category=DeprecationWarning, stacklevel=0)
     elif spec.id != name:
         gymnasium.logger.warn(f"{name} has no version: {spec.id} is used, the latest one.", stacklevel=0)
@@ -65,7 +62,7 @@ def find_spec(env_id: str) -> EnvSpec:
 
 
 def with_version(env_id: str) -> str:
-    """Return an id with the version that `find_spec` finds for one without, where its module has been imported."""
+    """Add the latest version to an id without version, as `find_spec` resolves it, if its module is imported."""
     module, colon, name = env_id.rpartition(":")
     spec = gymnasium.registry.get(name, _latest_version(name))
     return env_id if spec is None else f"{module}{colon}{spec.id}"
@@ -84,7 +81,7 @@ def _import_for(module: str, env_id: str) -> None:
 
 
 def _latest_version(name: str) -> EnvSpec | None:
-    """Return the newest registered environment of an id's name; None for a version that is not registered."""
+    """Return the newest registered version of an environment; None for an unknown name or version."""
     try:
         namespace, bare_name, version = parse_env_id(name)
     except gymnasium.error.Error:
@@ -111,7 +108,7 @@ def _unknown(name: str) -> str:
             f"unknown environment {name!r}. It is PettingZoo's: ask for its module, {module!r}, or pass lambda: "
             f"pettingzoo.make('parallel', '…')."
         )
-    # With and without version and namespace, in lower case; the newest version, and no namespace rather than one.
+    # Keys: ids with and without version and namespace, in lower case. Later entries win: newest version, no namespace.
     names: dict[str, str] = {}
     for spec in sorted(gymnasium.registry.values(), key=lambda spec: (spec.namespace is None, spec.version or 0)):
         qualified = f"{spec.namespace}/{spec.name}" if spec.namespace else spec.name
@@ -121,10 +118,6 @@ def _unknown(name: str) -> str:
     near = list(dict.fromkeys(names[form] for form in forms))[:3]
     hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
     return f"unknown environment {name!r}.{hint} Where another package registers it, ask for 'package:{name}'."
-
-
-# ----------------------------------------------------------------------
-# Finding what PettingZoo's names of environments stand for: modules with a function `parallel_env`, or `env`.
 
 
 PARALLEL, AEC = "parallel_env", "env"
@@ -141,14 +134,13 @@ def is_pettingzoo_id(env_id: str) -> bool:
 
 
 class MakesMultiAgentEnv:
-    """Makes an environment of a module.
+    """Makes an environment of a PettingZoo module.
 
     Args:
-        env_id: `module` for its `ParallelEnv`, or its `AECEnv` where it has no other one; or `module:parallel_env`, or
-            `module:env`.
+        env_id: `module` for its `ParallelEnv`, or else its `AECEnv`; or `module:parallel_env`, or `module:env`.
 
     Raises:
-        UnknownEnvironmentError: There is no such module, it cannot be imported, or it has no such function.
+        UnknownEnvironmentError: The module is missing, cannot be imported, or has no such function.
     """
 
     def __init__(self, env_id: str) -> None:
@@ -159,7 +151,6 @@ class MakesMultiAgentEnv:
         self._function()
 
     def __call__(self, **kwargs: Any) -> Any:
-        """Make the environment."""
         return self._function()(**kwargs)
 
     def _function(self) -> Any:
@@ -185,7 +176,7 @@ class MakesMultiAgentEnv:
 
 
 def _near(module: str) -> str:
-    import pkgutil  # only here, as most programs name modules that are found
+    import pkgutil  # only here, since most programs name existing modules
 
     family, _, name = module.rpartition(".")
     try:

@@ -1,11 +1,12 @@
-"""Environments of several agents: PettingZoo's `ParallelEnv` and `AECEnv`, behind one `reset` and one `step`.
+"""Environments of several agents: PettingZoo's `ParallelEnv` and `AECEnv`, with the same `reset` and `step`.
 
-They are recognised by their methods, so that PettingZoo need not be there. Observations, rewards, ends and infos are
-dicts by agent id in both. A step of a `ParallelEnv` is its own; of an `AECEnv` it is one turn, whose dicts are about
-the agent whose turn comes next: its reward is the sum since its last action, its observation the one before its next.
+They are recognised by their methods, so PettingZoo need not be installed. Observations, rewards, ends and infos are
+dicts by agent id. A step of a `ParallelEnv` is its own step. A step of an `AECEnv` is a turn, with dicts about the
+agent that
+acts next: its reward is the sum since its last action, its observation the one before its next action.
 
-An agent id lives once in a trajectory. One that has ended and is listed again is an error: its second life would need a
-trajectory of its own, and a seed, which it gets by another id.
+An agent id has a single life in a trajectory. Listing it again after its end is an error: a second life would need its
+own trajectory and seed, and has them under another id.
 """
 
 from __future__ import annotations
@@ -27,30 +28,30 @@ Dicts = tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any], di
 
 
 class OfSeveralAgents(Protocol):
-    """What an environment of several agents is, for type checkers: PettingZoo's, or one with the same methods."""
+    """An environment of several agents, for type checkers: PettingZoo's, or another with the same methods."""
 
     def observation_space(self, agent: Any, /) -> Any:
-        """Return the observation space of an agent."""
+        """Return an agent's observation space."""
 
     def action_space(self, agent: Any, /) -> Any:
-        """Return the action space of an agent."""
+        """Return an agent's action space."""
 
 
 class SpacesOfAgents(gym_spaces.Dict):
-    """The spaces of all agents that an environment may have, by agent id; a value is a dict of some agents' values."""
+    """The spaces of all possible agents by agent id; a value is a dict with values of some agents."""
 
     def contains(self, x: Any) -> bool:
-        """Return whether each agent's value is in its space; there need not be one of each agent."""
+        """Return whether each value is in its agent's space; agents may be missing."""
         return isinstance(x, Mapping) and all(key in self.spaces and value in self[key] for key, value in x.items())
 
 
 class OpenSpaces(SpacesOfAgents):
-    """The spaces of agents where no `possible_agents` says which there may be: asked for as agents appear.
+    """The spaces of agents in an environment without `possible_agents`, found when an agent appears.
 
-    A copy knows none of them, and all copies are equal: what the agents of a batch have in common is said with them.
+    Copies are empty, and all copies are equal: batches state the common spaces of their agents.
 
     Args:
-        find: Returns the space of an agent.
+        find: Returns an agent's space.
     """
 
     def __init__(self, find: Callable[[str], Space[Any]] | None = None) -> None:
@@ -69,28 +70,28 @@ class OpenSpaces(SpacesOfAgents):
         return self._found[agent]
 
     def contains(self, x: Any) -> bool:
-        """Return whether each agent's value is in its space."""
+        """Return whether each value is in its agent's space."""
         return isinstance(x, Mapping) and all(value in self[key] for key, value in x.items())
 
     def forget(self) -> None:
-        """Forget the agents: there may be others in each trajectory."""
+        """Forget all agents, since each trajectory may have others."""
         self._found.clear()
 
 
 def is_multi_agent(env: Any) -> bool:
-    """Return whether an object is an environment of several agents, PettingZoo's or one with the same methods.
+    """Return whether an object is an environment of several agents, of PettingZoo or with the same methods.
 
-    Others have spaces in the place of the methods `observation_space` and `action_space`.
+    Gymnasium's environments have spaces as attributes, not the methods `observation_space` and `action_space`.
     """
     methods = ("observation_space", "action_space", "reset", "step")
     return not isinstance(env, type | gymnasium.Env) and all(callable(getattr(env, name, None)) for name in methods)
 
 
 def as_multi_agent(env: Any) -> MultiAgentEnv:
-    """Return an environment of several agents with the face that workers step.
+    """Wrap an environment of several agents in the interface that workers step.
 
     Raises:
-        UsageError: It names no agents, or names that are no strings.
+        UsageError: `possible_agents` is empty, or has other values than strings.
     """
     takes_turns = callable(getattr(env, "last", None)) and callable(getattr(env, "observe", None))
     return AecEnv(env) if takes_turns else ParallelEnv(env)
@@ -103,16 +104,16 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
         env: The environment.
 
     Attributes:
-        env: The same. What this class lacks is that one's.
+        env: As passed; provides all attributes that this class lacks.
         is_open: Whether it has no `possible_agents`, so that any agents may appear.
-        numbers: The numbers of all agents that may take part, by agent id, in the order of `possible_agents`; where it
-            is open, of those that were listed since the last reset, in the order in which they appeared.
-        observation_space: Their observation spaces, by agent id.
-        action_space: Their action spaces, by agent id.
-        takes_turns: Whether one agent acts in each step.
+        numbers: Numbers by agent id, in the order of `possible_agents`; in an open environment, of the agents listed
+            since the last reset, in order of appearance.
+        observation_space: Observation spaces by agent id.
+        action_space: Action spaces by agent id.
+        takes_turns: Whether a single agent acts in each step.
 
     Raises:
-        UsageError: It names no agents, or names that are no strings.
+        UsageError: `possible_agents` is empty, or has other values than strings.
     """
 
     takes_turns = False
@@ -120,13 +121,13 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
     def __init__(self, env: Any) -> None:
         self.env = env
         name = _name_of(env)
-        possible = getattr(env, "possible_agents", None)  # PettingZoo's wrappers have it as a property that may raise
+        possible = getattr(env, "possible_agents", None)  # a property of PettingZoo's wrappers, which may raise
         self.is_open = possible is None
         ids = () if possible is None else tuple(possible)
         if not self.is_open and not (ids and all(isinstance(each, str) for each in ids) and len(set(ids)) == len(ids)):
             raise UsageError(f"{name}: possible_agents must be different strings, at least one, and are {ids!r:.80}")
         self.numbers = {agent_id: number for number, agent_id in enumerate(ids)}
-        self._left: set[str] = set()  # who has ended, and was not listed afterwards
+        self._left: set[str] = set()  # agents that ended, and were not listed afterwards
         self.observation_space: Any = self._spaces("observation_space")
         self.action_space: Any = self._spaces("action_space")
         self.spec = SimpleNamespace(id=name, max_episode_steps=None)  # type: ignore[assignment]
@@ -134,7 +135,7 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
         self.render_mode = getattr(env, "render_mode", None)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "env":  # not there yet
+        if name == "env":  # not set yet
             raise AttributeError(name)
         return getattr(self.env, name)
 
@@ -142,7 +143,7 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
         return type(self), (self.env,)
 
     def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
-        """Set an attribute where it is: in the environment, or in one of its wrappers; a new one in the environment."""
+        """Set an attribute on the environment or wrapper that has it; a new attribute on the innermost environment."""
         holder = self.env
         while not (name in vars(holder) or hasattr(type(holder), name)) and "env" in vars(holder):
             holder = holder.env
@@ -156,7 +157,7 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
         return OpenSpaces(find) if self.is_open else SpacesOfAgents([(agent, find(agent)) for agent in self.numbers])
 
     def _forget_agents(self) -> None:
-        """Forget who left the last trajectory, and, where any agents may appear, who did."""
+        """Forget the last trajectory's ended agents and, in an open environment, all agents."""
         self._left.clear()
         if self.is_open:
             self.numbers.clear()
@@ -164,10 +165,10 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
             self.action_space.forget()
 
     def meet_listed(self) -> None:
-        """Give agents that were not listed before their numbers, where any agents may appear.
+        """Number newly listed agents of an open environment.
 
         Raises:
-            DataError: One is no string.
+            DataError: An agent id is not a string.
         """
         if not self.is_open:
             return
@@ -184,25 +185,25 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
 
     @abstractmethod
     def turn(self, ended: Mapping[str, int]) -> list[str]:
-        """Return the agents that are to act next, in the order of `numbers`.
+        """Return the agents that act next, in the order of `numbers`.
 
         Args:
-            ended: The agents that were terminated or truncated in this trajectory, and at which timestep.
+            ended: The timesteps at which agents of this trajectory were terminated or truncated, by agent id.
 
         Raises:
-            DataError: An agent is unknown, left without an end, or listed again after its end.
+            DataError: An agent is unknown, disappeared without an end, or is listed again after its end.
         """
 
     @abstractmethod
     def is_over(self, ended: Mapping[str, int]) -> bool:
-        """Return whether no agent is left."""
+        """Return whether no agent remains."""
 
     def lists(self, agent: str) -> bool:
         """Return whether an agent is listed now."""
         return agent in self.env.agents
 
     def change_of_possible_agents(self) -> str:
-        """Return a sentence about agents missing from `possible_agents`, which must not change; empty if none is."""
+        """Return a sentence about agents lost from `possible_agents`, which must not change; empty if none is."""
         gone = set() if self.is_open else self.numbers.keys() - self.env.possible_agents
         if not gone:
             return ""
@@ -214,29 +215,29 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
 
     @abstractmethod
     def outstanding(self, agent_id: str) -> tuple[Any, Any, Any, Any, Any]:
-        """Return what an agent would get now, were it its turn: observation, reward, the two ends, and info."""
+        """Return an agent's observation, reward, two ends and info, as if its turn came now."""
 
     def render(self) -> Any:
-        """Return what the environment renders."""
+        """Render the environment."""
         return self.env.render()
 
     def close(self) -> Any:
-        """Close the environment; return a coroutine where its `close` is asynchronous."""
+        """Close the environment; return a coroutine if its `close` is asynchronous."""
         return self.env.close()
 
 
 class ParallelEnv(MultiAgentEnv):
-    """A `ParallelEnv`: all agents that are left act in each step."""
+    """A `ParallelEnv`: all remaining agents act in each step."""
 
     def __init__(self, env: Any) -> None:
         super().__init__(env)
-        self.step = env.step  # type: ignore[method-assign]  # which costs no call
+        self.step = env.step  # type: ignore[method-assign]  # saves a call
         self._listed: list[str] = []
         self._n_ended = 0
         self._turn: list[str] = []
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Reset the environment; return its observations and infos."""
+        """Reset the environment; return observations and infos."""
         self._forget_agents()
         reset = self.env.reset if options is None else partial(self.env.reset, options=options)
         return then(reset(seed=seed), self._met)  # type: ignore[no-any-return]
@@ -250,7 +251,7 @@ class ParallelEnv(MultiAgentEnv):
         self._turn, self._n_ended = [], -1
 
     def turn(self, ended: Mapping[str, int]) -> list[str]:
-        """Return all agents that are left and have not ended."""
+        """Return all listed agents that have not ended."""
         listed = self.env.agents
         if len(ended) != self._n_ended or listed != self._listed:
             self._listed, self._n_ended = list(listed), len(ended)
@@ -265,11 +266,11 @@ class ParallelEnv(MultiAgentEnv):
         return self._turn
 
     def is_over(self, ended: Mapping[str, int]) -> bool:
-        """Return whether all agents that are left have ended, or none is left."""
+        """Return whether all listed agents have ended."""
         return not self.turn(ended)
 
     def explain_missing_action(self, error: KeyError, actions: Mapping[str, Any]) -> None:
-        """Add a note to an error of a step, if the environment may have looked for the action of an absent agent."""
+        """Add a note to an error of a step, if the environment seems to need the action of an absent agent."""
         agent = error.args[0] if error.args else None
         if isinstance(agent, str) and agent in self.numbers and agent not in actions:
             error.add_note(
@@ -278,12 +279,12 @@ class ParallelEnv(MultiAgentEnv):
             )
 
     def outstanding(self, agent_id: str) -> tuple[Any, Any, Any, Any, Any]:
-        """Raise: each step answers all agents that acted."""
+        """Raise, because each step must answer all agents that acted."""
         raise DataError(f"the environment gave no observation for agent {agent_id!r}, which has not ended")
 
 
 class AecEnv(MultiAgentEnv):
-    """An `AECEnv`: agents act one after the other, and those that ended have a last turn in which None is sent."""
+    """An `AECEnv`: agents act in turn, and each ended agent has a last turn with the action None."""
 
     takes_turns = True
 
@@ -295,7 +296,7 @@ class AecEnv(MultiAgentEnv):
             )
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Reset the environment; return the observation and the info of the agent whose turn it is."""
+        """Reset the environment; return observation and info of the agent that acts first."""
         self._forget_agents()
         reset = self.env.reset if options is None else partial(self.env.reset, options=options)
         return then(reset(seed=seed), self._first)  # type: ignore[no-any-return]
@@ -305,7 +306,7 @@ class AecEnv(MultiAgentEnv):
         return observations, infos
 
     def step(self, actions: Mapping[str, Any]) -> Dicts:  # type: ignore[override]
-        """Take the turn of the agent whose it is; return what the one gets whose turn comes next."""
+        """Step with the current agent's action; return the results of the agent that acts next."""
         pending = self.env.step(actions.get(self.env.agent_selection))
         return self._next() if pending is None else then(pending, self._next)
 
@@ -330,7 +331,7 @@ class AecEnv(MultiAgentEnv):
         return {key: info for key, info in infos.items() if key not in self.numbers}
 
     def turn(self, ended: Mapping[str, int]) -> list[str]:
-        """Return the agent whose turn it is, unless it has ended."""
+        """Return the current agent, unless it has ended."""
         if ended:
             self._refuse_second_lives(ended)
         if not self.env.agents or (agent := self.env.agent_selection) in ended:
@@ -340,13 +341,13 @@ class AecEnv(MultiAgentEnv):
         return [agent]
 
     def is_over(self, ended: Mapping[str, int]) -> bool:  # noqa: ARG002 - those that ended have turns, too
-        """Return whether no agent is left."""
+        """Return whether no agent is listed: ended agents have a last turn."""
         return not self.env.agents
 
     def outstanding(self, agent_id: str) -> tuple[Any, Any, Any, Any, Any]:
-        """Return what the agent sees now, its rewards since its last action, whether it has ended, and its info."""
+        """Return an agent's observation now, its rewards since its last action, its two ends, and its info."""
         env = self.env
-        # Named like this by PettingZoo, whose wrappers let this one through.
+        # PettingZoo's private name, which its wrappers forward.
         try:
             reward = env._cumulative_rewards.get(agent_id, 0.0)
         except AttributeError:
@@ -356,7 +357,7 @@ class AecEnv(MultiAgentEnv):
 
 
 def returned(agent: str, ended: Mapping[str, int]) -> DataError:
-    """Return the error of an agent that is listed again after its end.
+    """Return the error for an agent listed again after its end.
 
     Args:
         agent: The agent.
@@ -370,16 +371,16 @@ def returned(agent: str, ended: Mapping[str, int]) -> DataError:
 
 
 def agents_of(env: Any) -> MultiAgentEnv | None:
-    """Return the environment of several agents that an environment is, within its wrappers; None if it is none."""
+    """Return the environment of several agents within wrappers; None for an environment of a single agent."""
     several = env.unwrapped
     return several if isinstance(several, MultiAgentEnv) else None
 
 
 def refuse_other_agents(one: Any, other: Any) -> None:
-    """Refuse two environments for one worker whose agents differ: its rows share their policies.
+    """Refuse two environments with different agents in a worker, because its rows share their policies.
 
     Raises:
-        DataError: They are of several agents, and these differ.
+        DataError: The agents differ.
     """
     found = [_form(env) for env in (one, other)]
     if found[0] != found[1]:

@@ -20,38 +20,36 @@ from streamsampler.environments.closing import close_env
 from streamsampler.environments.multi_agent import MultiAgentEnv
 from streamsampler.environments.updates import AnyEnv, EnvUpdate, apply_env_update, as_env_update, describe, find_method
 
-# ----------------------------------------------------------------------
-# Distributions that the values of environments' parameters are drawn from.
-
 
 class Distribution(abc.ABC):
-    """Draws values of a parameter. A subclass of your own must draw from the generator that it gets, and nothing else.
+    """Draws values of a parameter.
 
-    It should have a `__repr__`, which files show.
+    Your own subclass must draw only from the generator passed to `draw`, and should have a `__repr__`, which files
+    record.
     """
 
     @abc.abstractmethod
     def draw(self, generator: np.random.Generator) -> Any:
-        """Return a value, drawn from the generator."""
+        """Draw a value from the generator."""
 
 
 @suggesting()
 class Uniform(Distribution):
-    """Draws floats between two numbers, each equally likely.
+    """Draws floats between two numbers, all equally likely.
 
     Args:
-        low: The smallest.
-        high: The largest; it may be equal to `low`.
+        low: The smallest value.
+        high: The largest value, at least `low`.
 
     Raises:
-        UsageError: One is no finite number, or `low` is larger than `high`.
+        UsageError: A number is not finite, or `low` is larger than `high`.
     """
 
     def __init__(self, low: float, high: float) -> None:
         self.low, self.high = _range("Uniform", low, high)
 
     def draw(self, generator: np.random.Generator) -> float:
-        """Return a float, drawn from the generator."""
+        """Draw a float from the generator."""
         return float(generator.uniform(self.low, self.high))
 
     def __repr__(self) -> str:
@@ -63,11 +61,11 @@ class LogUniform(Distribution):
     """Draws positive floats whose logarithms are equally likely: as many from 0.1 to 1 as from 1 to 10.
 
     Args:
-        low: The smallest, above 0.
-        high: The largest; it may be equal to `low`.
+        low: The smallest value, above 0.
+        high: The largest value, at least `low`.
 
     Raises:
-        UsageError: One is no finite number, `low` is not above 0, or it is larger than `high`.
+        UsageError: A number is not finite, `low` is not above 0, or larger than `high`.
     """
 
     def __init__(self, low: float, high: float) -> None:
@@ -76,9 +74,9 @@ class LogUniform(Distribution):
             raise UsageError(f"LogUniform needs numbers above 0, got low={self.low:g}: use Uniform where 0 is included")
 
     def draw(self, generator: np.random.Generator) -> float:
-        """Return a float, drawn from the generator."""
+        """Draw a float from the generator."""
         drawn = math.exp(generator.uniform(math.log(self.low), math.log(self.high)))
-        return min(max(drawn, self.low), self.high)  # a logarithm is rounded
+        return min(max(drawn, self.low), self.high)  # the logarithm was rounded
 
     def __repr__(self) -> str:
         return f"LogUniform({_exact(self.low)}, {_exact(self.high)})"
@@ -93,7 +91,7 @@ class Normal(Distribution):
         std: Its standard deviation, at least 0.
 
     Raises:
-        UsageError: One is no finite number, or `std` is negative.
+        UsageError: A number is not finite, or `std` is negative.
     """
 
     def __init__(self, mean: float, std: float) -> None:
@@ -102,7 +100,7 @@ class Normal(Distribution):
             raise UsageError(f"Normal needs a standard deviation of at least 0, got std={self.std:g}")
 
     def draw(self, generator: np.random.Generator) -> float:
-        """Return a float, drawn from the generator."""
+        """Draw a float from the generator."""
         return float(generator.normal(self.mean, self.std))
 
     def __repr__(self) -> str:
@@ -111,14 +109,14 @@ class Normal(Distribution):
 
 @suggesting()
 class Choice(Distribution):
-    """Draws one of several values.
+    """Draws from a list of values.
 
     Args:
-        values: The values, of any kind that can be pickled.
-        probabilities: How likely each is; None for equally likely.
+        values: The values, of any picklable kind.
+        probabilities: The values' probabilities; None for equal probabilities.
 
     Raises:
-        UsageError: There are no values; or there are not as many probabilities, or they do not add up to 1.
+        UsageError: The list is empty, the probabilities are of another number, or do not add up to 1.
     """
 
     def __init__(self, values: Sequence[Any], probabilities: Sequence[float] | None = None) -> None:
@@ -138,7 +136,7 @@ class Choice(Distribution):
             raise UsageError(f"Choice needs probabilities of at least 0 that add up to 1, got a sum of {total:g}")
 
     def draw(self, generator: np.random.Generator) -> Any:
-        """Return one of the values, drawn from the generator."""
+        """Draw a value with the generator."""
         if self.probabilities is None:
             return self.values[int(generator.integers(len(self.values)))]
         bounds = np.cumsum(self.probabilities)
@@ -151,7 +149,7 @@ class Choice(Distribution):
 
 
 def _exact(number: float) -> str:
-    """Return a number's shortest text: files compare it, so no other number has the same."""
+    """Return a number's shortest exact text: files compare it, so different numbers need different texts."""
     short = f"{number:g}"
     return short if float(short) == number else repr(number)
 
@@ -175,37 +173,35 @@ def _range(kind: str, low: Any, high: Any) -> tuple[float, float]:
     return low, high
 
 
-# ----------------------------------------------------------------------
-
-
 Parameters = dict[str, Any]
 _SHOWN = 20
 
 
 @suggesting()
 class SetParameters(EnvUpdate):
-    """Sets parameters of the environment before the reset of each trajectory; draws them from the trajectory's seed.
+    """Sets parameters of the environment before each trajectory's reset, drawn from the trajectory's seed.
 
     For example, `env_update=SetParameters({"mass": Uniform(1, 2), "length": 0.5})`. Values are constants, or
-    distributions of `streamsampler.environments`: `Uniform`, `LogUniform`, `Normal`, `Choice`, or a `Distribution` of
-    your own. What was drawn is a dict in `batch.episode_infos["parameters"]`.
+    distributions of `streamsampler.environments`: `Uniform`, `LogUniform`, `Normal`, `Choice`, or your own
+    `Distribution`. `batch.episode_infos["parameters"]` has the values of each trajectory.
 
-    The environment gets them by the first of these that it has: its method `set_parameters(dict)`; `set_task(dict)`, in
-    itself or under its wrappers; its attributes of these names, which must be there. Methods and attributes are
-    those of `env.unwrapped`. What an environment has computed from its attributes when it was made it does not
-    compute again: give it a method `set_parameters` then.
+    The environment receives them by the first of these: its method `set_parameters(dict)`; `set_task(dict)`, its own or
+    a wrapper's; its attributes of these names, which must exist. Methods and attributes are those of `env.unwrapped`.
+    Values
+    that the environment computed from its attributes when it was made are not computed again: then give it a method
+    `set_parameters`.
 
-    Parameters of an earlier call are replaced, all of them: the environment is made again where the new ones lack one
-    of them.
+    A later call's parameters replace all earlier parameters. If a name is missing from the new ones, the environment is
+    made again.
 
     Args:
         parameters: Constants and distributions by name.
-        env: The environment, in any form that samplers take. None for the one in force, which is possible in an
-            `env_update` only.
-        info_key: The key in `episode_infos`; for environments whose resets have an info "parameters" of their own.
+        env: The environment, in any form that samplers accept. None, only in an `env_update`, for the current
+            environment.
+        info_key: The key in `episode_infos`, for environments whose resets have their own info "parameters".
 
     Raises:
-        UsageError: There are no parameters, names are no strings, or a distribution is within a value.
+        UsageError: The dict is empty, a name is not a string, or a distribution is nested in a value.
     """
 
     def __init__(self, parameters: Mapping[str, Any], env: Any = None, *, info_key: str = "parameters") -> None:
@@ -219,7 +215,7 @@ class SetParameters(EnvUpdate):
             _check_value(name, value)
         self.parameters: Parameters = dict(parameters)
         self.info_key = info_key
-        # Pickled, as it is sent: each environment is made from a copy of its own, and workers compare these bytes.
+        # Pickled, as it is sent: each environment is made from its own copy, and workers compare these bytes.
         self._source: Payload | None = None
         self.environment_name = type(self).__qualname__
         if env is not None:
@@ -235,7 +231,7 @@ class SetParameters(EnvUpdate):
 
     @property
     def has_environment(self) -> bool:
-        """Whether it says which environment; otherwise it is for the one in force."""
+        """Whether an environment was passed; otherwise the update changes the current environment."""
         return self._source is not None
 
     @property
@@ -243,7 +239,7 @@ class SetParameters(EnvUpdate):
         """A new copy of the update that makes the environment.
 
         Raises:
-            UsageError: There is none.
+            UsageError: No environment was passed.
         """
         if self._source is None:
             raise UsageError(
@@ -253,10 +249,10 @@ class SetParameters(EnvUpdate):
         return cast("EnvUpdate", loads(self._source))
 
     def on(self, payload: Payload, name: str) -> SetParameters:
-        """Return the same for an environment in force.
+        """Return the same update for a current environment.
 
         Args:
-            payload: The update that made it, pickled; of a SetParameters, its environment is taken.
+            payload: The pickled update that made it; if that is a `SetParameters`, its environment counts.
             name: The environment's name.
         """
         bound = copy.copy(self)
@@ -268,16 +264,16 @@ class SetParameters(EnvUpdate):
         return bound
 
     def of_slot(self, slot: int) -> EnvUpdate:
-        """Return the update of one of a worker's environments."""
+        """Return the update for an environment of a worker by its number."""
         if self.n_slots is None:
             return self
         return self.on(dumps(self.source.of_slot(slot), "the environment"), self.environment_name)
 
     def __call__(self, old_env: AnyEnv | None) -> AnyEnv:
-        """Make the environment unless the old one is as good, and let its resets set the parameters.
+        """Make the environment, unless the old environment can be reused, and set the parameters in its resets.
 
         Raises:
-            UsageError: It has no such parameters, or is vectorised natively.
+            UsageError: The environment lacks a parameter, or is vectorised natively.
         """
         if isinstance(old_env, _ParametrisedEnv) and old_env.goes_with(self._source, self.parameters):
             old_env.set_with(self)
@@ -294,7 +290,7 @@ class SetParameters(EnvUpdate):
         try:
             return _ParametrisedEnv(env, self, self._source)
         except BaseException:
-            close_env(env)  # the worker never sees it
+            close_env(env)  # the worker never receives it
             raise
 
 
@@ -308,7 +304,7 @@ def _check_value(name: str, value: Any) -> None:
 
 
 def _refuse_nested(name: str, value: Any) -> None:
-    """Check that a value has no distribution within it: only whole values are drawn."""
+    """Check that no distribution is nested in a value: only whole values are drawn."""
     if isinstance(value, Distribution):
         raise UsageError(
             f"the parameter {name!r} has {value!r:.60} within its value, and only whole values are drawn: make it a "
@@ -322,34 +318,34 @@ def _refuse_nested(name: str, value: Any) -> None:
 
 
 class _ParametrisedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Sets parameters before each reset, and adds them to its info."""
+    """Sets parameters before each reset, and adds them to the reset's info."""
 
     sees_results = True
 
     def __init__(self, env: AnyEnv, update: SetParameters, source: Payload | None) -> None:
         super().__init__(env)
-        self.step = env.step  # type: ignore[method-assign]  # timesteps cost what they cost without it
+        self.step = env.step  # type: ignore[method-assign]  # a timestep costs no extra call
         self._source = source
-        self._drawn: Parameters | None = None  # what is set already for the next reset
+        self._drawn: Parameters | None = None  # values already set for the next reset
         self.set_with(update)
 
     def set_with(self, update: SetParameters) -> None:
-        """Take the parameters from here on."""
+        """Replace the parameters."""
         self._set = parameter_setter(self.env, update.parameters)
         self.parameters_in_force = update.parameters
         self._info_key = update.info_key
 
     def set_besides(self, update: SetParameters) -> None:
-        """Take parameters from here on, besides those in force that have other names."""
+        """Add parameters, which replace present parameters of the same names."""
         both = {**self.parameters_in_force, **update.parameters}
         self.set_with(SetParameters(both, info_key=update.info_key))
 
     def goes_with(self, source: Payload | None, parameters: Parameters) -> bool:
-        """Whether it comes from such a source, and nothing that was set remains once these parameters are."""
+        """Return whether the environment has this source, and these parameters overwrite all that were set."""
         return self._source == source and parameters.keys() >= self.parameters_in_force.keys()
 
     def before_reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> None:  # noqa: ARG002
-        """Draw the parameters, and set them, where the environment is reset before this wrapper is."""
+        """Draw and set the parameters early, where the inner environment is reset before this wrapper."""
         self._drawn = drawn_parameters(self.parameters_in_force, seed)
         self._set(self._drawn)
 
@@ -363,10 +359,10 @@ class _ParametrisedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def with_parameters(env: AnyEnv, update: SetParameters) -> AnyEnv:
-    """Return an environment whose resets set parameters, besides those of other names that they set already.
+    """Return an environment whose resets set these parameters, next to other parameters that they set already.
 
     Raises:
-        UsageError: The environment has no such parameters.
+        UsageError: The environment lacks a parameter.
     """
     if isinstance(env, _ParametrisedEnv):
         env.set_besides(update)
@@ -375,11 +371,11 @@ def with_parameters(env: AnyEnv, update: SetParameters) -> AnyEnv:
 
 
 def drawn_parameters(parameters: Parameters, trajectory_seed: int | None) -> Parameters:
-    """Return the values of parameters for a trajectory: constants copied, the others drawn in the order of names.
+    """Return a trajectory's parameter values: copies of constants, and draws in the order of names.
 
     Args:
         parameters: Constants and distributions.
-        trajectory_seed: The trajectory's seed; None for fresh entropy, as environments take it.
+        trajectory_seed: The trajectory's seed; None for fresh entropy.
     """
     seed = None if trajectory_seed is None else derived_seed(trajectory_seed, SeedUse.PARAMETERS)
     generator = np.random.default_rng(seed)
@@ -392,11 +388,10 @@ def _drawn(value: Any, generator: np.random.Generator) -> Any:
 
 
 def parameter_setter(env: AnyEnv, parameters: Parameters) -> Callable[[Parameters], None]:
-    """Return what sets parameters of these names; see `SetParameters` for the ways.
+    """Return a function that sets parameters of these names; see `SetParameters` for the ways.
 
     Raises:
-        UsageError: The environment has neither method, and lacks an attribute, or one is a method; names those that
-            there are.
+        UsageError: The environment has neither method, and an attribute is missing (names those it has) or a method.
     """
     bare: Any = env.unwrapped
     if isinstance(bare, MultiAgentEnv):
@@ -438,10 +433,10 @@ def _set_attributes(bare: Any, drawn: Parameters) -> None:
 
 
 def with_info(result: Any, key: str, value: Any, advice: str) -> tuple[Any, dict[str, Any]]:
-    """Return what a reset returned, with one info more; what is malformed as it is, for those who say so.
+    """Add an info to a reset's result; return a malformed result unchanged, for later checks.
 
     Raises:
-        UsageError: The reset's info has such a key of its own.
+        UsageError: The reset's own info has this key.
     """
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
         return result  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Give each of the environments that a worker runs side by side its own."""
+"""Make different environments for the rows of a worker."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from streamsampler.environments.updates import AnyEnv, EnvUpdate, as_env_update,
 
 
 class PerEnv(EnvUpdate):
-    """Gives each of the `n_envs` environments that a `VecWorker` runs side by side its own.
+    """Makes different environments for the `n_envs` rows of a `VecWorker`.
 
     Trajectory i runs in environment i % n_envs, whatever the number of workers: each worker has all of them. For
     example::
@@ -19,21 +19,21 @@ class PerEnv(EnvUpdate):
         envs = PerEnv(["Maze-v0", "Maze-v1", lambda: Maze(size=9)])
         sampler = MultiprocessingSampler(agent, envs, worker_class=VecWorker, worker_args={"n_envs": 3})
 
-    A list within a list or a `PerWorker`, one for each worker, means the same for that worker; then the indices of the
-    trajectories that belong to a worker are counted: its k-th one runs in its environment k % n_envs.
+    A list within a list or within a `PerWorker` means the same for a single worker; then the worker's k-th trajectory
+    runs in its environment k % n_envs.
 
-    Environment e of fragments is environment e % n_envs. All of them must have the same spaces.
+    Environment e of fragments is environment e % n_envs. All environments must have the same spaces.
 
     Args:
-        envs: The environments, in any form that samplers take.
-        env_kwargs: Keyword arguments for making each of them.
+        envs: The environments, in any form that samplers accept.
+        env_kwargs: Keyword arguments for each of them.
 
     Attributes:
         items: An update for each environment.
 
     Raises:
-        UsageError: It is no list, is empty, or has lists within.
-        TypeError: An item is no environment.
+        UsageError: `envs` is not a list, is empty, or is nested.
+        TypeError: An item is not an environment.
     """
 
     @suggesting()
@@ -51,7 +51,7 @@ class PerEnv(EnvUpdate):
         return self.items[slot]
 
     def __call__(self, old_env: AnyEnv | None) -> AnyEnv:  # noqa: ARG002 - it makes none
-        """Refuse to be one environment."""
+        """Raise, because this update makes several environments."""
         raise UsageError(
             f"these are {self.n_slots} environments for one worker, and this takes a single one: samplers take them "
             f'with worker_class=VecWorker, worker_args={{"n_envs": {self.n_slots}}}, and managers take the list itself'

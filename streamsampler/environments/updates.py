@@ -1,6 +1,6 @@
-"""Making environments, and changing a worker's environment.
+"""Make environments, and change a worker's environment.
 
-What a user passes as an environment becomes an `EnvUpdate` in the parent, which is pickled, and runs in each worker.
+The user's environment argument becomes an `EnvUpdate` in the caller's process. It is pickled, and runs in each worker.
 """
 
 from __future__ import annotations
@@ -37,9 +37,6 @@ __all__ = [
     "for_worker", "foreign_kind", "foreign_kind_in", "lacks", "task_setter", "with_worker_number",
 ]  # fmt: skip
 
-# ----------------------------------------------------------------------
-# What objects are that look like environments, and are none of Gymnasium's: for errors.
-
 
 _KINDS = {
     "pettingzoo": "an environment of PettingZoo, for several agents: pass a callable that makes it, or its module's "
@@ -48,13 +45,13 @@ _KINDS = {
     "instance",
     "dm_env": "an environment of dm_env: make it one of Gymnasium's, by shimmy's DmControlCompatibilityV0 for instance",
 }
-"""What an object is, by the package of its class or of one of its bases."""
+"""Descriptions of other libraries' environments for errors, by the package of their class or a base class."""
 
 _CLASS_IN_TEXT = re.compile(r"<class '(?P<name>[\w.]+)'>")
 
 
 def foreign_kind(obj: Any) -> str:
-    """Return what an object is that is no environment of Gymnasium, in words; empty where that is not known.
+    """Describe an environment of another library for errors; return "" for other objects.
 
     Args:
         obj: The object, or its class.
@@ -65,7 +62,7 @@ def foreign_kind(obj: Any) -> str:
 
 
 def foreign_kind_in(text: str) -> str:
-    """Return the same of the class that Gymnasium's error names."""
+    """Describe the class in an error message of Gymnasium likewise."""
     match = _CLASS_IN_TEXT.search(text)
     if match is None:
         return ""
@@ -77,12 +74,8 @@ def foreign_kind_in(text: str) -> str:
     return _KINDS.get(match["name"].partition(".")[0], "")
 
 
-# ----------------------------------------------------------------------
-# Find methods of environments, in themselves or under their wrappers.
-
-
 def find_method(env: gymnasium.Env[Any, Any], name: str) -> Callable[[Any], Any] | None:
-    """Return a method of an environment, of itself or under its wrappers; None if it has none."""
+    """Return a method of an environment or its wrappers; None if it has none."""
     of_wrappers = getattr(env, "get_wrapper_attr", functools.partial(getattr, env))  # vector environments lack it
     for find in (of_wrappers, functools.partial(getattr, env.unwrapped)):
         with contextlib.suppress(AttributeError):
@@ -96,7 +89,7 @@ def task_setter(env: gymnasium.Env[Any, Any]) -> Callable[[Any], Any]:
     """Return the method that sets an environment's task.
 
     Raises:
-        UsageError: There is none.
+        UsageError: The environment has none.
     """
     if (method := find_method(env, "set_task")) is not None:
         if inspect.iscoroutinefunction(method):
@@ -111,20 +104,16 @@ def task_setter(env: gymnasium.Env[Any, Any]) -> Callable[[Any], Any]:
     )
 
 
-# ----------------------------------------------------------------------
-# Pass the worker's number, and the environment's where several are in a worker, to functions that make them.
-
-
 _numbers: ContextVar[Mapping[str, int]] = ContextVar("streamsampler_numbers", default={"worker_number": 0})  # noqa: B039
 
 
 @contextlib.contextmanager
 def for_worker(number: int, env_number: int | None = None) -> Iterator[None]:
-    """Let environments that are made inside the block be those of a worker.
+    """Set the worker of environments made within the block, for factories with a parameter for its number.
 
     Args:
         number: The worker's number, 0 to n_workers-1.
-        env_number: The environment's, where environments have numbers; None where they have none.
+        env_number: The environment's number; None where environments have none.
     """
     numbers = {"worker_number": number}
     token = _numbers.set(numbers if env_number is None else {**numbers, "env_number": env_number})
@@ -135,32 +124,26 @@ def for_worker(number: int, env_number: int | None = None) -> Iterator[None]:
 
 
 def with_worker_number(factory: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what to call a factory with: `arguments`, and the numbers that it has a parameter for.
+    """Add the numbers that a factory has parameters for to its arguments. Outside workers `worker_number` is 0.
 
     Args:
         factory: A class or another callable.
-        arguments: Keyword arguments; a `worker_number` or `env_number` among them, or one that a `functools.partial`
-            brings, is kept.
-
-    Returns:
-        The keyword arguments. Outside workers `worker_number` is 0.
+        arguments: Keyword arguments; their own `worker_number` or `env_number` is kept, as is that of a
+            `functools.partial`.
     """
     numbers = {name: number for name, number in _numbers.get().items() if lacks(factory, arguments, name)}
     return {**arguments, **numbers}
 
 
 def lacks(factory: Callable[..., Any], arguments: Mapping[str, Any], name: str) -> bool:
-    """Return whether a callable has a parameter, by keyword, that neither `arguments` nor a partial function sets."""
+    """Return whether a callable has a keyword parameter that neither `arguments` nor a partial function sets."""
     if name in arguments or (isinstance(factory, functools.partial) and name in factory.keywords):
         return False
     try:
         parameter = inspect.signature(factory).parameters.get(name)
     except (TypeError, ValueError):
-        return False  # it has no signature to look at
+        return False  # Python knows no signature
     return parameter is not None and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-
-
-# ----------------------------------------------------------------------
 
 
 AnyEnv: TypeAlias = gymnasium.Env[Any, Any]
@@ -173,31 +156,29 @@ _WHAT_AN_ENVIRONMENT_IS = (
 
 
 class EnvUpdate(abc.ABC):
-    """Changes a worker's environment. It is pickled in the parent and called in each worker.
+    """Changes a worker's environment. It is pickled in the caller's process, and called in each worker.
 
-    **The result must depend on the update alone, not on the updates before it.** The old environment is handed over to
-    be closed, or to be reused where that makes no difference. A worker that is started later, in place of one that
-    died, gets the latest update only, with None for the old environment, and has to end up the same.
+    **The result must depend only on this update, not on earlier updates.** The old environment is passed to be closed,
+    or to be reused where that makes no difference. A worker that replaces a dead worker receives only the latest
+    update, with
+    None for the old environment, and must reach the same state.
 
     Attributes:
-        n_slots: How many environments of a worker get different ones by `of_slot`; None where all get the same.
+        n_slots: The number of a worker's environments that differ by `of_slot`; None where all are equal.
     """
 
     n_slots: int | None = None
 
     def of_slot(self, slot: int) -> EnvUpdate:  # noqa: ARG002 - for those whose environments differ
-        """Return the update of one of the environments that a worker runs side by side, by its number."""
+        """Return the update for an environment of a worker by its number."""
         return self
 
     @abc.abstractmethod
     def __call__(self, old_env: AnyEnv | None) -> AnyEnv:
-        """Return the environment to use from now on.
+        """Return the worker's new environment.
 
         Args:
-            old_env: The worker's environment so far, None if it has none. Unless it is returned, it is to be closed.
-
-        Returns:
-            The environment.
+            old_env: The worker's current environment, or None. Close it, unless you return it.
         """
 
 
@@ -205,13 +186,14 @@ class EnvUpdate(abc.ABC):
 class NewEnvUpdate(EnvUpdate):
     """Closes the old environment, then makes a new one.
 
-    A factory with a parameter `worker_number` is given the number of the worker, 0 to n_workers-1, unless `env_kwargs`
-    has one: for ports, file names and devices. With VecWorker all environments of a worker have its number. What a
-    trajectory is must not depend on it: any worker may run any trajectory.
+    A factory with a parameter `worker_number` receives the worker's number, 0 to n_workers-1, unless `env_kwargs` has
+    it: for ports, file names and devices. With VecWorker, all environments of a worker have its number. Trajectories
+    must not
+    depend on it, since any worker may run any trajectory.
 
     Attributes:
         factory: A class or another callable that makes an environment.
-        env_kwargs: What to call it with.
+        env_kwargs: Its keyword arguments.
     """
 
     def __init__(
@@ -223,12 +205,12 @@ class NewEnvUpdate(EnvUpdate):
         self.env_kwargs = dict(env_kwargs or {})
 
     def __call__(self, old_env: AnyEnv | None) -> AnyEnv:
-        """Close the old environment, then make the new one: both may need the same port."""
+        """Close the old environment, then make the new environment: both may need the same port."""
         close_replaced(old_env)
         return _checked(self.factory(**with_worker_number(self.factory, self.env_kwargs)), describe(self))
 
     def with_seed(self, seed: int) -> NewEnvUpdate | None:
-        """Return the update that gives the factory a seed; None if it has no parameter for one, or has one already."""
+        """Return an update that passes a seed to the factory; None if it has no parameter for it, or has a value."""
         if not lacks(self.factory, self.env_kwargs, "seed"):
             return None
         return NewEnvUpdate(self.factory, {**self.env_kwargs, "seed": seed})
@@ -236,7 +218,7 @@ class NewEnvUpdate(EnvUpdate):
 
 @suggesting()
 class ExistingEnvUpdate(EnvUpdate):
-    """Closes the old environment, then uses this one; in another process, a copy of it.
+    """Closes the old environment, then uses this environment; in another process, a copy of it.
 
     Attributes:
         env: The environment.
@@ -250,19 +232,19 @@ class ExistingEnvUpdate(EnvUpdate):
         self.env = cast("AnyEnv", env)
 
     def __call__(self, old_env: AnyEnv | None) -> AnyEnv:
-        """Close the old environment unless it is the new one."""
+        """Close the old environment, unless it is the new one."""
         if old_env is not self.env:
             close_replaced(old_env)
         return self.env
 
 
 class SpecEnvUpdate(EnvUpdate):
-    """Closes the old environment, then makes one from its spec, without Gymnasium's environment checker.
+    """Closes the old environment, then makes a new environment from its spec, without Gymnasium's checker.
 
-    An entry point with a parameter `worker_number` is given it, as `NewEnvUpdate` does.
-
-    The spec brings everything along, so that the worker needs no registration. What it names by ``__main__:…`` is taken
-    along, too: in a worker, ``__main__`` is another module.
+    An entry point with a parameter `worker_number` receives it, as in `NewEnvUpdate`. The worker needs no registration:
+    the spec is complete, and objects that it names by ``__main__:…`` are pickled with it, because ``__main__`` is
+    another
+    module in a worker.
 
     Attributes:
         spec: The spec.
@@ -278,7 +260,7 @@ class SpecEnvUpdate(EnvUpdate):
         self._main_objects = _main_objects(self.spec)
 
     def __call__(self, old_env: AnyEnv | None) -> AnyEnv:
-        """Close the old environment, then make the new one."""
+        """Close the old environment, then make the new environment."""
         close_replaced(old_env)
         with _lent_to_main(self._main_objects):
             entry = self.spec.entry_point
@@ -294,9 +276,9 @@ class SpecEnvUpdate(EnvUpdate):
 
 
 def _with_kwargs(spec: EnvSpec, env_kwargs: dict[str, Any]) -> EnvSpec:
-    """Return a copy of the spec with these arguments, of which gymnasium.make's own change fields."""
+    """Return a copy of a spec with these arguments; gymnasium.make's own arguments change its fields."""
     limit = env_kwargs.pop("max_episode_steps", spec.max_episode_steps)
-    # The checker costs time in each step. What it finds is the environment author's business, not the sampler's.
+    # The checker costs time in each step, and its findings concern the environment's author, not the sampler.
     return dataclasses.replace(
         spec,
         max_episode_steps=None if limit == -1 else limit,
@@ -306,7 +288,7 @@ def _with_kwargs(spec: EnvSpec, env_kwargs: dict[str, Any]) -> EnvSpec:
 
 
 def _main_objects(spec: EnvSpec) -> dict[str, Any]:
-    """Return what a spec's entry points name in the user's main script."""
+    """Return the objects of the user's main script that a spec's entry points name."""
     entry_points = [spec.entry_point, *(wrapper.entry_point for wrapper in spec.additional_wrappers)]
     names = [str(entry).partition(":")[2] for entry in entry_points if str(entry).startswith("__main__:")]
     main = vars(sys.modules["__main__"])
@@ -315,7 +297,7 @@ def _main_objects(spec: EnvSpec) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _lent_to_main(objects: dict[str, Any]) -> Iterator[None]:
-    """Give this process's ``__main__`` the user's classes while Gymnasium looks them up by name."""
+    """Add the user's classes to this process's ``__main__`` while Gymnasium looks them up by name."""
     main = vars(sys.modules["__main__"])
     before = {name: main[name] for name in objects if name in main}
     main.update(objects)
@@ -329,24 +311,23 @@ def _lent_to_main(objects: dict[str, Any]) -> Iterator[None]:
 
 @suggesting()
 class SetTaskUpdate(EnvUpdate):
-    """Sets the task of an environment that has a method ``set_task(task)``, in itself or under its wrappers.
+    """Sets the task of an environment with a method ``set_task(task)``, its own or a wrapper's.
 
-    A worker whose environment came from an equal source keeps it, and only the task is set; any other makes one first.
-    So `set_task` has to replace whatever an earlier task has set.
+    A worker whose environment came from an equal source keeps it, and only sets the task; other workers make one first.
+    Therefore `set_task` must replace all effects of an earlier task.
 
     Args:
-        env: The environment, in any form that samplers take.
-        task: What `set_task` gets.
-        wrapper_constructor: As in garage, a function of the environment and the task that returns the environment
-            wrapped. With one, each update makes a new environment, since a wrapper keeps the task that it was made
-            with. None for no wrapper.
+        env: The environment, in any form that samplers accept.
+        task: The argument for `set_task`.
+        wrapper_constructor: As in garage, a function (environment, task) that returns the wrapped environment. With it,
+            each update makes a new environment, since a wrapper keeps its first task. None for no wrapper.
 
     Attributes:
-        task: The same.
-        wrapper_constructor: The same.
+        task: As passed.
+        wrapper_constructor: As passed.
 
     Raises:
-        TypeError: The environment is none, or the wrapper's constructor cannot be called.
+        TypeError: `env` is not an environment, or the wrapper's constructor is not callable.
     """
 
     def __init__(self, env: Any, task: Any, wrapper_constructor: Callable[[AnyEnv, Any], AnyEnv] | None = None) -> None:
@@ -358,7 +339,7 @@ class SetTaskUpdate(EnvUpdate):
         source = as_env_update(env)
         self.n_slots = source.n_slots
         self.wrapper_constructor = wrapper_constructor
-        # Pickled, as it is sent: workers compare these bytes, for two copies of one lambda are not equal.
+        # Pickled, as it is sent: workers compare these bytes, since two copies of a lambda are not equal.
         self._source = dumps(source, "the environment").owned()
         self._name = describe(source)
         self.task = task
@@ -369,13 +350,13 @@ class SetTaskUpdate(EnvUpdate):
         return cast("EnvUpdate", loads(self._source))
 
     def of_slot(self, slot: int) -> EnvUpdate:
-        """Return the update of one of a worker's environments."""
+        """Return the update for an environment of a worker by its number."""
         if self.n_slots is None:
             return self
         return SetTaskUpdate(self.source.of_slot(slot), self.task, self.wrapper_constructor)
 
     def __call__(self, old_env: AnyEnv | None) -> AnyEnv:
-        """Make the environment if there is none, and set the task."""
+        """Make the environment, if the worker has none from this source, and set the task."""
         wrap = self.wrapper_constructor
         if old_env is not None and _origins.pop(old_env) == self._source and wrap is None:
             env = old_env
@@ -386,7 +367,7 @@ class SetTaskUpdate(EnvUpdate):
             if wrap is not None:
                 return _checked(wrap(env, self.task), f"the wrapper of {self._name}")
         except BaseException:
-            # The worker never sees an environment made here, and does not close it.
+            # The worker never receives an environment made here, so it cannot close it.
             close_replaced(env if env is not old_env else None)
             raise
         _origins.put(env, self._source)
@@ -394,9 +375,9 @@ class SetTaskUpdate(EnvUpdate):
 
 
 class _SourcesOfTasks:
-    """Which environment came from which source of a SetTaskUpdate, without keeping it alive or writing on it.
+    """Maps environments to their sources in SetTaskUpdates, without keeping them alive or changing them.
 
-    Environments may define `==` and be unhashable, which rules out a `WeakKeyDictionary`.
+    Environments may define `==` and be unhashable, which excludes a `WeakKeyDictionary`.
     """
 
     def __init__(self) -> None:
@@ -416,28 +397,25 @@ _origins = _SourcesOfTasks()
 
 AnyKindOfEnv: TypeAlias = AnyEnv | AnyVectorEnv | OfSeveralAgents
 EnvLike: TypeAlias = str | EnvSpec | AnyKindOfEnv | Callable[..., AnyKindOfEnv] | EnvUpdate
-"""What is taken for an environment; see `as_env_update`."""
+"""Accepted forms of environments; see `as_env_update`."""
 
 
 def apply_env_update(
     update: EnvUpdate, old_env: AnyEnv | None, *, several: bool = False, waits: bool = False
 ) -> AnyEnv:
-    """Apply an update, in the worker.
+    """Apply an update in a worker, and return its new environment.
 
     Args:
         update: The update.
-        old_env: The worker's environment so far, None if it has none.
-        several: Whether it may be an environment of several agents.
-        waits: Whether its resets and steps may have to be awaited.
-
-    Returns:
-        The environment from now on.
+        old_env: The worker's current environment, or None.
+        several: Accept an environment of several agents.
+        waits: Accept an asynchronous environment.
 
     Raises:
-        UsageError: If the update gives no gymnasium.Env.
+        UsageError: The update returns no accepted environment.
     """
     env = apply_any_env_update(update, old_env, several=several, waits=waits)
-    if not isinstance(env, VectorEnv):  # EnvPool's are both
+    if not isinstance(env, VectorEnv):  # EnvPool's environments are both
         return env
     close_replaced(env)
     raise UsageError(
@@ -452,7 +430,7 @@ def apply_any_env_update(
 ) -> AnyEnv | AnyVectorEnv:
     """Apply an update as `apply_env_update` does, and allow vector environments."""
     if old_env is not None and not isinstance(update, SetTaskUpdate):
-        # The update may change the environment and hand it back: it no longer is what its source made.
+        # The update may change the environment and return it: then it is no longer as its source made it.
         _origins.pop(cast("AnyEnv", old_env))
     is_ours = type(update).__module__.startswith(__package__)
     old: Any = old_env if is_ours else as_given(old_env)
@@ -472,25 +450,22 @@ def apply_any_env_update(
 
 
 def as_given(env: Any) -> Any:
-    """Return an environment as the user's code knows it: one of several agents without our face."""
+    """Return an environment in the form that the user's code knows, without our wrapper for several agents."""
     return env.env if isinstance(env, MultiAgentEnv) else env
 
 
 def as_env_update(env: Any, *, env_kwargs: Mapping[str, Any] | None = None) -> EnvUpdate:
-    """Return the update for what a user passed as an environment, in the caller's process.
+    """Return an update for a user's environment argument, in the caller's process.
 
     Args:
-        env: An id for `gymnasium.make`, an EnvSpec, an environment, a callable that makes one, or an EnvUpdate. Of
-            several agents, PettingZoo's: an environment, a callable that makes one, or the name of a module.
+        env: An id for `gymnasium.make`, an EnvSpec, an environment, a callable that makes it, or an EnvUpdate.
+            PettingZoo's environments of several agents likewise, or the name of a module.
         env_kwargs: Arguments for making it.
 
-    Returns:
-        The update that gives a worker this environment.
-
     Raises:
-        UnknownEnvironmentError: If no environment is registered under that id.
-        UsageError: If there are arguments, and nothing to be made with them, or they are no dict of names.
-        TypeError: If it is none of these.
+        UnknownEnvironmentError: No environment is registered under that id.
+        UsageError: Arguments were passed for an existing environment, or are not a dict of names.
+        TypeError: The object is none of these.
     """
     env_kwargs = keywords("env_kwargs", env_kwargs)
     if isinstance(env, EnvUpdate | gymnasium.Env | VectorEnv) or is_multi_agent(env):
@@ -523,13 +498,10 @@ def _of_id(env_id: str, env_kwargs: Mapping[str, Any]) -> EnvUpdate:
 
 
 def describe(env_update: EnvUpdate) -> str:
-    """Return a short name of an environment, for errors and summaries.
+    """Return an environment's name for errors and summaries: its id, or the name of its class or factory.
 
     Args:
         env_update: An update.
-
-    Returns:
-        The environment's id where there is one, else the name of its class or factory.
     """
     match env_update:
         case SpecEnvUpdate(spec=spec):
@@ -552,7 +524,7 @@ def _checked(env: Any, name: str) -> AnyEnv:
     if is_multi_agent(env):
         return as_multi_agent(env)
     if isinstance(env, gymnasium.Env | VectorEnv):
-        return cast("AnyEnv", env)  # a vector environment only as far as `apply_any_env_update`
+        return cast("AnyEnv", env)  # or a vector environment, which `apply_env_update` refuses
     hint = "" if env is not None else " (is a return missing?)"
     raise UsageError(f"{name} should give a gymnasium.Env, but gave {_shown(env)}{hint}")
 
