@@ -59,49 +59,51 @@ _MASKS = ("do_resets", "dones")
 class Agent(Protocol):
     """Chooses actions for observations.
 
-    Only `get_action` is required. Optional methods and attributes:
+    Only `get_action` is required. Optional methods and attributes (more in `streamsampler/docs/agents.md`):
 
     - ``reset(seed=…)``, called at each trajectory's start with the trajectory's own seed for the agent: seed the
-      agent's generator, and clear its memory. ``reset()`` suffices where only a memory is cleared.
+      agent's generator, and clear its memory. ``reset()`` suffices to clear a memory.
     - ``get_actions(observations)`` chooses actions for n observations (leaves of shape (n, ...), which the agent may
       change), and returns ``(actions, agent_infos)``: n actions, and a dict of arrays (n, ...). It may replace
-      `get_action` with `VecWorker`, with ``inference="parent"``, and with `AsyncWorker`, where it may be an
-      ``async def``. `VecWorker` always passes the same number of rows: as many as it may have environments, or a few
-      more (`workers.vec.lanes.rows_of_lanes`). Idle rows hold copies of other rows' observations, and their results are
-      discarded. Agents with a memory or random draws may declare these keywords: ``starts``, n booleans (the row starts
-      a trajectory); ``draws``, a `streamsampler.agents.draws.Draws` with a random stream for each row's trajectory,
-      ``draws.random()`` of shape (n,) and ``draws.normal(k)`` of shape (n, k); ``seeds``, n integers (the seed of
-      `reset` for the row's trajectory); ``slots``, the rows' numbers. Rows without an environment have higher
-      ``slots``, ``starts`` False, and unused ``draws``.
+      `get_action` with `VecWorker`, with ``inference="parent"``, and with `AsyncWorker`, where it may be an ``async
+      def``. `VecWorker`
+      always passes the same number of rows (`workers.vec.lanes.rows_of_lanes`), with copies of observations in idle
+      rows, whose results are discarded. Optional keywords, for agents with a memory or random draws: ``starts``, n
+      booleans (the
+      row starts a trajectory); ``draws``, a `streamsampler.agents.draws.Draws` with a random stream for each row's
+      trajectory; ``seeds``, n integers (the seed of `reset` for the row's trajectory); ``slots``, the rows' numbers.
+      Rows without an environment have higher ``slots``, ``starts`` False, and unused ``draws``.
     - ``row_independent = True`` (attribute or property) promises: each row of a result depends only on the row's
       observation, memory and draws, as long as batches have the same number of rows. `VecWorker` then need not run
       trajectories in blocks, and calls `reset` only with a mask. Agents that draw from global generators, or from a
-      generator for all rows, must not promise it. Workers check the promise
-      (`streamsampler.agents.independence.probe`). In blocks, an agent with `get_actions` is reset once per block.
+      generator for all rows, must not promise it; workers check (`streamsampler.agents.independence.probe`). In blocks,
+      an agent with `get_actions` is reset once per block.
     - ``reset(do_resets)`` (or ``reset(dones)``), for a `get_actions` without ``starts``: receives a boolean mask of n
       rows, True where a trajectory starts; all True in the first call and in a new block. With a ``seed`` argument, it
-      is called for row after row. `DefaultWorker` omits the mask, or passes a single True if it has no default.
+      is called
+      for row after row. `DefaultWorker` omits the mask, or passes a single True if it has no default.
     - ``set_spaces(observation_space, action_space)`` is called once on a worker's copy of the agent, before parameters
-      and actions. The spaces are the environment's own objects: copy a space before you sample from it. After an
-      ``env_update``, workers receive a new copy of such an agent.
+      and actions. The spaces are the environment's own: copy a space before you sample from it. After an
+      ``env_update``,
+      workers receive a new copy of such an agent.
     - ``get_param_values()`` and ``set_param_values(values)``: the latter receives agent updates (tuple, dict or array).
-    - ``get_state()`` and ``set_state(state)``, for an agent with ``reset`` or ``starts``: its memory and generators in
-      the middle of a trajectory, as a picklable object for another copy of the agent. `obtain_fragments` needs both to
-      resume an episode whose worker was lost.
+    - ``get_state()`` and ``set_state(state)``, for an agent with ``reset`` or ``starts``: memory and generators in the
+      middle of a trajectory, picklable. `obtain_fragments` needs both to resume an episode after its worker was lost.
     - ``sharing_parameters()``, for an agent with ``reset``: returns another agent with its own memory and generator,
-      and the same parameters (not a copy), or None where it cannot. `AsyncWorker` then needs no copy of the agent for
-      each
-      trajectory in flight. It asks again after each update, which only the agent itself receives.
-    - ``begin_part()`` is called before the first action of each `obtain_fragments` call in a continuing episode, so
-      that an agent can record its memory at a sequence's start.
-    - The keywords ``action_mask`` of `get_action` and ``action_masks`` of ``get_actions``: the actions that the
-      environment allows; see `streamsampler/docs/agents.md`.
-    - ``get_value(observation)``, for an agent with "value" in its infos: the value of the last observation of a
-      trajectory that did not terminate, for `batch.last_values`. It must not change the agent's memory. If each row has
-      a memory, it must accept the row's number as the keyword ``slot``, or is not called.
-    - ``get_param_converter()`` returns a small function, which the sampler keeps in pickled form in its own process. It
-      converts agent updates of the agent's own kind (such as a module) to parameters before they are sent, and returns
-      `NotImplemented` for others. An exception in it refuses the update.
+      and the same parameters (not a copy), or None. `AsyncWorker` then needs no copy for each trajectory in flight. It
+      asks
+      again after each update, which only the agent itself receives.
+    - ``begin_part()`` is called in a continuing episode before the first action of each `obtain_fragments` call, so
+      that an agent records its memory for sequences that start there.
+    - The keywords ``action_mask`` of `get_action` and ``action_masks`` of ``get_actions``: the allowed actions.
+    - ``get_value(observation)``, for an agent with "value" in its infos: the value of a trajectory's last observation
+      that is not terminal, for `batch.last_values`. It must not change the agent's memory. If each row has a memory, it
+      must
+      accept the row's number as the keyword ``slot``, or is not called.
+    - ``get_param_converter()`` returns a small picklable function for the sampler's process. It converts agent updates
+      of the agent's own kind (such as a module) to parameters before they are sent, and returns `NotImplemented` for
+      others.
+      An exception in it refuses the update.
 
     Agents are pickled into the workers. For example::
 
@@ -137,8 +139,7 @@ class AgentOfRows(Protocol):
     """An agent with only `get_actions`; see `Agent`."""
 
     @property
-    def get_actions(self) -> Callable[..., Any]:
-        """Chooses actions for several rows."""
+    def get_actions(self) -> Callable[..., Any]: ...
 
 
 class MaskedAgent(Protocol):
@@ -203,7 +204,6 @@ class _AwaitedCallableAgent(CallableAgent):
     """Makes an agent of an `async def`."""
 
     async def get_action(self, observation: Any) -> tuple[Any, dict[str, Any]]:  # type: ignore[override]
-        """Call the function; infos are empty."""
         return await self.function(observation), {}
 
 
@@ -211,17 +211,11 @@ class _MaskedCallableAgent(CallableAgent):
     """Makes an agent of a plain callable with the keyword `action_mask`."""
 
     def get_action(self, observation: Any, *, action_mask: Any = None) -> tuple[Any, dict[str, Any]]:
-        """Call the function; infos are empty."""
         return self.function(observation, action_mask=action_mask), {}
 
 
 def as_agent(obj: Any) -> Agent:
-    """Return an agent for any accepted form.
-
-    Agents are returned as they are, including agents with only `get_actions` (see `acts_alone`).
-
-    Args:
-        obj: An agent, a plain callable ``observation -> action``, or "random".
+    """Return an agent for any accepted form: an agent (returned as it is), a plain callable, or "random".
 
     Raises:
         UsageError: The object is none of these.
@@ -283,7 +277,7 @@ def is_module(obj: Any) -> bool:
 
 
 def is_agent(obj: Any) -> bool:
-    """Return whether an object is certainly an agent: an object with `get_action` or `get_actions`, a function, a name.
+    """Return whether an object is certainly an agent: it has `get_action` or `get_actions`, or is a function or a name.
 
     Other callables, such as a torch module, may be parameters.
     """
@@ -294,11 +288,12 @@ def is_agent(obj: Any) -> bool:
 
 
 def acts_alone(agent: Any) -> bool:
-    """Return whether an agent, wrapped or not, can choose single actions: false if it has only `get_actions`."""
+    """Return whether an agent, wrapped or not, has `get_action`."""
     return callable(getattr(agent, "get_action", None)) and getattr(agent, "wraps_what_acts_alone", True)
 
 
 def agent_waits(agent: Any) -> bool:
+    """Return whether an agent is asynchronous."""
     return has_coroutines(agent, "get_action", "get_actions")
 
 
@@ -306,11 +301,7 @@ _OF_ROWS = ("slots", "starts", "seeds", "draws")
 
 
 def is_row_independent(agent: Any) -> bool:
-    """Return an agent's `row_independent`; see `Agent`.
-
-    Raises:
-        UsageError: It is neither True nor False.
-    """
+    """Return an agent's `row_independent` (see `Agent`); raise UsageError unless True or False."""
     said = getattr(agent, "row_independent", False)
     if not isinstance(said, bool | np.bool_):
         raise UsageError(
@@ -321,13 +312,10 @@ def is_row_independent(agent: Any) -> bool:
 
 
 def reset_agent_function(agent: Any) -> Callable[[int], None] | None:
-    """Return a function that resets an agent with a seed at a trajectory's start; None for an agent without `reset`.
-
-    Args:
-        agent: An agent; its `reset` may accept a seed, a mask, both or nothing.
+    """Return a function that resets an agent with a seed at a trajectory's start; None without `reset`.
 
     Raises:
-        UsageError: Its `reset` demands other arguments.
+        UsageError: `reset` demands other arguments than a seed, a mask, both or nothing.
     """
     reset = getattr(agent, "reset", None)
     if not callable(reset):
@@ -355,8 +343,8 @@ def reset_agent_function(agent: Any) -> Callable[[int], None] | None:
 def shared_agent(agent: Any) -> Agent | None:
     """Return another agent with the same parameters and its own memory; None if the agent must be copied instead.
 
-    The agent's class itself must define `sharing_parameters` (see `Agent`): a wrapper that forwards the attribute by
-    `__getattr__` would be missing from the result.
+    Only `sharing_parameters` (see `Agent`) of the agent's own class counts: of a wrapper that forwards the attribute by
+    `__getattr__`, the result would lack the wrapper.
 
     Raises:
         UsageError: The method returned the agent itself, or an object without its methods.
@@ -391,6 +379,7 @@ def mask_argument(reset: Callable[..., Any]) -> str | None:
 
 
 def takes_seed(reset: Callable[..., Any]) -> bool:
+    """Return whether an agent's `reset` has the keyword `seed`."""
     signature = signature_of(reset)
     return signature is None or takes_keyword(signature, "seed")
 
@@ -419,12 +408,7 @@ def row_keywords(get_actions: Callable[..., Any]) -> set[str]:
 
 
 def takes_masks(agent: Any, *, together: bool = False) -> bool:
-    """Return whether an agent declares the keyword for action masks; see the page `agents`.
-
-    Args:
-        agent: The agent.
-        together: Check `action_masks` of `get_actions` instead of `action_mask` of `get_action`.
-    """
+    """Return whether `get_action` declares `action_mask`, or `get_actions` (`together`) declares `action_masks`."""
     method, keyword = ("get_actions", ACTION_MASKS) if together else ("get_action", ACTION_MASK)
     function = getattr(agent, method, None)
     return callable(function) and _declares(function, keyword)
@@ -436,5 +420,6 @@ def _declares(function: Callable[..., Any], keyword: str) -> bool:
 
 
 def takes_keyword(signature: inspect.Signature, name: str) -> bool:
+    """Return whether a signature has a parameter with this keyword."""
     parameter = signature.parameters.get(name)
     return parameter is not None and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)

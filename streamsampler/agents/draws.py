@@ -3,9 +3,11 @@
 Seeding a generator per trajectory costs microseconds, and with a generator for the whole batch, a row's numbers would
 depend on the number of rows. Therefore number p of a trajectory is a hash of its seed and p: a counter-based generator
 in the sense of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). The hash is SplitMix64 (Steele,
-Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014) with David Stafford's thirteenth mixer,
+Lea
+and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014) with David Stafford's thirteenth mixer,
 started at a hash of the seed. Normal numbers come in pairs by Box and Muller's method (Annals of Mathematical
-Statistics, 1958). It rejects nothing, so all rows use the same number of words.
+Statistics, 1958),
+which rejects nothing, so all rows use the same number of words.
 """
 
 from __future__ import annotations
@@ -45,8 +47,8 @@ class OfRows(ABC):
 class Draws(OfRows):
     """Draws random numbers for n rows, each from its own trajectory's stream.
 
-    An agent receives it as the keyword ``draws`` of its `get_actions`. A row's numbers depend on its trajectory's seed,
-    and on the number of earlier draws of the same kind in the trajectory; not on other rows, nor on the sizes of draws.
+    An agent receives it as the keyword ``draws`` of its `get_actions`. A row's numbers depend on its trajectory's seed
+    and the number of earlier draws of the same kind in the trajectory; not on other rows, nor on the sizes of draws.
 
     The caller starts trajectories in rows: ``prepared = draws.prepare(seeds)`` computes the first numbers of many
     trajectories together, then ``draws.begin(row, prepared, position)`` starts each. A row before its first trajectory
@@ -81,25 +83,17 @@ class Draws(OfRows):
 
     @classmethod
     def of(cls, seeds: Sequence[int]) -> Draws:
-        """Return draws for trajectories at their start.
-
-        Args:
-            seeds: The trajectories' seeds in row order, such as `batch.seeds`.
-        """
+        """Return draws for trajectories at their start, by their seeds in row order, such as `batch.seeds`."""
         draws = cls(len(seeds))
         draws._seeds = list(seeds)
         return draws
 
     def only(self, rows: NDArray[np.bool_] | None) -> None:
-        """Advance only some rows from now on: the others will receive the same numbers again when they draw.
-
-        Args:
-            rows: (n_rows,) bool, the rows to advance; None for all of them.
-        """
+        """Advance only some rows, (n_rows,) bool, from now on: others receive the same numbers again later. None means all."""
         self._steps = None if rows is None else rows.astype(np.int64)
 
     def with_rows(self, n_rows: int) -> Draws:
-        """Return draws with more rows: the present rows continue, the others have no trajectory yet."""
+        """Return draws with more rows: present rows continue, the others have no trajectory yet."""
         wider = Draws(n_rows)
         wider._seeds[: self.n_rows] = self._seeds
         streams: list[_NumberStream | None] = []
@@ -115,11 +109,7 @@ class Draws(OfRows):
         return wider
 
     def of_rows(self, rows: NDArray[np.int64]) -> RowsOfDraws:
-        """Return draws for some rows, without advancing the others.
-
-        Args:
-            rows: (n,) row numbers.
-        """
+        """Return draws for some rows, by number, without advancing the others."""
         return RowsOfDraws(self, rows)
 
     def random(self) -> Numbers:
@@ -133,11 +123,7 @@ class Draws(OfRows):
         return numbers
 
     def normal(self, k: int) -> Numbers:
-        """Draw k standard normal numbers for each row: (n_rows, k) float64.
-
-        Args:
-            k: Numbers per row.
-        """
+        """Draw k standard normal numbers for each row: (n_rows, k) float64."""
         stream = self._normal
         if stream is None or stream.left < k:
             stream = self._normal = self._filled(stream, _normals, k)
@@ -148,23 +134,13 @@ class Draws(OfRows):
         return numbers
 
     def prepare(self, seeds: Sequence[int]) -> Prepared:
-        """Compute the first numbers of many trajectories together, for `begin`.
-
-        Args:
-            seeds: The trajectories' seeds.
-        """
+        """Compute the first numbers of many trajectories together, for `begin`."""
         prepared = Prepared(seeds)
         prepared.compute(self._streams)
         return prepared
 
     def begin(self, row: int, prepared: Prepared, position: int) -> None:
-        """Start a trajectory's stream in a row.
-
-        Args:
-            row: The row.
-            prepared: A result of `prepare`.
-            position: The position of the trajectory's seed in the arguments of `prepare`.
-        """
+        """Start a trajectory's stream in a row; `position` is of its seed in the arguments of `prepare`."""
         self._seeds[row] = prepared.seeds[position]
         if prepared.streams is not self._streams:
             prepared.compute(self._streams)
@@ -186,11 +162,7 @@ class Draws(OfRows):
 
 
 class RowsOfDraws(OfRows):
-    """Draws random numbers for some rows of a `Draws`; see `Draws.of_rows`.
-
-    Attributes:
-        n_rows: The number of rows.
-    """
+    """Draws random numbers for some rows of a `Draws`; see `Draws.of_rows`."""
 
     def __init__(self, draws: Draws, rows: NDArray[np.int64]) -> None:
         self.n_rows = len(rows)
@@ -199,11 +171,9 @@ class RowsOfDraws(OfRows):
         self._mask[rows] = True
 
     def random(self) -> Numbers:
-        """Draw a number for each row; see `Draws.random`."""
         return self._drawn(self._draws.random)
 
     def normal(self, k: int) -> Numbers:
-        """Draw k numbers for each row; see `Draws.normal`."""
         return self._drawn(lambda: self._draws.normal(k))
 
     def _drawn(self, draw: Callable[[], Numbers]) -> Numbers:
@@ -223,13 +193,14 @@ class Prepared:
     Attributes:
         seeds: Their seeds.
         streams: The streams of the numbers.
-        tables: For each stream, the columns that `Draws.begin` needs; the last is each trajectory's buffer row.
+        tables: For each stream, the columns for `Draws.begin`; the last is each trajectory's buffer row.
     """
 
     def __init__(self, seeds: Sequence[int]) -> None:
         self.seeds = seeds
 
     def compute(self, streams: tuple[_NumberStream, ...]) -> None:
+        """Compute the first numbers of these streams."""
         self.streams = streams
         self.tables = [
             (stream.rows, stream.at_view, stream.begins, list(stream.first(self.seeds))) for stream in streams
@@ -239,14 +210,8 @@ class Prepared:
 class _NumberStream:
     """Numbers of one kind, computed ahead for each row.
 
-    A row of the buffer ends with its stream's key and the stream position of the row's first number: copying a single
+    A row of the buffer ends with its stream's key and the stream position of its first number, so copying a single
     buffer row starts a trajectory.
-
-    Args:
-        compute: Computes the numbers.
-        keys: (n,) the rows' keys.
-        positions: (n,) each row's next position in its stream.
-        size: Numbers per row of the buffer.
 
     Attributes:
         size: Numbers per row of the buffer.
@@ -275,7 +240,6 @@ class _NumberStream:
 
     @property
     def keys(self) -> Words:
-        """(n,) the rows' keys."""
         return self._words[:, -2]
 
     def positions(self) -> Words:
@@ -290,12 +254,10 @@ class _NumberStream:
         self.left = self.size - int(odd.max())
 
     def first(self, seeds: Sequence[int]) -> Numbers:
-        """Return the buffer rows, (n, size + 2), of trajectories at their start."""
         keys = _keys(seeds, self._compute)
         return self._computed(keys, np.zeros_like(keys))
 
     def windows_of(self, k: int) -> tuple[Numbers, NDArray[np.int64]]:
-        """Compute, store and return `windows[k]`."""
         self.windows[k] = found = sliding_window_view(self.flat, k), self.ones * k
         return found
 
@@ -314,8 +276,8 @@ _Compute = Callable[[Words, Words, int], Numbers]
 def _size_for(k: int) -> int:
     """Return how many numbers to compute at a time for each row, for draws of k.
 
-    Pairs of them fill whole vectors of any processor. In the remainder of a vectorised loop, logarithms and tangents
-    may have other bits, and numbers would depend on the number of rows.
+    Pairs fill whole vectors of any processor: in a loop's remainder, logarithms and tangents may have other bits, and
+    numbers would depend on the number of rows.
     """
     return -(-max(min(_CALLS * k, _MANY), 2 * k) // 32) * 32
 
@@ -343,7 +305,6 @@ def _normals(keys: Words, positions: Words, size: int) -> Numbers:
 
 
 def _keys(seeds: Sequence[int], compute: _Compute) -> Words:
-    """Return the start of each trajectory's stream."""
     return _mixed(np.array(seeds, dtype=np.uint64) + _KINDS[compute])
 
 

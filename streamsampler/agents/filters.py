@@ -58,11 +58,7 @@ class Filter(Protocol):
 
 
 def check_filter(given: Any, name: str) -> None:
-    """Check an argument for a filter, or None.
-
-    Raises:
-        UsageError: It is neither; names the missing method.
-    """
+    """Refuse an argument that is neither a filter nor None; name the missing method."""
     if given is None:
         return
     if isinstance(given, type):
@@ -108,11 +104,7 @@ class Filters:
         return {name: _text(given) for name, given in each.items() if given is not None}
 
     def summaries(self, rollouts: Rollouts) -> bytes:
-        """Return the trajectories' summaries, pickled, because the engine reuses the rollouts' memory before the merge.
-
-        Returns:
-            Pickled summaries of observations, and of rewards, in order; None for each trajectory without a filter.
-        """
+        """Return the trajectories' summaries, pickled: the engine reuses the rollouts' memory before the merge."""
         if rollouts.policies:
             found: Any = self._of_several(
                 rollouts.n_trajectories,
@@ -197,8 +189,7 @@ def _of_each(given: Filter | None, data: Any, lengths: NDArray[np.int64]) -> Col
     ]
 
 
-class _ByPolicy(dict[str, list[Any]]):
-    """Summaries of an episode's agents, by policy."""
+class _ByPolicy(dict[str, list[Any]]): ...
 
 
 def _merged(name: str, given: Any, summaries: list[Any]) -> Any:
@@ -244,7 +235,7 @@ _HIDDEN = ("get_param_converter",)  # updates arrive here already converted
 
 
 class FilterParameters(dict[str, Any]):
-    """A parameter value that replaces a `FilteredAgent`'s filter, sent to all copies like other parameters."""
+    """A parameter value that replaces a `FilteredAgent`'s filter."""
 
     def __init__(self, filter: Filter, space: Any = None) -> None:  # noqa: A002 - what it is
         super().__init__(filter=filter, space=space)
@@ -253,10 +244,8 @@ class FilterParameters(dict[str, Any]):
 class FilteredAgent:
     """Shows an agent filtered observations; the filter's statistics are constant.
 
-    Workers use it where a sampler has an `observation_filter`. Use it directly where no such argument exists
-    (`compare`, your own loop, a file): ``FilteredAgent(agent, sampler.filters.observation)``. The agent's other
-    methods, such as
-    `reset` and `set_param_values`, pass through.
+    Workers use it for an `observation_filter`. Use it directly in `compare`, your own loop, or a file:
+    ``FilteredAgent(agent, sampler.filters.observation)``. The agent's other methods, such as `reset`, pass through.
 
     Args:
         agent: An agent, in any form that samplers accept.
@@ -300,11 +289,7 @@ class FilteredAgent:
         self._set(state["filter"], state["space"])
 
     def sharing_parameters(self) -> FilteredAgent | None:
-        """Return an agent with the same filter (until an update) around another agent that shares parameters.
-
-        Returns:
-            The agent; None if the inner agent must be copied, or for a subclass, which may have further state.
-        """
+        """Return an agent with the same filter around another agent that shares parameters, or None."""
         return self._sharing() if type(self) is FilteredAgent else None
 
     def _sharing(self) -> FilteredAgent | None:
@@ -361,7 +346,6 @@ _ON_OBSERVATIONS = {"get_actions": "_apply", "get_value": "_seen"}
 
 
 def _as_of(space: Any, observation: Any) -> Any:
-    """Return an observation with its space's dtypes."""
     if isinstance(space, gym_spaces.Dict):
         return {key: _as_of(child, observation[key]) for key, child in space.spaces.items()}
     if isinstance(space, gym_spaces.Tuple):

@@ -1,9 +1,8 @@
 """Heads: turn a policy network's outputs into actions and log-probabilities.
 
-Sampling runs in plain Python and NumPy: for a single observation, `torch.distributions` takes three times as long as
-the whole forward pass of a small network. Log-probabilities are the textbook densities, in float64. The squashed
-Gaussian
-and its stable log-density are from Soft Actor-Critic (Haarnoja et al., 2018, appendix C).
+Sampling runs in plain Python and NumPy: for a single observation, `torch.distributions` takes three times as long as a
+small network. Log-probabilities are the textbook densities, in float64. The squashed Gaussian and its stable
+log-density are from Soft Actor-Critic (Haarnoja et al., 2018, appendix C).
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ class Head(ABC):
     """Turns a module's outputs into actions.
 
     Attributes:
-        names: The outputs' names, where the module returns a dict; a module may omit the last names.
+        names: The outputs' names in a dict; a module may omit the last names.
         row_independent: Whether each row of a result depends only on that row and its draws, and `batch` accepts
-            `Draws`; see `Agent`.
+            `Draws`.
     """
 
     names: tuple[str, ...]
@@ -50,7 +49,7 @@ class Head(ABC):
 
         Args:
             outputs: The module's outputs in the order of `names`, with n rows each.
-            random: A generator for all rows; with `row_independent`, alternatively draws for n rows.
+            random: A generator for all rows; with `row_independent`, also draws for n rows.
             deterministic: Return the mode instead of a random draw.
 
         Returns:
@@ -64,9 +63,7 @@ class Head(ABC):
 
 
 class CategoricalHead(Head):
-    """For Discrete action spaces: the module returns n logits, normalised or not.
-
-    Actions with a logit of minus infinity are never chosen. The infos have `log_prob`.
+    """For Discrete action spaces: the module returns n logits, normalised or not; minus infinity forbids an action.
 
     Args:
         space: The action space.
@@ -136,12 +133,12 @@ class GaussianHead(Head):
     The mean has n rows, each of the action's shape or flat. The log standard deviation has the same form, or a row for
     all.
 
-    Draws may lie outside the box. Either the action is *clipped* to the box: then `log_prob` is the log-density of the
-    unclipped action, as the policy gradient needs (and as in OpenAI's baselines). Or it is *squashed*, `low + (high -
-    low) * (tanh(raw) + 1) / 2`: then `log_prob` is the log-density of the squashed action itself. The infos have
-    `log_prob`, and
-    `raw_action`, (n, *A), the draw itself. A learner computes its own log-density at `raw_action`; the squashing term
-    does not depend on the parameters, and cancels in a ratio.
+    Draws may lie outside the box. Either the action is *clipped*: then `log_prob` is the log-density of the unclipped
+    action, as the policy gradient needs (and as in OpenAI's baselines). Or it is *squashed*,
+    `low + (high - low) * (tanh(raw) + 1) / 2`: then `log_prob` is the log-density of the squashed action. The infos
+    have `log_prob`, and `raw_action`, (n, *A), the draw itself. A learner computes its own log-density at `raw_action`;
+    the
+    squashing term does not depend on the parameters, and cancels in a ratio.
 
     Args:
         space: The action space, a Box of floats.
@@ -272,12 +269,12 @@ class ActsByHead:
             self._random.set_state(state)
 
     def _drawn_from(self, draws: Draws | None) -> np.random.RandomState | Draws:
-        """Return the source of a batch's draws: each row's own stream, if the head supports it."""
+        """Return each row's own stream, if the head supports it, otherwise the agent's generator."""
         return draws if draws is not None and self.head.row_independent else self._random
 
 
 def default_head(space: Space[Any]) -> Head:
-    """Return the head for an action space: categorical for Discrete, a clipped Gaussian for a Box of floats.
+    """Return a categorical head for a Discrete space, a clipped Gaussian head for a Box of floats.
 
     Raises:
         UsageError: The space is of another kind.
@@ -292,11 +289,7 @@ def default_head(space: Space[Any]) -> Head:
 
 
 def array_of(output: Any) -> NDArray[Any]:
-    """Return a module's output as an array.
-
-    Raises:
-        UsageError: NumPy has no such dtype.
-    """
+    """Return a module's output as an array; raise UsageError if NumPy has no such dtype."""
     if output.__class__ is np.ndarray:
         return cast("NDArray[Any]", output)
     try:

@@ -33,8 +33,8 @@ class Independence(NamedTuple):
     """The result of a probe: no row was seen to depend on others.
 
     Attributes:
-        conclusive: Whether the result holds for other parameters as well. It does not if no observation changes any
-            result, as with a last layer of zeros.
+        conclusive: Whether this holds for other parameters, too: not if no observation changes any result, as with a
+            last layer of zeros.
         of_place: Whether a row's result is the same at any position of the batch. False for an agent with `slots`.
     """
 
@@ -49,20 +49,17 @@ NOTHING_KNOWN = Independence(conclusive=False, of_place=False)
 def probe(agent: Any, example: Any, n_rows: int, mask_size: int | None = None) -> Independence:
     """Check that each row of an agent's batches is a function of that row alone, by comparing bits.
 
-    For any two rows, some call changes the observation of only one row of the pair: to its neighbour's, to zeros, and
-    to noise. Agents with a memory make two steps each time. A call that raises has no weight, because no environment
-    need
-    send such observations; if all calls raise, a warning is logged. Last, rows move to other positions of the batch,
-    with the random numbers of their trajectories.
-
-    Calls change an agent's memory, and may draw from global generators: probe before trajectories start.
+    For any two rows, some call changes the observation of only one of them: to its neighbour's, to zeros, and to noise.
+    Agents with a memory make two steps each time. A call that raises has no weight, because no environment need send
+    such observations; if all raise, a warning is logged. Last, rows move to other positions, with their trajectories'
+    random
+    numbers. Calls change an agent's memory, and may draw from global generators: probe before trajectories start.
 
     Args:
         agent: An agent with `get_actions`.
         example: Observations, a tree of (m, *O), as different as possible.
         n_rows: The number of rows of the agent's later batches.
-        mask_size: The size of an action mask, for an agent that receives masks; None without masks. All actions are
-            allowed.
+        mask_size: The size of the agent's action masks; None without masks. All actions are allowed.
 
     Raises:
         UsageError: A row depends on others, or the same batch has different results in two calls.
@@ -102,8 +99,8 @@ def _is_of_place(ask: Callable[..., Answers | None], plain: Any, expected: Answe
 def _question(agent: Any, like: Any, n_rows: int, masks: Mapping[str, Any]) -> Callable[..., Answers | None]:
     """Return a function that asks an agent for a batch of new trajectories and, if it has a memory, for the next step.
 
-    Observations are always in the same memory, because alignment can change bits. The second argument is the order of
-    the trajectories in the rows. The result is None if the agent raises.
+    Observations are always in the same memory, because alignment can change bits. `order` has the rows' trajectories.
+    The result is None if the agent raises.
     """
     get_actions, reset = agent.get_actions, getattr(agent, "reset", None)
     names = row_keywords(get_actions)
@@ -179,7 +176,7 @@ def _rows_of(answer: Any, n_rows: int) -> list[bytes]:
 
 
 def _moderate(leaf: NDArray[Any]) -> NDArray[Any]:
-    """Replace numbers so large that they would hide all others."""
+    """Replace numbers large enough to hide all others."""
     return leaf if leaf.dtype.kind != "f" else np.where(np.abs(leaf) < _LARGE, leaf, _noise(leaf))
 
 

@@ -27,11 +27,11 @@ _SHADOWING = {"forward", "_compiled_call_impl", *_PARAMETERS}
 class LayerCalls:
     """Calls a module, and the layers of an `nn.Sequential` without `nn.Module.__call__`; results are equal.
 
-    Only torch's own classes (no subclasses) are called directly, without hooks, parametrisations, compilation, or a
-    `forward` of the instance. Others are called as modules. Later changes are respected: parameters and other
-    attributes are looked up in each call; layers, classes and hooks are compared with those of the first call. Only a
-    method of a
-    torch class replaced after the first call goes unnoticed.
+    Only torch's own classes (no subclasses) are called directly, without hooks, parametrisations, compilation, or an
+    instance's `forward`; others as modules. Later changes are respected: parameters and attributes are looked up in
+    each call; layers, classes and hooks are compared with the first call's. Only a method of a torch class replaced
+    after the
+    first call goes unnoticed.
     """
 
     def __init__(self) -> None:

@@ -36,7 +36,7 @@ def mask_size(space: Space[Any]) -> int | None:
     """Return the number of values of a space's masks; None for a space without masks.
 
     A Discrete space has a value per action, a MultiDiscrete space a value per choice of each part, part after part, and
-    a MultiBinary space two per bit: whether the bit may be 0, and whether it may be 1.
+    a MultiBinary space two per bit: may it be 0, and may it be 1.
     """
     if isinstance(space, Discrete):
         return int(space.n)
@@ -46,12 +46,7 @@ def mask_size(space: Space[Any]) -> int | None:
 
 
 def flat_mask(size: int | None, given: Any) -> Mask | None:
-    """Copy a mask of any form into a flat array; return None for any other value.
-
-    Args:
-        size: See `mask_size`.
-        given: Booleans, zeros and ones, in an array of any shape or in sequences, nested or not.
-    """
+    """Copy a mask (booleans, zeros and ones, in any shape or nesting) into a flat array; None for other values."""
     if given.__class__ is np.ndarray and given.dtype == np.bool_:
         return given.flatten() if given.size == size else None
     try:
@@ -101,7 +96,7 @@ class MaskFinder:
     Args:
         env: The environment; None for none.
         space: Its action space.
-        warn: Called with the place and a message, if a value has the name of a mask, but another form.
+        warn: Receives the place and a message, if a value has the name of a mask, but another form.
 
     Attributes:
         size: See `mask_size`.
@@ -122,12 +117,7 @@ class MaskFinder:
         return self._all.copy() if mask is None and self._all is not None else mask  # the agent may change its copy
 
     def find(self, observation: Any, info: Any) -> Mask | None:
-        """Return the next action's mask, or None.
-
-        Args:
-            observation: The observation to act on.
-            info: The info of the same timestep.
-        """
+        """Return the next action's mask, or None."""
         mask = None
         if isinstance(observation, dict) and ACTION_MASK in observation:
             mask = self._flat(_IN_OBSERVATION, observation[ACTION_MASK])
@@ -174,10 +164,7 @@ def _described(given: Any) -> str:
 
 
 def method_of(env: Any) -> Any:
-    """Return the attribute `action_masks` of an environment or its wrappers; None without it.
-
-    If it is a property that raises, return the exception.
-    """
+    """Return `action_masks` of an environment or its wrappers, or None; of a property that raises, the exception."""
     try:
         return env.get_wrapper_attr(ACTION_MASKS)
     except AttributeError:

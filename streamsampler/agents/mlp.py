@@ -53,15 +53,15 @@ class MlpAgent(ActsByHead):
     An agent update may also be a similar network, or its `state_dict`; with a Gaussian head, `log_std` is a parameter,
     too.
 
-    Results are those of `TorchAgent` with the module to float32's precision: the last digits differ from torch's.
-    Heads, infos and seeding are the same. `TorchAgent.to_numpy` makes an MlpAgent, and compares both.
+    Results, infos and seeding are those of `TorchAgent` with the module, up to float32's last digits.
+    `TorchAgent.to_numpy` makes an MlpAgent, and compares both.
 
     Args:
         network: An `nn.Sequential`, nested or not. Observations are vectors, or of any shape after a leading Flatten.
             The agent holds the network: `get_param_values`, `reset` and pickling read its current parameters.
         head: A head, or an action space for its default: `CategoricalHead` for Discrete, `GaussianHead` for Box.
         log_std: For a Gaussian head, the parameter with the logarithm of the standard deviation, (*A) or flat.
-        deterministic: Choose the mode of the distribution, as evaluations do, instead of drawing from it.
+        deterministic: Choose the mode of the distribution instead of drawing from it.
 
     Attributes:
         largest_difference: The largest difference from torch's outputs that `compare` found; None before.
@@ -136,8 +136,7 @@ class MlpAgent(ActsByHead):
 
         Args:
             outputs_of: Returns torch's outputs for observations, (n, …).
-            observations: (n, *O), such as `batch.observations`; None for 512 vectors of normal numbers, half of them
-                ten times as large.
+            observations: (n, *O); None for 512 vectors of normal numbers, half of them ten times as large.
 
         Raises:
             UsageError: The outputs differ by more than rounding.
@@ -173,7 +172,7 @@ class MlpAgent(ActsByHead):
             The action, and infos: `log_prob`, and further entries of the head.
 
         Raises:
-            ActionError: The network's output has a wrong shape, or is not finite.
+            ActionError: The network's output is not finite, or does not fit.
             UsageError: The observation does not fit the network.
         """
         outputs = self._outputs(np.asarray(observation, dtype=np.float32)[None])
@@ -181,7 +180,7 @@ class MlpAgent(ActsByHead):
 
     @property
     def row_independent(self) -> bool:
-        """Whether the head's rows are independent; the network computes each row by itself."""
+        """Whether the head's rows are independent."""
         return self.head.row_independent
 
     def get_actions(self, observations: Any, *, draws: Draws | None = None) -> tuple[Any, dict[str, Any]]:
@@ -245,7 +244,6 @@ class MlpAgent(ActsByHead):
 
 
 def _flat(network: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    """Yield nested modules, with their names in the state_dict."""
     if type(network).__name__ != "Sequential":
         raise UsageError(f"MlpAgent takes an nn.Sequential, not {network!r}; TorchAgent takes any module")
     for name, module in network.named_children():

@@ -28,10 +28,6 @@ class PolicyNames:
         names: The known names. None allows any name: without `policy_of`, the agent id up to its last `_`, or the whole
             agent id.
 
-    Attributes:
-        policy_of: See `name_for`.
-        names: As passed.
-
     Raises:
         UsageError: `policy_of` is neither a function of agent id and trajectory index nor a dict of names.
     """
@@ -52,15 +48,7 @@ class PolicyNames:
             )
 
     def name_for(self, agent_id: str, index: int) -> str:
-        """Return the name of the policy that acts for an agent in a trajectory.
-
-        Args:
-            agent_id: The environment's name of the agent.
-            index: The trajectory index.
-
-        Raises:
-            UsageError: No policy has the name.
-        """
+        """Return the name of the policy that acts for an agent in a trajectory; UsageError if no policy has it."""
         chosen = self.policy_of
         if chosen is None:
             return self._name_of_agent(agent_id)
@@ -86,12 +74,7 @@ class PolicyNames:
         return next(iter(names)) if name is None else name
 
     def may_play(self, name: str, agent_ids: Iterable[str]) -> list[str]:
-        """Return the agents for which a policy may act in some trajectory: all of them, where a function chooses.
-
-        Args:
-            name: The policy's name.
-            agent_ids: All possible agents.
-        """
+        """Return the agents for which a policy may act in some trajectory: all of them, where a function chooses."""
         if callable(self.policy_of):
             return list(agent_ids)
         found = []
@@ -112,14 +95,7 @@ class PolicyNames:
 
 
 class Policies(PolicyNames):
-    """Agents by policy name, and the choice of a policy for each agent of the environment.
-
-    Args:
-        agents: The agents, by policy name.
-        policy_of: See `PolicyNames`.
-
-    Attributes:
-        agents: The agents.
+    """Agents by policy name, and the choice of a policy for each agent of the environment; see `PolicyNames`.
 
     Raises:
         UsageError: The dict is empty, a name is not a string, or `policy_of` is invalid.
@@ -132,11 +108,7 @@ class Policies(PolicyNames):
         super().__init__(policy_of, self.agents)
 
     def get_action(self, observation: Any) -> Any:
-        """Raise, because policies act only in environments of several agents.
-
-        Raises:
-            UsageError: Always.
-        """
+        """Raise UsageError, because policies act only in environments of several agents."""
         del observation
         raise UsageError(
             "agents={…} is for environments of several agents (PettingZoo's), and this one has one agent: pass one "
@@ -148,7 +120,7 @@ class PolicyUpdates(dict[str, tuple[Any, ...]]):
     """Cumulative updates by policy name: a pickled new agent, pickled parameters, and the agent's mark, each or None.
 
     Attributes:
-        traits: The traits of new agents by policy name, which decide on later updates.
+        traits: Traits of new agents by policy name.
     """
 
     traits: Mapping[str, Any] = {}
@@ -164,12 +136,7 @@ class PolicyUpdates(dict[str, tuple[Any, ...]]):
 
 
 def with_policies(agents: Any, policy_of: PolicyOf | None) -> Any:
-    """Return a sampler's `agents` argument, with a dict as `Policies`.
-
-    Args:
-        agents: An agent, or a dict of agents by policy name.
-        policy_of: See `Policies`; with it, a single agent becomes the policy "shared".
-    """
+    """Return a sampler's `agents`, as `Policies` for a dict, or with `policy_of` as the single policy "shared"."""
     if isinstance(agents, Mapping):
         return Policies(agents, policy_of)
     return agents if policy_of is None else Policies({SHARED: agents}, policy_of)

@@ -20,9 +20,9 @@ class RandomAgent:
     """Draws its actions uniformly from a space.
 
     A trajectory's actions depend on its seed alone: `DefaultWorker` and `VecWorker` draw the same. Where the
-    environment has action masks (see the page `agents`), only allowed actions are drawn. In your own loop, pass the
-    masks, except masks
-    in observations.
+    environment has action masks (see the page `agents`), only allowed actions are drawn; in your own loop, pass masks
+    that are not in
+    observations.
 
     Args:
         action_space: The space; None for the environment's.
@@ -52,14 +52,7 @@ class RandomAgent:
             self._by_row = []
 
     def reset(self, seed: int) -> None:
-        """Seed the space at a trajectory's start.
-
-        Args:
-            seed: The trajectory's seed for its agent.
-
-        Raises:
-            UsageError: The agent has no space yet.
-        """
+        """Seed the space at a trajectory's start."""
         self._space().seed(seed)
 
     def get_state(self) -> Any:
@@ -90,16 +83,13 @@ class RandomAgent:
     def get_actions(
         self, observations: Any, *, starts: Any = None, seeds: Any = None, action_masks: NDArray[np.bool_] | None = None
     ) -> tuple[list[Any], dict[str, Any]]:
-        """Draw n actions, each from its trajectory's own generator.
+        """Draw n actions, each from its trajectory's own generator; infos are empty.
 
         Args:
             observations: Tree of (n, *O).
             starts: (n,) bool, the rows that start a trajectory.
             seeds: (n,) ints, the seeds of the rows' trajectories. None draws all actions from `action_space`.
             action_masks: (n, k) bool, each row's allowed actions; None for the observations' own masks.
-
-        Returns:
-            The actions, a list of n, and empty infos.
 
         Raises:
             UsageError: The agent has no space yet, or the number of rows is unknown.

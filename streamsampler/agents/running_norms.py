@@ -17,16 +17,7 @@ from streamsampler.data.trees import same
 
 
 def check_moments(moments: Any, space: Any, name: str) -> None:
-    """Check that statistics fit an observation space; NumPy's broadcasting would hide a mismatch.
-
-    Args:
-        moments: A `Moments`, None, or a dict or tuple of them.
-        space: The space.
-        name: The filter's name in errors.
-
-    Raises:
-        UsageError: The statistics are of another space; shows both shapes.
-    """
+    """Check that statistics fit an observation space: NumPy's broadcasting would hide a mismatch."""
     if moments is None:
         return
     if isinstance(moments, dict):
@@ -197,7 +188,7 @@ _EPSILON = 1e-8
 
 
 class _NormOfLeaf:
-    """Normalises an array, in the array's own dtype.
+    """Normalises an array in its own dtype.
 
     A timestep costs about a microsecond per NumPy call, two or three after a network has filled the processor's caches:
     hence only four calls, on operands of a single dtype.
@@ -293,7 +284,6 @@ class RunningMoments:
         self._set(self._moments)
 
     def __eq__(self, other: object) -> bool:
-        """Return whether settings and statistics are equal, bit for bit."""
         return type(other) is type(self) and same(self.__getstate__(), other.__getstate__())
 
     __hash__ = None  # type: ignore[assignment]
@@ -305,7 +295,6 @@ class RunningMoments:
 
     @property
     def _statistics(self) -> str:
-        """The number of timesteps in the statistics, and a digest that identifies them."""
         if not self.count:
             return "no statistics"
         digest = hashlib.sha256()
@@ -355,7 +344,7 @@ class RunningNorm(RunningMoments):
         check_moments(self._moments, space, f"the observation filter {type(self).__name__}")
 
     def on_arrays_of(self, space: Any) -> Callable[[NDArray[Any]], NDArray[Any]] | None:
-        """Return a faster `apply` for arrays of a space's dtype and shape; None if none is faster."""
+        """Return a faster `apply` for arrays of a space's dtype and shape, or None."""
         if type(self).apply is not RunningNorm.apply or self._plan.__class__ is not _NormOfLeaf:
             return None
         is_fit = isinstance(space, Box) and space.shape and space.dtype.kind == "f"
@@ -396,8 +385,8 @@ class RunningReturnNorm(RunningMoments):
     """Scales rewards: `reward / sqrt(variance + epsilon)`, clipped to `-clip … clip`.
 
     The variance is of the discounted return so far, `R[t] = gamma * R[t - 1] + reward[t]`, which starts at 0 in each
-    trajectory, and in fragments in each part of an episode: where parts are shorter than about `2 / (1 - gamma)`
-    timesteps, rewards come out larger. Rewards keep their sign. Before the first statistics, rewards pass unchanged.
+    trajectory, and in fragments in each part of an episode: in parts shorter than about `2 / (1 - gamma)` timesteps,
+    rewards come out larger. Rewards keep their sign. Before the first statistics, rewards pass unchanged.
 
     Args:
         gamma: The discount, 0 to 1.

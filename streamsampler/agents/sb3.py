@@ -66,9 +66,6 @@ _BY_ATTRIBUTE = {
 def algorithm_of(path: str | PathLike[str]) -> str:
     """Return the name of a saved model's training algorithm.
 
-    Args:
-        path: The `.zip` file.
-
     Raises:
         UsageError: The file is not a Stable-Baselines3 model, or its algorithm is unknown.
         OSError: The file cannot be read.
@@ -104,7 +101,7 @@ class SB3Agent:
     pickled or asked for its parameters. Recorded data, rewards included, is the environment's own.
 
     A policy whose `predict` has the argument `action_masks`, as MaskablePPO's, receives the environment's masks (see
-    the page `agents`). A recurrent policy receives its state, and the starts of trajectories. Random policies draw from
+    the page `agents`); a recurrent policy receives its state, and the starts of trajectories. Random policies draw from
     the
     global generators, which are seeded for each trajectory.
 
@@ -151,12 +148,13 @@ class SB3Agent:
         Args:
             path: The `.zip` file. It does not contain statistics.
             algorithm: A class with `load`, or its name in `stable_baselines3` or `sb3_contrib`, such as "PPO"; None
-                detects it from the file.
+                detects it.
             deterministic: Passed to `predict`.
             vec_normalize: The file of `VecNormalize.save`, such as "vecnormalize.pkl", for a model trained under a
                 `VecNormalize`. It is a pickle: pass only files that you trust. With None, such a file in the folder of
                 `path`, or an on-policy model trained under a `VecNormalize`, causes a `VecNormalizeWarning`; False
-                means that training observations were not normalised.
+                means that training
+                observations were not normalised.
 
         Raises:
             ImportError: The package is not installed.
@@ -204,8 +202,7 @@ class SB3Agent:
     def sharing_parameters(self) -> SB3Agent | None:
         """Return an agent with the same policy and statistics (until an update) and its own state.
 
-        Returns:
-            The agent; None for a subclass or a policy that is not a torch module, which may have further state.
+        Subclasses, and policies that are not torch modules, may have further state: the result is None.
         """
         if type(self) is not SB3Agent or not self._on_torch:
             return None
@@ -378,7 +375,6 @@ class _ModelConverter:
 
 
 def _vec_normalize_of(model: Any, given: Any) -> Any:
-    """Return the `VecNormalize` for an argument `vec_normalize`; None for none."""
     if given is False:
         return None
     if given is None:
@@ -388,13 +384,7 @@ def _vec_normalize_of(model: Any, given: Any) -> Any:
 
 
 def _warn_of_missing_statistics(model: Any, name: str, found: Path | None) -> None:
-    """Warn of a model without statistics that was probably trained with them.
-
-    Args:
-        model: The model.
-        name: Its name in the warning.
-        found: A file of statistics that is probably the model's, or None.
-    """
+    """Warn of a model without statistics that was probably trained with them; `found` is a file of them."""
     # Training under a VecNormalize sets this attribute. Algorithms with a replay buffer set it in any case.
     is_told = getattr(model, "_last_original_obs", None) is not None and not hasattr(model, "learning_starts")
     if not is_told and found is None:

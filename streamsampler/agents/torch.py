@@ -50,8 +50,8 @@ class TorchAgent(ActsByHead):
     - a tensor, the head's first parameter: logits, or the mean;
     - or a tuple of the head's parameters: `(mean, log_std)`;
     - or a dict of the head's parameters by name: `logits`, or `mean` and `log_std`. Other entries are recorded in
-      `agent_infos`. The entry `value`, (n,) or (n, 1), becomes a number per timestep, and is also computed for each
-      last observation that is not terminal: see `batch.values` and `batch.last_values`.
+      `agent_infos`. The entry `value`, (n,) or (n, 1), becomes a number per timestep, and is also computed for last
+      observations that are not terminal: see `batch.values` and `batch.last_values`.
 
     If a module returns no `log_std`, a Gaussian head uses the module's parameter of that name.
 
@@ -61,20 +61,17 @@ class TorchAgent(ActsByHead):
     `(outputs, state)` with a state of the same shapes and dtypes. (`torch.nn.LSTM` has rows on its second axis: let the
     module swap them.) It may change its input in place and return it. Each row of a batch has its own state, in every
     kind of worker; an episode in fragments resumes with its state in another worker. `agent_infos["state"]` has the
-    states at
-    possible starts of sequences for learning: at the first timestep of each trajectory, or part of an episode, and at
-    each `state_every`-th after it; a tuple becomes a dict by position. `batch.minibatches(…, by="sequence")` cuts at
-    these
-    timesteps.
+    states where
+    sequences for learning may start: at the first timestep of each trajectory, or part of an episode, and at each
+    `state_every`-th after it; a tuple becomes a dict by position. `batch.minibatches(…, by="sequence")` cuts there.
 
     Workers have a copy of the module on the CPU, in evaluation mode (no dropout) and inference mode, on the threads of
     the sampler's `worker_threads`. Actions are drawn from the agent's own generator, seeded by `reset`, so they depend
     on the
-    trajectory's seed alone, and not on the environment's use of the global generators. (It is a
-    `numpy.random.RandomState`: the fastest to seed, with a stream frozen for good.) The module's own draws come from
-    torch's global generator, which the
-    worker seeds for each trajectory. `VecWorker` seeds it for each block, and accepts such a module only with a
-    `block_size`.
+    trajectory's seed alone. (It is a `numpy.random.RandomState`: the fastest to seed, with a stream frozen for good.)
+    The module's own draws come from torch's global generator, seeded for each trajectory. `VecWorker` seeds it for each
+    block,
+    and accepts such a module only with a `block_size`.
 
     Args:
         module: The policy. The agent holds it: training changes the agent in this process, but not in workers.
@@ -137,9 +134,7 @@ class TorchAgent(ActsByHead):
     def sharing_parameters(self) -> TorchAgent | None:
         """Return an agent with the same module and head, also after updates, and its own generator and states.
 
-        Returns:
-            The agent; None in your subclass, which may have further state and is copied, unless it overrides this
-            method.
+        A subclass of yours may have further state: it returns None and is copied, unless it overrides this method.
         """
         if type(self) not in (TorchAgent, RecurrentTorchAgent):
             return None
@@ -255,8 +250,8 @@ class TorchAgent(ActsByHead):
         numbers. Its network's outputs differ in the last digits: by at most `agent.largest_difference`.
 
         Args:
-            observations: Observations for a comparison of outputs, (n, *O), such as `batch.observations`. None for 512
-                vectors of normal numbers, half of them ten times as large.
+            observations: Observations for a comparison of outputs, (n, *O). None for 512 vectors of normal numbers,
+                half of them ten times as large.
 
         Raises:
             UsageError: The module is not an `nn.Sequential` of layers that `MlpAgent` knows, lacks `log_std` for a
@@ -423,7 +418,6 @@ class RecurrentTorchAgent(TorchAgent):
 
 
 def _with_state(infos: dict[str, Any], recorded: dict[str, Any]) -> dict[str, Any]:
-    """Add recorded states to an agent's infos."""
     if "state" in infos or "_state" in infos:
         raise UsageError("what the module remembers is recorded as 'state': give its own output another name")
     return infos | recorded
@@ -448,7 +442,6 @@ def _own(state: Any) -> Any:
 
 
 def _leaves_of(state: Any, rows: int | slice) -> Any:
-    """Return some rows of each tensor or array of a state."""
     return _map_states(lambda leaf: leaf[rows], state)
 
 
@@ -508,7 +501,6 @@ def _moved(tree: Any, device: Any) -> Any:
 
 
 def _tuple_like(given: tuple[Any, ...], children: list[Any]) -> tuple[Any, ...]:
-    """Return children in a tuple of the same class, named or not."""
     return type(given)(*children) if hasattr(given, "_fields") else tuple(children)
 
 
@@ -516,18 +508,14 @@ class _OfParameters:
     """Caches of parameters, common to all agents that share them.
 
     Attributes:
-        log_std: The module's parameter of that name; None before its first use and after updates.
+        log_std: The module's parameter; None before its first use and after updates.
     """
 
     log_std: NDArray[Any] | None = None
 
 
 class _Inputs:
-    """Copies observations into tensors whose memory is reused: half the cost of new tensors.
-
-    Args:
-        dtype: The tensors' dtype; None keeps the observations'.
-    """
+    """Copies observations into tensors whose memory is reused: half the cost of new tensors."""
 
     def __init__(self, dtype: np.dtype[Any] | None) -> None:
         self._dtype = dtype
@@ -540,7 +528,6 @@ class _Inputs:
         self._row_tensor: Any = None
 
     def one(self, observation: Any) -> Any:
-        """Return a batch with a single row."""
         if (
             observation.__class__ is not np.ndarray
             or observation.shape != self._shape
@@ -556,7 +543,6 @@ class _Inputs:
         return self._row_tensor
 
     def batch(self, observations: Any) -> Any:
-        """Return a batch of n rows."""
         if isinstance(observations, Mapping):
             return {key: self._child(key).batch(part) for key, part in observations.items()}
         if isinstance(observations, tuple):

@@ -50,11 +50,11 @@ class AgentTraits:
     Attributes:
         name: The agent's name, for errors.
         takes_parameters: Whether it has `set_param_values`.
-        callable_class: The full class name of a plain callable; otherwise None.
-        converter: The pickled function from `get_param_converter`; None without that method.
+        callable_class: A plain callable's full class name; otherwise None.
+        converter: The pickled function from `get_param_converter`, or None.
         takes_spaces: Whether it has `set_spaces`.
-        acts_alone: Whether it chooses single actions; otherwise it has only `get_actions`.
-        is_copied: Whether simultaneous trajectories need copies of it: it has a `reset`, and does not share parameters.
+        acts_alone: Whether it has `get_action`.
+        is_copied: Whether simultaneous trajectories need copies: it has a `reset`, and does not share parameters.
         waits: Whether `get_action` or `get_actions` is an `async def`.
         of_policies: Traits by policy name, for several policies; otherwise None.
     """
@@ -125,14 +125,9 @@ def has_rows_alone(agent: str, kind: str) -> UsageError:
 
 
 def resolved_update(update: Any, traits: AgentTraits) -> tuple[UpdateKind, Any]:
-    """Determine an update's effect on an agent.
+    """Return an update's effect on an agent with these traits.
 
-    Args:
-        update: Any agent update but None.
-        traits: The current agent's traits.
-
-    Returns:
-        "parameters" and the argument for `set_param_values`; or "agent" and the update, for `as_agent`.
+    The result is "parameters" and the argument for `set_param_values`, or "agent" and the update, for `as_agent`.
 
     Raises:
         UsageError: The agent does not accept the update.
@@ -161,7 +156,7 @@ def apply_agent_update(agent: Agent, update: Any) -> Agent:
     Args:
         agent: The current agent.
         update: None changes nothing. A tuple, dict or array goes to `set_param_values`, as does the result of
-            `get_param_converter` for an update of the agent's own kind. An agent or plain function replaces the agent.
+            `get_param_converter`. An agent or plain function replaces the agent.
 
     Raises:
         UsageError: The agent does not accept the update.
@@ -186,9 +181,9 @@ def updated_agent(agent: Agent | None, update: Any, spaces: tuple[Space[Any], Sp
     """Create or update an agent, and call `set_spaces` on a new agent.
 
     Args:
-        agent: The current agent; None if `update` is the first agent.
+        agent: The current agent; None if `update` is the first.
         update: See `apply_agent_update`.
-        spaces: The environment's observation and action space; None without an environment.
+        spaces: The environment's observation and action space, or None.
     """
     updated = as_agent(update) if agent is None else apply_agent_update(agent, update)
     # After a new environment the agent arrives again: where agents are not copied, as the same object.
@@ -198,11 +193,7 @@ def updated_agent(agent: Agent | None, update: Any, spaces: tuple[Space[Any], Sp
 
 
 def is_parameters(update: Any) -> bool:
-    """Return whether an agent update consists of parameters: a tuple, a dict or an array of any library.
-
-    Args:
-        update: Any agent update but None.
-    """
+    """Return whether an agent update (not None) consists of parameters: a tuple, dict or array of any library."""
     if isinstance(update, type) or is_agent(update) or callable(update):
         return False
     return isinstance(update, tuple | dict | np.ndarray) or hasattr(update, "__array__")
@@ -293,18 +284,14 @@ def _kind(obj: Any) -> str:
 def arrays_of(module: Any) -> dict[str, Any]:
     """Return a torch module's `state_dict` as NumPy arrays by name.
 
-    Arrays stay outside a pickle and are copied once, unlike tensors, whose bytes become part of it. Arrays share memory
-    with parameters on the CPU, as tensors of a `state_dict` do. Tensors without a NumPy dtype (bfloat16) stay tensors,
-    on the CPU; other objects are unchanged.
-
-    Args:
-        module: A torch module.
+    Arrays stay outside a pickle, unlike tensors, and are copied once. They share memory with parameters on the CPU.
+    Tensors without a NumPy dtype (bfloat16) stay tensors, on the CPU; other objects are unchanged.
     """
     return {name: array_of(value) for name, value in module.state_dict().items()}
 
 
 def array_of(value: Any) -> Any:
-    """Return a tensor as an array, or as a CPU tensor if NumPy has no such dtype; return other objects unchanged."""
+    """Return a tensor as an array, or on the CPU if NumPy has no such dtype; return other objects unchanged."""
     if not hasattr(value, "detach"):
         return value
     tensor = value.detach().cpu()
@@ -320,7 +307,7 @@ class ModuleConverter:
 
     Attributes:
         owner: The agent's class, for errors.
-        shapes: The shapes of the agent's parameters by name; None for other objects.
+        shapes: Shapes of the agent's parameters by name; None for other objects.
         array_of: Converts a tensor to an array.
     """
 
@@ -330,7 +317,6 @@ class ModuleConverter:
 
     @classmethod
     def like(cls, owner: str, values: Mapping[str, Any], array_of: Callable[[Any], Any] = array_of) -> ModuleConverter:
-        """Return a converter for an agent with these parameters."""
         return cls(owner, {name: _shape_of(value) for name, value in values.items()}, array_of)
 
     def __call__(self, update: Any) -> Any:
@@ -352,11 +338,6 @@ class ModuleConverter:
         return self.checked({name: self.array_of(value) for name, value in update.items()})
 
     def checked(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Check parameters for the agent's names and shapes, and return them.
-
-        Raises:
-            UsageError: Names or shapes differ.
-        """
         wrong = [f"{name} is missing" for name in self.shapes.keys() - values.keys()]
         wrong += [f"{name} is none of its" for name in values.keys() - self.shapes.keys()]
         for name, expected in self.shapes.items():
@@ -380,15 +361,7 @@ def _shape_of(value: Any) -> tuple[int, ...] | None:
 
 
 def load_arrays(module: Any, values: Any) -> None:
-    """Copy arrays into a module's parameters, without keeping their memory.
-
-    Args:
-        module: A torch module.
-        values: A result of `arrays_of`, or a `state_dict`.
-
-    Raises:
-        UsageError: The values are not a dict, or names or shapes differ from the module's.
-    """
+    """Copy a dict of arrays or tensors into a module's parameters; raise UsageError if they do not fit."""
     if not isinstance(values, dict):
         raise UsageError(
             f"the parameters of a torch module are a dict, as get_param_values gives it, and this is a "
@@ -415,13 +388,6 @@ def refuse_lazy(values: Mapping[str, Any], name: str) -> None:
     """Refuse lazy parameters, which get shapes and values in the module's first call.
 
     Each worker would draw its own values, so batches would depend on the number of workers.
-
-    Args:
-        values: A module's `state_dict`.
-        name: The module's name in the error.
-
-    Raises:
-        UsageError: A parameter is lazy; names all of them.
     """
     lazy = [path for path, value in values.items() if type(value).__name__.startswith("Uninitialized")]
     if lazy:

@@ -96,7 +96,6 @@ class ObservationStatistics:
         return normalized
 
     def arrays(self) -> dict[str, NDArray[np.float64]]:
-        """Return the statistics as parameters: arrays by name."""
         return {
             _name(kind, key): array
             for kind, arrays in (("mean", self.means), ("var", self.variances))
@@ -104,7 +103,6 @@ class ObservationStatistics:
         }
 
     def replaced(self, values: Mapping[str, Any]) -> ObservationStatistics:
-        """Return statistics with the arrays in `values`, under the names of `arrays`."""
         means = {key: np.array(values[_name("mean", key)], dtype=np.float64) for key in self.means}
         variances = {key: np.array(values[_name("var", key)], dtype=np.float64) for key in self.variances}
         return replace(self, means=means, variances=variances)
@@ -143,11 +141,8 @@ def find_statistics(archive: str | PathLike[str]) -> Path | None:
 def read_vec_normalize(source: Any) -> Filters:
     """Return filters with the settings and statistics of a `VecNormalize`.
 
-    The result has a `RunningNorm` if it normalises observations, a `RunningReturnNorm` if it normalises rewards.
-
     Args:
-        source: A `VecNormalize`, or the path of a file that its `save` wrote. The file is a pickle: open only files
-            from people you trust.
+        source: A `VecNormalize`, or a file of its `save`. The file is a pickle: open only files from people you trust.
 
     Raises:
         UsageError: The source is not a `VecNormalize`, or leaves out keys of a Dict that a `RunningNorm` would
@@ -229,7 +224,6 @@ def _fill(normalize: Any, observation: RunningNorm | None, reward: RunningReturn
 
 
 def _of_keys(running: dict[str, Any], facts: dict[str, Any]) -> dict[str, Moments | None]:
-    """Return moments by key of a Dict; None for keys that a `RunningNorm` passes unchanged."""
     spaces = facts["observation_space"].spaces
     lacking = [key for key, space in spaces.items() if _is_normalised(space) and key not in running]
     if lacking:

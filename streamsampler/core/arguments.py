@@ -57,8 +57,8 @@ def with_arguments_in_groups(*others: type) -> Callable[[Documented], Documented
     """Rewrite the signature and docstring of a class or function with its arguments in groups; a decorator.
 
     Args:
-        others: Classes decorated before, whose explanations fill the gaps of this docstring (missing arguments, or
-            "See `…`"). The arguments of the first class replace this one's `**options`.
+        others: Decorated classes. Their explanations fill gaps in this docstring (missing, or "See `…`"); the first
+            class's arguments replace this one's `**options`.
     """
 
     def decorate(documented: Documented) -> Documented:
@@ -92,18 +92,13 @@ def with_arguments_in_groups(*others: type) -> Callable[[Documented], Documented
 
 
 def _place(name: str) -> int:
-    """Return an argument's position in signatures.
-
-    Raises:
-        LookupError: The argument is in no group.
-    """
     if name not in _PLACES:
         raise LookupError(f"give `{name}` a group in GROUPS of streamsampler/core/arguments.py")
     return _PLACES[name]
 
 
 def _parts(doc: str) -> tuple[str, dict[str, str], list[str]]:
-    """Split a docstring into its text, its explanations by argument name, and its other sections."""
+    """Split a docstring into text, explanations by argument name, and other sections."""
     text, *others = re.split(r"\n\n(?=Args:\n|Attributes:\n|Returns:\n|Raises:\n)", inspect.cleandoc(doc))
     arguments = next((section for section in others if section.startswith("Args:\n")), "")
     each = re.split(r"(?m)^(?=    \w+: )", arguments.removeprefix("Args:\n"))

@@ -18,21 +18,16 @@ _LEFTOVER = re.compile(r"\..+\.[0-9a-f]{12}\.tmp")
 
 
 def temporary_beside(target: Path) -> Path:
-    """Return a new temporary name in the file's own directory."""
     return target.with_name(f".{target.name}.{secrets.token_hex(6)}.tmp")
 
 
 def is_leftover(name: str) -> bool:
-    """Return whether a file name is temporary, left by a writer that was killed."""
+    """Return whether a name is a temporary file's, left by a killed writer."""
     return _LEFTOVER.fullmatch(name) is not None
 
 
 def write_whole(target: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write a file under a temporary name, sync it to disk, and rename it.
-
-    Args:
-        target: The file, replaced if it exists.
-        write: Writes the contents.
+    """Write a file under a temporary name, sync it to disk, and rename it, replacing any file of that name.
 
     Raises:
         OSError: The file cannot be written; names the file. After any exception the temporary file is removed.
@@ -55,7 +50,7 @@ def write_whole(target: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Sync a directory's entries to disk, on systems that can open directories."""
+    """Sync a directory's entries to disk, where the system can open directories."""
     if not hasattr(os, "O_DIRECTORY"):
         return
     descriptor = os.open(directory, os.O_RDONLY)
@@ -70,11 +65,6 @@ _NO_LOCKS = (errno.EBADF, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 def check_locks() -> None:
-    """Check that the system can lock folders.
-
-    Raises:
-        StorageError: It cannot.
-    """
     try:
         import fcntl  # noqa: F401
     except ImportError:
@@ -84,10 +74,7 @@ def check_locks() -> None:
 
 
 class PathLock:
-    """Locks a file or folder for this process; on file systems without locks, it has no effect.
-
-    Args:
-        path: The file or folder.
+    """Locks a file or folder for this process; has no effect on file systems without locks.
 
     Raises:
         StorageError: Another process holds the lock.

@@ -22,7 +22,7 @@ def is_awaitable(value: Any) -> bool:
 
 
 def then(result: Any, function: Callable[[Any], Any]) -> Any:
-    """Apply a function to a result; to an awaitable result, once it is awaited (returns an awaitable)."""
+    """Apply a function to a result, or return an awaitable that does so."""
     return _awaited(result, function) if is_awaitable(result) else function(result)
 
 
@@ -68,5 +68,5 @@ def run_alone(awaitable: Awaitable[Any]) -> None:
 
 
 def has_coroutines(obj: Any, *names: str) -> bool:
-    """Return whether any of these methods of an object is an `async def`; missing methods are skipped."""
+    """Return whether any of these methods of an object is an `async def`."""
     return any(inspect.iscoroutinefunction(getattr(obj, name, None)) for name in names)

@@ -1,15 +1,14 @@
 """Pickle objects of the user's main script by value, where cloudpickle pickles a name or only part of the object.
 
-cloudpickle pickles functions and classes of the main script by value, but leaves wrappers such as `functools.lru_cache`
-to the standard pickler. That writes a name, which no worker can import. Here such wrappers are reduced to their
-function and arguments. Objects of importable modules are pickled by name, as before.
+cloudpickle leaves wrappers such as `functools.lru_cache` to the standard pickler, which writes a name that no worker
+can import. Here they are reduced to their function and arguments. Importable objects are pickled by name, as before.
 
-Three corrections to cloudpickle's own reduction of classes and functions:
+Corrections to cloudpickle's own reduction of functions and classes:
 
 - Functions of one scope share their cells: after a `nonlocal` assignment in one function, the others read its value.
 - Classes have their `__slots__` when they are created.
-- A class is rebuilt without `__init_subclass__` and without its script's metaclass. Both ran when the script defined
-  it, and their registrations are pickled as well; a second run would register an empty class.
+- A class is rebuilt without `__init_subclass__` and its script's metaclass. Both ran when the script defined it, and
+  their registrations are pickled, too; a second run would register an empty class.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ def _cached(function: Any, parameters: Mapping[str, Any]) -> Any:
 
 
 def _function_of(cached: Any) -> Any:
-    """Return the function a cache calls; the garbage collector finds it where `functools.wraps` hides it."""
+    """Return the function a cache calls, found by the garbage collector if `functools.wraps` hides it."""
     parts = gc.get_referents(cached)
     if any(part is cached.__wrapped__ for part in parts):
         return cached.__wrapped__
@@ -108,7 +107,6 @@ def _contexts() -> tuple[contextvars.Context, contextvars.Context]:
 
 
 def _value_in(context: contextvars.Context, variable: contextvars.ContextVar[Any]) -> tuple[Any, ...]:
-    """Return a variable's value as a tuple; an empty tuple where it has none."""
     try:
         return (context.run(variable.get),)
     except LookupError:
@@ -131,7 +129,7 @@ def _reduce_type_name(found: Any) -> Any:
 
 
 def _reduce_weak_reference(found: Any) -> Any:
-    """Reduce a weak reference. It is alive after unpickling only if another unpickled object holds its target."""
+    """Reduce a weak reference; after unpickling it is alive only if another object holds its target."""
     if isinstance(found, weakref.WeakMethod):
         return weakref.WeakMethod, (found() or _Gone().method,)
     return weakref.ref, (found() if found() is not None else _Gone(), *filter(None, [found.__callback__]))
@@ -149,7 +147,7 @@ def _reduce_weak_dict(found: Any) -> Any:
 
 
 def contents_of(cell: types.CellType) -> tuple[Any, ...]:
-    """Return a cell's value as a tuple; an empty tuple for an empty cell."""
+    """Return a cell's value as a tuple, empty for an empty cell."""
     try:
         return (cell.cell_contents,)
     except ValueError:
@@ -173,7 +171,7 @@ def _with_own_cells(function: types.FunctionType, reduced: Any) -> Any:
 
 
 def _as_it_was_made(cls: type, reduced: Any) -> Any:
-    """Rebuild a class with its slots, and without a second run of its definition's hooks."""
+    """Rebuild a class with its slots, and without its definition's hooks."""
     if issubclass(cls, enum.Enum):
         return _with_all_members(cls, reduced)
     make, (constructor, name, bases, namespace, *tracking), *rest = reduced
@@ -188,10 +186,10 @@ def _as_it_was_made(cls: type, reduced: Any) -> Any:
 
 
 def _with_all_members(cls: type[enum.Enum], reduced: Any) -> Any:
-    """Rebuild an enumeration with aliases and composite members, and with the attributes of its members.
+    """Rebuild an enumeration with aliases and composite members, and with its members' attributes.
 
     Raises:
-        pickle.PicklingError: A member differs from its value, because `__new__` of the class made it so.
+        pickle.PicklingError: `__new__` of the class made a member that differs from its value.
     """
     kind = getattr(cls, "_member_type_", object)
     for name, member in cls.__members__.items():
@@ -224,8 +222,8 @@ def _make_class(make: Any, args: Any, library: Any, hooked: list[type]) -> Any:
     Args:
         make: cloudpickle's constructor.
         args: Its arguments.
-        library: The nearest base of the metaclass that can be imported.
-        hooked: Base classes whose `__init_subclass__` ran when the script defined the class.
+        library: The metaclass's nearest importable base.
+        hooked: Bases whose `__init_subclass__` ran when the script defined the class.
     """
     constructor, name, bases, namespace, tracker, extra = args
     known = cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker)
@@ -277,7 +275,6 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
     )
 
     def reducer_override(self, obj: Any) -> Any:
-        """Return an object's reduction; NotImplemented leaves it to the object's type."""
         if isinstance(obj, _Cached):
             return _reduce_cached(obj)
         reduced = super().reducer_override(obj)
@@ -291,11 +288,7 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def _check_name(obj: Any) -> None:
-    """Check that no object of the main script is pickled by a name, which workers cannot import.
-
-    Raises:
-        pickle.PicklingError: The object would be pickled by name.
-    """
+    """Refuse objects of the main script that are pickled by name: workers could not import them."""
     if getattr(obj, "__module__", None) != "__main__" or type(obj).__module__ == "__main__":
         return
     if type(obj) not in ByValuePickler.dispatch_table and isinstance(name := obj.__reduce_ex__(_PROTOCOL), str):

@@ -26,8 +26,8 @@ class SamplerError(Exception):
     """The base class of this package's exceptions.
 
     Attributes:
-        task: The number of the failed task, in calls that run several tasks; None otherwise.
-        found: The results of earlier agents by name, where an agent of a comparison failed; None otherwise.
+        task: The number of the failed task, in calls of several tasks; otherwise None.
+        found: Results of earlier agents by name, where an agent of a comparison failed; otherwise None.
     """
 
     task: int | None = None
@@ -39,7 +39,7 @@ class UsageError(SamplerError, ValueError):
 
 
 class UnknownArgumentError(UsageError, TypeError):
-    """A call has no argument of that name; suggests near names. A TypeError, as Python's own."""
+    """A call has no argument of that name. A TypeError, as Python's own."""
 
 
 class UnknownEnvironmentError(UsageError):
@@ -54,11 +54,11 @@ class DataError(SamplerError, ValueError):
     """Data does not fit its space or its batch.
 
     Attributes:
-        row: The wrong row of a batch or recorder, -1 for the result of a reset; None where unknown.
+        row: The wrong row of a batch or recorder, -1 for a reset's result; None where unknown.
         position: The wrong trajectory's position in its ticket; None where unknown.
-        timestep: The timestep of that trajectory, unless the message names it; None otherwise.
-        others: Position and summary of the ticket's other wrong trajectories, where known.
-        located: Whether the message names the environment and the timestep.
+        timestep: Its timestep, unless the message names it.
+        others: Position and summary of other wrong trajectories in the ticket, where known.
+        located: Whether the message names environment and timestep.
     """
 
     others: Sequence[tuple[int, str]] = ()
@@ -93,7 +93,7 @@ class UnwritableInfoError(StorageError):
     """No file can hold these infos.
 
     Attributes:
-        problem: The info and the reason, without advice: the command line gives its own.
+        problem: The info and the reason; the command line adds its own advice.
         names: The names of all such infos.
     """
 
@@ -128,7 +128,7 @@ class ProtocolError(SamplerError):
     """The worker's state machine forbids a message: a bug in this package.
 
     Attributes:
-        trace: The events of a sampler's call before the error, as `save_trace` writes them; None for other errors.
+        trace: The events of a sampler's call before the error, for `save_trace`; otherwise None.
     """
 
     trace: bytes | None = None
@@ -143,7 +143,7 @@ class ProtocolError(SamplerError):
             path: The file.
 
         Raises:
-            UsageError: The error has no events, because no call of a sampler raised it.
+            UsageError: No sampler's call raised this error, so it has no events.
         """
         if self.trace is None:
             raise UsageError("this error has no trace: only those that a call of a sampler raises have one")
@@ -168,8 +168,8 @@ class SpentQuota(NamedTuple):
         losses: The number of losses.
         within: The time window, such as " within 60 s", or empty; of equal losses, their trajectory, such as
             " of trajectory 7".
-        argument: The sampler's argument that sets the quota.
-        limit: The argument's value; None for too many equal losses in a sampler without this quota.
+        argument: The sampler's argument for the quota.
+        limit: Its value; None for too many equal losses without this quota.
     """
 
     losses: int
@@ -229,8 +229,8 @@ class WorkerError(SamplerError):
         worker_number: The worker, 0 to n-1.
         phase: Its activity, a value of `Phase`.
         trajectory: Index of the current trajectory; None outside trajectories.
-        incidents: Earlier losses and this loss (`streamsampler.protocol.restarts.Incident`), oldest first; empty for an
-            exception without retry.
+        incidents: Losses (`streamsampler.protocol.restarts.Incident`), oldest first; empty for an exception without
+            retry.
         what: The message without `quota`, `outlook` and `incidents`.
         quota: The exhausted quota, or None.
         outlook: The consequence for the sampler's next call, or "".
@@ -310,7 +310,7 @@ class WorkerHungError(WorkerError):
     """A worker made no progress for too long, and was killed; its Python stacks are `__cause__`.
 
     Attributes:
-        stack: The stacks of its threads as text; empty where they were unavailable.
+        stack: The stacks of its threads as text, where available.
     """
 
     outlook = _NEXT_CALL
@@ -325,22 +325,14 @@ CheckMode: TypeAlias = Literal["warn", "error"] | None
 
 
 def check_mode(value: Any, name: str = "check") -> CheckMode:
-    """Check an argument such as a sampler's `check`, and return it.
-
-    Raises:
-        UsageError: The value is none of "warn", "error" and None.
-    """
+    """Return an argument such as a sampler's `check`; raise UsageError unless "warn", "error" or None."""
     if value is None or (isinstance(value, str) and value in ("warn", "error")):
         return cast(CheckMode, value)
     raise UsageError(f'{name} must be "warn", "error" or None, got {value!r}')
 
 
 def positive(name: str, value: Any, least: int = 1) -> int:
-    """Return an argument as an int.
-
-    Raises:
-        UsageError: The value is not an integer, or less than `least`.
-    """
+    """Return an argument as an int; raise UsageError unless it is an integer of at least `least`."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -351,11 +343,7 @@ def positive(name: str, value: Any, least: int = 1) -> int:
 
 
 def number(name: str, value: Any) -> float:
-    """Return an argument as a float.
-
-    Raises:
-        UsageError: The value is not a number.
-    """
+    """Return an argument as a float; raise UsageError unless it is a number."""
     try:
         if not isinstance(value, bool | str | bytes):
             return float(value)
@@ -365,11 +353,7 @@ def number(name: str, value: Any) -> float:
 
 
 def keywords(name: str, value: Any) -> dict[str, Any]:
-    """Return a copy of keyword arguments; an empty dict for None.
-
-    Raises:
-        UsageError: The value is not a dict with strings as keys.
-    """
+    """Return a copy of keyword arguments, empty for None; raise UsageError unless their names are strings."""
     if value is None:
         return {}
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
@@ -378,11 +362,7 @@ def keywords(name: str, value: Any) -> dict[str, Any]:
 
 
 def positive_seconds(name: str, value: Any) -> float:
-    """Return an argument as a float.
-
-    Raises:
-        UsageError: The value is not a finite number above 0.
-    """
+    """Return an argument as a float; raise UsageError unless it is finite and above 0."""
     try:
         seconds = float(value) if not isinstance(value, (bool, str)) else math.nan
     except (TypeError, ValueError):
@@ -393,13 +373,7 @@ def positive_seconds(name: str, value: Any) -> float:
 
 
 def missing_attribute(obj: object, name: str, todays: Mapping[str, str]) -> AttributeError:
-    """Return the error for an attribute that an object lacks.
-
-    Args:
-        obj: The object.
-        name: The attribute's name.
-        todays: This package's replacements, by attribute names of other libraries.
-    """
+    """Return the error for a missing attribute; `todays` maps other libraries' names to ours."""
     said = f"{type(obj).__name__!r} object has no attribute {name!r}"
     if name in todays:
         return AttributeError(f"{said}: here it is {todays[name]}")
@@ -407,17 +381,7 @@ def missing_attribute(obj: object, name: str, todays: Mapping[str, str]) -> Attr
 
 
 def refuse_two_numbers(method: str, name: str, amount: Any, agent_update: Any) -> None:
-    """Refuse `obtain_samples(itr, num_samples)`, the signature of other libraries' samplers.
-
-    Args:
-        method: The method's name.
-        name: The name of its first argument.
-        amount: The first argument.
-        agent_update: The second argument.
-
-    Raises:
-        UsageError: The agent update is an integer, or a Python float.
-    """
+    """Refuse `obtain_samples(itr, num_samples)`, the signature of other libraries: raise UsageError for a number."""
     if isinstance(agent_update, numbers.Integral) or type(agent_update) is float:
         raise UsageError(
             f"{method}({amount!r}, {agent_update!r}): the arguments are ({name}, agent_update=None, env_update=None, "

@@ -1,7 +1,7 @@
 """Import optional libraries, and say how to install a missing library.
 
-Messages name the libraries, never this package with an extra in brackets: the name streamsampler on PyPI belongs to
-another project, which pip would install.
+Messages never name this package with an extra in brackets: streamsampler on PyPI is another project, which pip would
+install.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 
 class Extra(NamedTuple):
-    """The libraries that an extra of this package installs.
+    """The libraries of an extra.
 
     Attributes:
-        name: The library's own spelling of its name.
-        packages: Names of packages for pip: the library, and its companions.
+        name: The main library's name, in its own spelling.
+        packages: The packages for pip.
     """
 
     name: str
@@ -38,18 +38,12 @@ EXTRAS = {
 
 
 def install_hint(extra: str) -> str:
-    """Return the commands that install an extra's libraries: anywhere, and in a clone of this package."""
+    """Return the commands that install an extra, anywhere and in a clone."""
     return f"pip install {' '.join(EXTRAS[extra].packages)} (in a clone of streamsampler: pip install '.[{extra}]')"
 
 
 def missing(what: str, extra: str, error: ImportError) -> ImportError:
-    """Return the error for a library that is missing or fails to import.
-
-    Args:
-        what: The feature that needs the library: the first words of the message.
-        extra: The extra that installs the library.
-        error: The exception of the import.
-    """
+    """Return the error for a library that is missing or fails to import; `what` starts the message."""
     message = f"{what} needs {EXTRAS[extra].name}: {install_hint(extra)}"
     # An installed library may still fail, for lack of a shared object or of a dependency.
     is_absent = isinstance(error, ModuleNotFoundError) and "." not in (error.name or ".")
@@ -57,16 +51,7 @@ def missing(what: str, extra: str, error: ImportError) -> ImportError:
 
 
 def needed(module: str, what: str, extra: str) -> Any:
-    """Import a module of an optional library.
-
-    Args:
-        module: The module's name.
-        what: The feature that needs it: the first words of the message.
-        extra: The extra that installs the library.
-
-    Raises:
-        ImportError: The import failed; says how to install the library.
-    """
+    """Import a module of an optional library; `what` starts the message of the ImportError if it is missing."""
     try:
         return import_module(module)
     except ImportError as error:

@@ -1,7 +1,7 @@
-"""Compare the arithmetic of processes by their fingerprints: digests of a fixed floating-point computation. Pure.
+"""Compare the arithmetic of processes by fingerprints: digests of a fixed floating-point computation. Pure.
 
-NumPy and torch have several kernels per operation, and choose by processor. Kernels round differently, so a network's
-outputs, and then whole trajectories, may differ between machines. Equal fingerprints mean kernels that round alike.
+NumPy and torch choose kernels by processor. Kernels round differently, so a network's outputs, and then whole
+trajectories, may differ between machines. Equal fingerprints mean kernels that round alike.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ class Fingerprint(NamedTuple):
     is_guest: bool = False
 
     def without_torch(self) -> Fingerprint:
-        """Return a copy without torch's digest, for agents and environments that do not use torch."""
         digests = _digests(self.bits)
         bits = " ".join(f"{library}={digest}" for library, digest in digests.items() if library != "torch")
         return self._replace(bits=bits)
@@ -38,10 +37,7 @@ def _digests(bits: str) -> dict[str, str]:
 
 
 def differing_libraries(bits: Iterable[str]) -> list[str]:
-    """Return the libraries with more than one digest among these fingerprints.
-
-    A library counts only where it is loaded: a process without torch does not differ in torch.
-    """
+    """Return the libraries with more than one digest among fingerprints; absent libraries do not count."""
     seen: dict[str, set[str]] = {}
     for text in bits:
         for library, digest in _digests(text).items():
@@ -54,11 +50,7 @@ def agree(*bits: str) -> bool:
 
 
 def disagreement(told: Iterable[tuple[int, Fingerprint]]) -> str:
-    """Describe which workers compute differently from others; "" if all compute alike.
-
-    Args:
-        told: Pairs of worker number and fingerprint, in any order.
-    """
+    """Describe which workers compute differently from others; "" if all compute alike."""
     pairs = sorted(told)
     libraries = differing_libraries(print_.bits for _, print_ in pairs)
     groups: dict[tuple[str | None, ...], list[tuple[int, Fingerprint]]] = {}

@@ -31,7 +31,7 @@ LIMITS = {
 
 
 def meant(name: str, known: Iterable[str]) -> str:
-    """Return a suggestion to end a sentence: the likely name, or all known names if none is near."""
+    """Return a suggestion to end a sentence: the likely name, or all known names."""
     names = list(known)
     if name == "inference":
         return (
@@ -48,16 +48,13 @@ def meant(name: str, known: Iterable[str]) -> str:
 
 
 def refuse_unknown(name: str, given: Iterable[str], called: Callable[..., Any], also: Iterable[str] = ()) -> None:
-    """Refuse unknown keywords before a call.
+    """Raise UnknownArgumentError for keywords that a call of a function or class would not accept.
 
     Args:
         name: The name of the function or class in the error.
         given: The keywords.
-        called: The function or class; its first parameter is positional and does not count.
+        called: The function or class; its first parameter does not count.
         also: Further valid keywords.
-
-    Raises:
-        UnknownArgumentError: A keyword is unknown; suggests the likely name.
     """
     parameters = list(inspect.signature(called).parameters.values())[1:]
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
@@ -69,13 +66,10 @@ def refuse_unknown(name: str, given: Iterable[str], called: Callable[..., Any], 
 
 
 def suggesting(*more: Iterable[str]) -> Callable[[Called], Called]:
-    """Return a decorator that turns an unknown keyword of a call into an `UnknownArgumentError` with a suggestion.
+    """Return a decorator that makes unknown keywords raise `UnknownArgumentError` with a suggestion.
 
     On a class, it covers the constructor and the public methods, inherited methods of this package included. Functions
-    with `**options` are covered only if `more` lists the options.
-
-    Args:
-        more: Names of the valid `**options`.
+    with `**options` are covered only if `more` lists these.
     """
 
     def decorate(called: Called) -> Called:

@@ -32,27 +32,24 @@ class _LentMemory:
 
 
 def lend(array: NDArray[Any], returned: Callable[[], None]) -> NDArray[Any]:
-    """Return an array over the memory of `array`.
+    """Return an array over the memory of `array`, which must be contiguous and otherwise unused.
 
-    Args:
-        array: A contiguous array without other users.
-        returned: Called once, after the returned array and all its views are deleted.
+    `returned` is called once, after the returned array and all its views are deleted.
     """
     return np.asarray(_LentMemory(array, returned))
 
 
 class Pool:
-    """Holds blocks of memory for arrays, and reuses a block after its last array is deleted.
+    """Reuses blocks of memory for arrays, each after its last array is deleted.
 
-    At most one free block is held: a program that collects batch after batch uses one block, or two while the second
-    is filled.
+    It holds one free block at most: a program that collects batch after batch needs one block, or two while it fills a
+    second.
     """
 
     def __init__(self) -> None:
         self._free: mmap.mmap | None = None
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Return an uninitialised array."""
         n_bytes = math.prod(shape) * dtype.itemsize
         if n_bytes < _SMALL_BYTES or dtype.hasobject:
             return np.empty(shape, dtype)

@@ -32,9 +32,9 @@ class Snapshot:
         target: Timesteps or trajectories to collect.
         unit: The unit of `target`, "timesteps" or "trajectories".
         seconds: Seconds since the start of the call.
-        complete: Whether the call is complete. Timesteps may reach their target earlier, in unfinished trajectories.
-        earlier_timesteps: Timesteps that existed before the call.
-        earlier_trajectories: Trajectories that existed before the call.
+        complete: Whether the call is complete; timesteps may reach their target earlier, in unfinished trajectories.
+        earlier_timesteps: Timesteps before the call.
+        earlier_trajectories: Trajectories before the call.
         note: Further results so far, in words.
     """
 
@@ -55,7 +55,7 @@ class Snapshot:
 
     @property
     def timesteps_per_second(self) -> float:
-        """The average since the start of the call; 0 in its first moment."""
+        """The average since the start of the call."""
         return (self.n_timesteps - self.earlier_timesteps) / self.seconds if self.seconds > 0 else 0.0
 
     @property
@@ -78,10 +78,10 @@ class Display:
     Args:
         target: Timesteps or trajectories to collect.
         unit: "timesteps" or "trajectories".
-        show: Receives snapshots; None disables the display at no cost.
-        interval: Seconds between two snapshots; None for only the first and the last.
-        earlier: Timesteps and trajectories that existed before the call.
-        clock: Returns seconds, from any origin.
+        show: Receives snapshots; None shows nothing, at no cost.
+        interval: Seconds between snapshots; None for only the first and the last.
+        earlier: Timesteps and trajectories before the call.
+        clock: Returns seconds.
         note: Returns further results so far, in words.
 
     Attributes:
@@ -110,16 +110,10 @@ class Display:
         self._snapshot(*earlier)
 
     def expect(self, target: int) -> None:
-        """Change the expected number of timesteps or trajectories."""
         self._target = target
 
     def update(self, so_far: Callable[[], tuple[int, int]], *, complete: bool) -> None:
-        """Show a snapshot, if the interval has passed or the call is complete.
-
-        Args:
-            so_far: Returns timesteps and trajectories, those before the call included.
-            complete: Whether the call is complete.
-        """
+        """Show a snapshot, if the interval has passed or the call is complete; `so_far` includes earlier timesteps."""
         if self._show is None:
             return
         if complete or (self.interval is not None and self._clock() - self._shown >= self.interval):
@@ -145,10 +139,10 @@ class Display:
 
 
 class Output:
-    """Shows snapshots of a call in some place (this base class: nowhere); a context manager that ends with the call.
+    """Shows snapshots (this base class: nowhere); a context manager around the call.
 
     Attributes:
-        interval: Seconds between two snapshots; None where none is shown.
+        interval: Seconds between snapshots; None where none is shown.
         shows_end: Whether the end of a call is shown.
     """
 
@@ -161,21 +155,16 @@ class Output:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def __call__(self, snapshot: Snapshot) -> None:
-        """Show a snapshot."""
+    def __call__(self, snapshot: Snapshot) -> None: ...
 
     def write_above(self, text: str) -> bool:
-        """Write lines above a bar; return False, and write nothing, if no bar is drawn."""
+        """Write lines above a bar; return False, and write nothing, without a bar."""
         del text
         return False
 
 
 class Bar(Output):
-    """A progress bar on a terminal: ``[####----]  50%  500/1,000 timesteps  0:05 left  99/s``.
-
-    Args:
-        stream: The terminal.
-    """
+    """A progress bar on a terminal: ``[####----]  50%  500/1,000 timesteps  0:05 left  99/s``."""
 
     interval = INTERVAL
     shows_end = True
@@ -191,7 +180,6 @@ class Bar(Output):
             self._line = ""
 
     def __call__(self, snapshot: Snapshot) -> None:
-        """Draw a snapshot; draw nothing once the terminal is closed."""
         if self._stream is None:
             return
         # One column stays free: a terminal that wraps at its last column would need a new line per drawing.
@@ -259,7 +247,6 @@ def clock(seconds: float) -> str:
 
 
 def _fitting(bits: list[str], room: int) -> str:
-    """Join as many texts as fit, the first in any case."""
     text = bits[0]
     for bit in bits[1:]:
         if len(text) + 2 + len(bit) <= room:
@@ -280,7 +267,7 @@ def display(
     note: Callable[[], str] = str,
     doing: str = "sampling",
 ) -> Iterator[Display]:
-    """Yield the display for a `progress` argument; see `Display` and `output_on` for the other arguments."""
+    """Yield the display for a `progress` argument; see `Display` and `output_on`."""
     if callable(progress):
         yield Display(target, unit, progress, getattr(progress, "interval", INTERVAL), earlier=earlier, note=note)
     elif progress:
@@ -293,10 +280,10 @@ def display(
 def output_on(
     stream: TextIO | None, *, hidden: bool = False, last_line: bool = True, doing: str = "sampling"
 ) -> Output:
-    """Choose where to show progress: in a notebook, on a terminal, in a log, or nowhere.
+    """Choose where to show progress: in a notebook, on a terminal (a bar), in a log (lines), or nowhere.
 
     Args:
-        stream: The stream to write to, outside notebooks; None where the process has no such stream.
+        stream: The stream outside notebooks; None if the process has none.
         hidden: Show nothing.
         last_line: Write a line to a log at the end of a call.
         doing: The activity that log lines name.
@@ -329,13 +316,7 @@ def _in_ci() -> bool:
 
 
 class Lines(Output):
-    """Writes a line every 30 seconds and at the end, for streams to a file or a job's log.
-
-    Args:
-        stream: The stream to write to.
-        last_line: Whether to write a line at the end.
-        doing: The activity that the lines name.
-    """
+    """Writes a line every 30 seconds and at the end, for streams to a file or a job's log."""
 
     interval = LINE_SECONDS
 
@@ -346,7 +327,6 @@ class Lines(Output):
         self._written = 0.0  # the call's seconds at the last line
 
     def __call__(self, snapshot: Snapshot) -> None:
-        """Write a line when the interval has passed."""
         if not (self.shows_end if snapshot.complete else snapshot.seconds - self._written >= LINE_SECONDS):
             return
         self._written = snapshot.seconds
@@ -371,7 +351,6 @@ class NotebookBar(Output):
             self._bar = None
 
     def __call__(self, snapshot: Snapshot) -> None:
-        """Draw a snapshot."""
         if self._bar is None:
             self._bar = import_module("tqdm.notebook").tqdm(total=snapshot.target, bar_format="{bar} {desc}")
         self._bar.n = snapshot.reached

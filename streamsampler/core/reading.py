@@ -19,16 +19,9 @@ _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file, or a link to a regular file, for reading.
+    """Open a regular file, or a link to it, for reading.
 
-    Other kinds are refused: opening a named pipe blocks until a writer comes, and a device may have no end.
-
-    Args:
-        path: The file.
-
-    Raises:
-        StorageError: The path is not a regular file; names its kind.
-        OSError: The file cannot be opened.
+    A named pipe or a device raises StorageError: opening it could block, or reading it never end.
     """
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode):
@@ -38,6 +31,5 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_regular(path: Path) -> bytes:
-    """Return the contents of a regular file; raises as `open_regular` does."""
     with open_regular(path) as file:
         return file.read()

@@ -1,7 +1,7 @@
 """Derive the seeds of trajectories, and of the random generators within a trajectory.
 
-A trajectory draws everything from its trajectory seed, a fixed function of the sampler's seed, the agent version and
-the trajectory index. These numbers are a promise: a changed constant here changes every batch ever sampled.
+A trajectory draws everything from its trajectory seed, a fixed function of sampler's seed, agent version and trajectory
+index. These numbers are a promise: a changed constant here changes every batch ever sampled.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ _GOLDEN_GAMMA = 0x9E3779B97F4A7C15
 
 
 def fresh_seed() -> int:
+    """Draw a seed of 128 bits from the operating system's entropy."""
     entropy = np.random.SeedSequence().entropy
     assert isinstance(entropy, int)
     return entropy
@@ -71,7 +72,7 @@ def check_seed(seed: Any) -> int:
 
 
 def _as_index(value: Any) -> int | None:
-    """Return a value as a Python integer; None for a bool or any other type."""
+    """Return an integer of any type as a Python integer; None for a bool or any other value."""
     if isinstance(value, bool | np.bool_):
         return None
     try:
@@ -89,8 +90,8 @@ class TrajectorySeeds:
 
     A trajectory seed is a keyed permutation of the 31-bit integers, applied to the trajectory index. A permutation
     gives no two trajectories of a version the same seed, and every environment accepts 31 bits, even for
-    ``np.random.RandomState`` or a C ``int``. ``numpy.random.SeedSequence`` derives the keys from the sampler's seed and
-    the agent version.
+    ``np.random.RandomState``
+    or a C ``int``. ``numpy.random.SeedSequence`` derives the keys from the sampler's seed and the agent version.
 
     Each of the three rounds adds a key, xors the number with its own upper bits, and multiplies by an odd constant: all
     invertible modulo 2**31. Shifts and multipliers are from Chris Wellons' ``triple32``, found by his hash prospector
@@ -113,14 +114,7 @@ class TrajectorySeeds:
         return f"TrajectorySeeds(seed={self.seed}, agent_version={self.agent_version})"
 
     def __getitem__(self, index: int) -> int:
-        """Return a trajectory's seed, at least 0 and less than 2**31.
-
-        Args:
-            index: The trajectory index, at least 0 and less than 2**31.
-
-        Raises:
-            UsageError: The index is out of range.
-        """
+        """Return the seed, less than 2**31, of a trajectory index, likewise less than 2**31."""
         if not 0 <= index < _SIZE:
             raise _out_of_range(index)
         x = int(index)
@@ -130,14 +124,7 @@ class TrajectorySeeds:
         return x ^ (x >> _LAST_SHIFT)
 
     def of(self, indices: Indices) -> list[int]:
-        """Return the seeds of many trajectories in the order of the indices, as Python integers.
-
-        Args:
-            indices: Trajectory indices, each at least 0 and less than 2**31.
-
-        Raises:
-            UsageError: An index is out of range.
-        """
+        """Return the seeds of trajectory indices, in order, as Python integers."""
         if len(indices) < _VECTOR_LENGTH:
             return list(map(self.__getitem__, indices.tolist() if isinstance(indices, np.ndarray) else indices))
         x = self._checked(indices)
@@ -184,15 +171,12 @@ class SeedUse(enum.IntEnum):
 
 
 def derived_seed(trajectory_seed: int, stream: SeedUse) -> int:
-    """Derive the seed of a trajectory's generator, at least 0 and less than 2**31.
+    """Derive the seed, less than 2**31, of a trajectory's generator.
 
-    Generators of one kind with the same seed draw the same numbers: an agent with the environment's seed would, with
-    ``default_rng(seed)``, draw the environment's noise. Each generator therefore has its own seed: the upper bits of
-    splitmix64's finaliser (David Stafford's variant 13), started from the trajectory seed and the generator's number.
-
-    Args:
-        trajectory_seed: The trajectory seed.
-        stream: The seed's use.
+    Generators with equal seeds draw equal numbers: an agent with the environment's seed would draw the environment's
+    noise. Each generator therefore has its own seed: the upper bits of splitmix64's finaliser (David Stafford's variant
+    13),
+    started from the trajectory seed and the generator's number.
     """
     z = (trajectory_seed + _GOLDEN_GAMMA * stream) & _MASK_64
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
@@ -204,22 +188,17 @@ _FIRST_AGENT = 16  # smaller numbers are values of SeedUse
 
 
 def seed_of_agent(seed: int, number: int) -> int:
-    """Derive the seed of an agent among several, at least 0 and less than 2**31.
+    """Derive the seed of an agent among several from the seed of a lone agent.
 
     Args:
-        seed: The seed of a lone agent, `derived_seed(trajectory_seed, SeedUse.AGENT)`.
+        seed: `derived_seed(trajectory_seed, SeedUse.AGENT)`.
         number: The agent's position among all possible agents. The first agent gets `seed` itself.
     """
     return derived_seed(seed, _FIRST_AGENT + number) if number else seed  # type: ignore[arg-type]
 
 
 def derived_seeds(trajectory_seeds: Sequence[int], stream: SeedUse) -> list[int]:
-    """Derive the seeds of the same generator for many trajectories; see `derived_seed`.
-
-    Args:
-        trajectory_seeds: The trajectory seeds.
-        stream: The seeds' use.
-    """
+    """Derive the seeds of the same generator for many trajectories; see `derived_seed`."""
     if len(trajectory_seeds) < _VECTOR_LENGTH:
         return list(map(derived_seed, trajectory_seeds, repeat(stream)))
     z = np.array(trajectory_seeds, dtype=np.uint64) + np.uint64(_GOLDEN_GAMMA * stream & _MASK_64)

@@ -1,7 +1,7 @@
 """Pickle objects between processes: agents, environments and updates for workers, reports for the sampler.
 
-For workers, cloudpickle pickles objects of the user's main script by value. For reports, the standard pickler goes
-first, several times faster. Large arrays stay outside the pickles, as raw buffers, so that an engine copies them once.
+For workers, cloudpickle pickles objects of the user's main script by value; for reports, the standard pickler goes
+first, several times faster. Large arrays stay outside the pickles, so that an engine copies them once.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Payload:
 
     Attributes:
         data: The pickle.
-        buffers: The arrays' memory, in the pickle's order. A memoryview shows the live array: engines copy it before
-            the user can change the array.
+        buffers: The arrays' memory, in the pickle's order; engines copy the live arrays' memoryviews before the user
+            can change them.
         about: The sender's own remarks, which are not sent.
     """
 
@@ -65,7 +65,7 @@ class Payload:
 
 @dataclass(frozen=True)
 class HeldPayload(Payload):
-    """An object of this process in the place of its pickle: an agent that stays here is not pickled.
+    """An object that stays in this process and is not pickled.
 
     Attributes:
         held: The object. If the payload is pickled, it becomes a usual `Payload`.
@@ -75,14 +75,11 @@ class HeldPayload(Payload):
 
     @classmethod
     def of(cls, held: Any, about: Any) -> HeldPayload:
+        """Return an object's payload."""
         return cls(pickle.dumps(type(held).__module__), (), about, held)
 
     def pickled(self) -> Payload:
-        """Pickle the object as it is now.
-
-        Raises:
-            SerializationError: The object cannot be pickled.
-        """
+        """Pickle the object as it is now."""
         return replace(dumps(self.held, "the agent").owned(), about=self.about)
 
     def __reduce__(self) -> Any:
@@ -110,22 +107,14 @@ def dumps(obj: Any, what: str) -> Payload:
 
 
 def loads(payload: Payload) -> Any:
-    """Unpickle a payload of `dumps`.
-
-    Arrays have their own, writable memory; arrays that were read-only when pickled are read-only again.
-    """
+    """Unpickle a payload of `dumps`; arrays are writable unless they were read-only when pickled."""
     if isinstance(payload, HeldPayload):
         payload = payload.pickled()
     return pickle.loads(payload.data, buffers=[bytearray(buffer) for buffer in payload.buffers])
 
 
 def refers_to(payload: Payload, package: str) -> bool:
-    """Return whether a pickled object seems to need a package: its pickle or a module in it refers to the package.
-
-    Args:
-        payload: The pickled object. Only modules imported in this process are searched.
-        package: The package's name.
-    """
+    """Return whether a pickle, or a module that it names and this process has imported, refers to a package."""
     if package.encode() in payload.data:
         return True
     names = {text.partition(":")[0] for _, text, _ in pickletools.genops(payload.data) if isinstance(text, str)}
@@ -149,7 +138,6 @@ class _ArraysApart:
         self._arrays, self._names = arrays, names
 
     def persistent_id(self, obj: Any) -> int | str | None:
-        """Return an array's number in the list, or a known class's name; None for objects to pickle."""
         if obj.__class__ is type:
             return obj.__name__ if self._names.get(obj.__name__) is obj else None
         if obj.__class__ is not np.ndarray or self._arrays is None:
@@ -190,12 +178,9 @@ def dumps_report(
 
     Args:
         rollouts: The rollouts.
-        spaces: Their spaces, or None. They have a pickle of their own, mostly equal to the report's before: the reader
-            then skips unpickling them, which takes longer than the rest of a report.
+        spaces: Their spaces, or None. Their own pickle mostly equals the report's before: the reader then skips
+            unpickling them, which takes longer than the rest of a report.
         names: Classes that the reader knows by these names.
-
-    Returns:
-        The pickles with the arrays' dtypes and shapes, and the arrays' memory.
 
     Raises:
         SerializationError: An object cannot be pickled; the pickler's exception is the cause.
@@ -222,7 +207,6 @@ class _Unpickler(pickle.Unpickler):
         self._found = found
 
     def persistent_load(self, key: Any) -> Any:
-        """Return an array by its number, or a class by its name."""
         return self._found[key]
 
 
@@ -255,7 +239,7 @@ def _not_picklable(obj: Any, what: str, error: Exception) -> SerializationError:
 
 
 def _culprit(obj: Any) -> str:
-    """Return the path of the part that cannot be pickled, such as ``.env.window``, or an empty string."""
+    """Return the path of the part that cannot be pickled, such as ``.env.window``."""
     path = ""
     for _ in range(_SEARCH_DEPTH):
         found = next(((step, part) for step, part in _parts(obj) if not _can_pickle(part)), None)

@@ -1,9 +1,8 @@
-"""Apply the settings of the sampler's process in its workers, so that a batch is the same wherever it is sampled.
+"""Apply the settings of the sampler's process in its workers, so that batches do not depend on the process.
 
-Some settings of a process change the results of environments and agents: torch's default dtype, NumPy's error state,
-the precision of decimals. `SETTINGS` lists them; environment variables, working directory and `sys.path` come on top.
-
-A worker's own changes stay: after a change in the sampler's process, workers set only the changed setting again.
+`SETTINGS` change the results of environments and agents: torch's default dtype, NumPy's error state, the precision of
+decimals; environment variables, working directory and `sys.path` come on top. A worker's own changes stay: after a
+change in the sampler's process, workers set only the changed setting again.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _HASH_SEED = "PYTHONHASHSEED"
 
 
 def hash_seed() -> str:
-    """Return the hash seed of workers: `PYTHONHASHSEED` of this process if it is a number, otherwise "0".
+    """Return the hash seed of workers: a numeric `PYTHONHASHSEED` of this process, otherwise "0".
 
     With random hash seeds, the order of a set of strings would depend on the worker.
     """
@@ -34,7 +33,6 @@ def hash_seed() -> str:
 
 
 def working_directory() -> str | None:
-    """Return the working directory; None if it was removed."""
     try:
         return os.getcwd()
     except OSError:
@@ -46,10 +44,10 @@ class Setting(NamedTuple):
 
     Attributes:
         name: Its name in messages.
-        module: The module that holds it. If the sampler's process has not loaded the module, the setting is ignored.
-        read: Returns the value from the module. Values can be pickled and compared.
+        module: Its module. If the sampler's process has not loaded the module, the setting is ignored.
+        read: Returns the value from the module, picklable and comparable.
         apply: Sets the value in the module.
-        default: The value in a fresh process. For this value, a worker need not load the module.
+        default: A fresh process's value, for which a worker need not load the module.
     """
 
     name: str
@@ -82,17 +80,17 @@ def _set_warning_filters(warnings: Any, filters: tuple[Any, ...]) -> None:
 
 
 def _named(category: type) -> Any:
-    """Return the names of a class and its module, or the class itself if a worker cannot find it by name.
+    """Return a warning class as the names of module and class, or itself if a worker cannot find it by name.
 
-    Libraries filter their own warnings when they are imported. For the classes themselves, workers would have to import
-    every library that the script has imported.
+    Libraries filter their own warnings on import. For the classes themselves, workers would have to import every
+    library of the script.
     """
     names = category.__module__, category.__qualname__
     return names if names[0] != "__main__" and _found(names) is category else category
 
 
 def _found(names: tuple[str, str]) -> Any:
-    """Return a class by its names; None if its module is not loaded: then no warning of this process has this class."""
+    """Return a class by its names; None if its module is not loaded, so that no warning can have this class."""
     module, path = names
     return functools.reduce(lambda it, name: getattr(it, name, None), path.split("."), sys.modules.get(module))
 
@@ -107,7 +105,7 @@ def _set_torch_determinism(torch: Any, value: tuple[bool, bool]) -> None:
 
 
 def _keep_cpu(torch: Any, _: str) -> None:
-    """Reset the default device to the CPU, where agents' modules are: a forked worker inherits the script's device."""
+    """Reset the default device to the CPU, where agents' modules are: forked workers inherit the script's."""
     if str(torch.get_default_device()) != _CPU:
         torch.set_default_device(None)  # None means the CPU, at no cost per call
 
@@ -148,9 +146,9 @@ _last_environ: tuple[Mapping[Any, Any], Mapping[str, str]] = {}, {}  # the opera
 
 
 def _environ_here() -> Mapping[str, str]:
-    """Return the environment variables with the hash seed: the same mapping again while none has changed.
+    """Return the environment variables with the hash seed, the same mapping while none has changed.
 
-    Decoding all of them in each call would cost a tenth of a sampler's call.
+    Decoding all of them would cost a tenth of a sampler's call.
     """
     global _last_environ
     encoded = getattr(os.environ, "_data", None)
@@ -166,7 +164,7 @@ class ProcessSettings:
     Attributes:
         environ: Environment variables, with the workers' hash seed.
         path: `sys.path`.
-        cwd: The working directory; "/" if it was removed.
+        cwd: The working directory; "/" if removed.
         values: Values of `SETTINGS` by name, of loaded modules.
     """
 
@@ -177,7 +175,7 @@ class ProcessSettings:
 
     @classmethod
     def of_this_process(cls) -> Self:
-        """Read this process's settings, as the calling thread sees them."""
+        """Read the settings as the calling thread sees them."""
         values = {}
         for setting in SETTINGS:
             if (module := sys.modules.get(setting.module)) is not None:
@@ -187,29 +185,20 @@ class ProcessSettings:
 
     @property
     def torch_device(self) -> str:
-        """The name of torch's default device."""
         return str(self.values.get(TORCH_DEVICE, _CPU))
 
     def without_values(self) -> ProcessSettings:
-        """Return only environment variables and folders, which the standard pickler can pickle."""
+        """Return a copy with only environment variables and folders, which the standard pickler can pickle."""
         return replace(self, values={})
 
     def apply_values(self, before: Mapping[str, Any]) -> None:
-        """Set the changed values in this process, a worker.
-
-        Args:
-            before: The values applied last.
-        """
+        """Set the values that differ from those applied before in this process, a worker."""
         for setting in SETTINGS:
             if setting.name in self.values and before.get(setting.name) != self.values[setting.name]:
                 _apply(setting, self.values[setting.name])
 
     def apply_folders(self, before: ProcessSettings | None) -> None:
-        """Set the changed environment variables and folders in this process, a worker.
-
-        Args:
-            before: The settings applied last; None for the first time.
-        """
+        """Set the environment variables and folders that differ from those applied before (None for the first time)."""
         if before is None or before.environ != self.environ:
             self._apply_environ(os.environ if before is None else before.environ)
         if before is None:
@@ -256,7 +245,7 @@ class SettingsInForce:
     """The settings that this process, a worker, has received from its sampler's process.
 
     Args:
-        portable: Whether the sampler's process may be on another machine, with other variables and folders.
+        portable: The sampler's process may be on another machine, with other variables and folders.
     """
 
     def __init__(self, *, portable: bool = False) -> None:
@@ -264,7 +253,6 @@ class SettingsInForce:
         self._given: ProcessSettings | None = None
 
     def apply_folders(self, settings: ProcessSettings) -> None:
-        """Set environment variables and folders, before imports that depend on them."""
         if not self._portable:
             settings.apply_folders(self._given)
             self._given = (
@@ -272,16 +260,11 @@ class SettingsInForce:
             )
 
     def apply(self, settings: ProcessSettings) -> None:
-        """Set all settings that have changed since the last call."""
         self.apply_folders(settings)
         settings.apply_values({} if self._given is None else self._given.values)
         self._given = settings
 
     def loaded(self, n_modules: int) -> None:
-        """Set all settings again after imports, since an imported module may have changed them.
-
-        Args:
-            n_modules: The number of loaded modules before the imports.
-        """
+        """Set all settings again if imports have changed them; `n_modules` is the number of modules before."""
         if self._given is not None and len(sys.modules) != n_modules:
             self._given.apply_values({})

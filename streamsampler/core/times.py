@@ -27,7 +27,6 @@ class Times(NamedTuple):
     checking: float = 0.0
 
     def plus(self, other: Times) -> Times:
-        """Return the sums."""
         return Times(*map(operator.add, self, other))
 
     @property

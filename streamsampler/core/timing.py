@@ -1,8 +1,7 @@
 """Time parts of environments, agents and training scripts, and record gauges: `streamsampler.timed`.
 
-Workers add up their measurements and send them with their reports. The script's own measurements stay in its process,
-where samplers and managers read them. Results: `data.statistics.Stats.timers` and `gauges`; an example is in
-`streamsampler/docs/checkpoints-and-logging.md`.
+Workers add up their measurements and send them with their reports. The script's own measurements stay in its process.
+Results: `data.statistics.Stats.timers` and `gauges`; example: `streamsampler/docs/checkpoints-and-logging.md`.
 """
 
 from __future__ import annotations
@@ -48,7 +47,6 @@ class Gauge:
         return self.total / self.count
 
     def merge(self, later: Gauge) -> None:
-        """Add later values."""
         self.value = later.value
         self.minimum, self.maximum = min(self.minimum, later.minimum), max(self.maximum, later.maximum)
         self.total += later.total
@@ -59,7 +57,6 @@ Gauges = dict[str, Gauge]
 
 
 def merge_gauges(gauges: Gauges, later: Mapping[str, Gauge]) -> None:
-    """Add the values of later gauges by name."""
     for name, gauge in later.items():
         if name in gauges:
             gauges[name].merge(gauge)
@@ -85,14 +82,13 @@ class _Block:
         self.children: dict[str, _Block] = {}
 
     def take(self) -> tuple[int, float]:
-        """Return entries and seconds, and set both to 0."""
         taken = self.count, self.seconds
         self.count, self.seconds = 0, 0.0
         return taken
 
 
 def _taken(blocks: dict[str, _Block]) -> Blocks:
-    """Read blocks, and set them to 0. They are not deleted: a block may be entered now, and exit later."""
+    """Read blocks, and set them to 0; an open block stays in the tree."""
     found = ((name, *block.take(), _taken(block.children)) for name, block in list(blocks.items()))
     return tuple(block for block in found if block[1] or block[3])
 
@@ -106,15 +102,15 @@ class Collector:
     """A worker's measurements since the last `take`.
 
     Args:
-        words: Memory with the number of the worker's phase in one of its words.
-        word: The position of that word.
-        phases: The phases' names, by number.
+        words: Memory with the number of the worker's phase.
+        word: Its position in this memory.
+        phases: The phases' names.
 
     Attributes:
         words: As passed.
         word: As passed.
-        outermost: The outermost blocks of each phase.
-        here: The worker's innermost open block; None outside all blocks.
+        outermost: Outermost blocks by phase.
+        here: The innermost open block, or None.
         used: Not empty after the first measurement: from then on the phase must be right in every timestep.
         gauges: Gauges by name.
     """
@@ -130,19 +126,16 @@ class Collector:
         self._phases = phases
 
     def add(self, name: str, blocks: dict[str, _Block]) -> _Block:
-        """Add a new block."""
         self.used[:] = [True]
         return blocks.setdefault(name, _Block())  # another thread may have added it
 
     def add_seconds(self, name: str, phase: int, seconds: float) -> None:
-        """Add seconds to an outermost block of a phase."""
         blocks = self.outermost[phase]
         block = blocks.get(name) or self.add(name, blocks)
         block.seconds += seconds
         block.count += 1
 
     def show(self, name: str, gauge: Gauge) -> None:
-        """Add a gauge's values."""
         merge_gauges(self.gauges, {name: gauge})
 
     def take(self) -> Measured | None:
@@ -165,11 +158,7 @@ class _PhaseOfTask:
 
 
 class TaskCollector(Collector):
-    """A worker's measurements in asyncio tasks: each task, and each task it starts, has its own phase and open block.
-
-    Args:
-        collector: The worker's collector, which receives the measurements.
-    """
+    """A worker's measurements in asyncio tasks: a task, and the tasks it starts, have their own phase and block."""
 
     __slots__ = ()
 
@@ -179,7 +168,6 @@ class TaskCollector(Collector):
 
     @property
     def here(self) -> _Block | None:
-        """The current task's innermost open block; None outside all blocks."""
         return _block_of_task.get()
 
     @here.setter
@@ -198,10 +186,7 @@ _readers: weakref.WeakSet[ScriptTimes] = weakref.WeakSet()
 
 
 class ScriptTimes:
-    """Measurements of this process since this object was made, outside workers and in any thread.
-
-    A copy, also in another process, keeps the measurements until it was made.
-    """
+    """Measurements of this process, outside workers, since this object was made; a copy stops measuring."""
 
     def __init__(self) -> None:
         self._before, self._gauges = _measured(_of_script), Gauges()
@@ -209,12 +194,10 @@ class ScriptTimes:
         _readers.add(self)
 
     def measured(self) -> Measured:
-        """Return the measurements since this object was made."""
         now = _measured(_of_script) if self._until is None else self._until
         return Measured(_since(now, self._before), dict(self._gauges))
 
     def show(self, name: str, gauge: Gauge) -> None:
-        """Add a gauge's values."""
         merge_gauges(self._gauges, {name: gauge})
 
     def __getstate__(self) -> dict[str, Any]:
@@ -223,7 +206,7 @@ class ScriptTimes:
 
 
 def _since(now: Blocks, before: Blocks) -> Blocks:
-    """Return the difference of two readings, without blocks that were not entered in between."""
+    """Return the difference of two readings, without blocks not entered in between."""
     known = {block[0]: block for block in before}
     found = []
     for name, count, seconds, within in now:
@@ -235,7 +218,7 @@ def _since(now: Blocks, before: Blocks) -> Blocks:
 
 
 class _CollectorOfScript(Collector):
-    """Measures in a thread of the script; all threads share one tree."""
+    """A thread's measurements in the script; all threads share one tree."""
 
     __slots__ = ()
 
@@ -260,11 +243,8 @@ _local = _Local()
 class collecting:  # noqa: N801 - reads as a verb in `with collecting(…):`
     """Use a collector for this thread's measurements; a context manager.
 
-    In the script's process, enter it twice: `with block, block:`. If Ctrl-C arrives as the inner exit starts, the outer
+    In the script's process, enter it twice, `with block, block:`. If Ctrl-C arrives as the inner exit starts, the outer
     exit restores the script's own collector.
-
-    Args:
-        collector: Receives the measurements; may be used again.
     """
 
     __slots__ = ("_before", "_collector")
@@ -282,7 +262,6 @@ class collecting:  # noqa: N801 - reads as a verb in `with collecting(…):`
 
 
 def collector_in_use() -> Collector:
-    """Return this thread's collector: in a worker's thread, the worker's."""
     return _local.collector
 
 
@@ -292,7 +271,7 @@ def not_measuring() -> collecting:
 
 
 def used() -> Sequence[bool]:
-    """Return a sequence that becomes non-empty with this thread's first measurement for a worker."""
+    """Return a sequence that is empty until this thread measures for a worker."""
     collector = _local.collector
     return () if collector is _local.script else collector.used
 
@@ -305,8 +284,8 @@ class timed:  # noqa: N801 - reads as a verb in `with timed("physics"):`
     """Time a block of code (as a context manager) or the calls of a function (as a decorator).
 
     In an environment or agent, the time appears in `stats.timers()` under its phase (reset, agent or step) and its
-    enclosing block. In the script, it appears under "script", in the statistics of all samplers and managers that exist
-    then. An entry takes well under a microsecond. ::
+    enclosing block; in the script under "script", in the statistics of all samplers and managers that exist then. An
+    entry takes well under a microsecond. ::
 
         with timed("learn"):
             timed.gauge("loss", learn(batch))

@@ -9,7 +9,6 @@ AGENT_FIRST = "samplers and evaluations take the agent first, then the environme
 
 
 def count(amount: float, noun: str) -> str:
-    """Return an amount with its noun, in the singular or plural."""
     text = f"{amount:,.0f}"
     if text == "1":
         return f"1 {noun}"
@@ -17,7 +16,6 @@ def count(amount: float, noun: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration in words, such as "3 min 05 s"."""
     if seconds < 59.95:
         return f"{seconds:.1f} s" if seconds >= 0.95 else f"{seconds:.2f} s"
     minutes, whole = divmod(round(seconds), 60)
@@ -26,6 +24,5 @@ def duration(seconds: float) -> str:
 
 
 def table(rows: Mapping[str, str]) -> str:
-    """Format a line for each row with a value."""
     width = max(len(name) for name, value in rows.items() if value)
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items() if value)
