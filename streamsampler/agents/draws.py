@@ -89,7 +89,7 @@ class Draws(OfRows):
         return draws
 
     def only(self, rows: NDArray[np.bool_] | None) -> None:
-        """Advance only some rows, (n_rows,) bool, from now on: others receive the same numbers again later. None means all."""
+        """Advance only some rows, (n_rows,) bool; others receive the same numbers again later. None means all."""
         self._steps = None if rows is None else rows.astype(np.int64)
 
     def with_rows(self, n_rows: int) -> Draws:

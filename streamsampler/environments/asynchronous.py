@@ -34,11 +34,7 @@ def inner_env(env: Any) -> Any:
 
 
 def makes_asynchronous(source: Any) -> bool:
-    """Return whether a source certainly makes an asynchronous environment, without making it or importing a module.
-
-    Args:
-        source: A class or another callable, an environment, or an `EnvSpec`.
-    """
+    """Return whether a source certainly makes an asynchronous environment, without making it or importing a module."""
     if isinstance(source, EnvSpec):
         entry: Any = source.entry_point
         if isinstance(entry, str):

@@ -33,11 +33,7 @@ def closing_with(run_to_end: Callable[[Any], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def closing_together(run_to_end: Callable[[Any], None]) -> Iterator[None]:
-    """Await asynchronous `close` calls at the end of the block, all at the same time.
-
-    Raises:
-        BaseException: The first exception of a `close`, after all have ended.
-    """
+    """Await asynchronous `close` calls together at the end of the block; then raise their first exception."""
     pending: list[Any] = []
 
     async def all_of_them() -> None:
@@ -61,15 +57,7 @@ def close_env(env: Any) -> None:
 
 
 def close_replaced(env: Any, close: Callable[[Any], None] = close_env) -> None:
-    """Close an environment before another takes its place.
-
-    Args:
-        env: The environment, or None.
-        close: Closes it.
-
-    Raises:
-        EnvCloseError: `close` raised.
-    """
+    """Close an environment, or None, before another takes its place; raise EnvCloseError if `close` raises."""
     if env is None:
         return
     try:

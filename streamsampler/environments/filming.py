@@ -43,12 +43,8 @@ Picture = NDArray[np.uint8]
 class Film:
     """Selects the trajectory to film, and passes on its pictures.
 
-    Args:
-        number: The number of resets before the trajectory's reset.
-        take: Receives each picture, (height, width, 3), and the environment's pictures per second.
-
     Attributes:
-        number: As passed; may change until that reset.
+        number: The number of resets before the trajectory's reset; may change until then.
     """
 
     def __init__(self, number: int, take: Callable[[Picture, float], None]) -> None:
@@ -62,11 +58,7 @@ class Film:
         return self._n_resets - 1 == self.number
 
     def add_picture(self, env: AnyEnv) -> None:
-        """Render an environment, and pass on the picture.
-
-        Raises:
-            UsageError: The environment renders something else.
-        """
+        """Render an environment, and pass on the picture; raise UsageError for anything else."""
         picture: Any = env.render()
         if not (isinstance(picture, np.ndarray) and picture.dtype == np.uint8 and picture.shape[2:] == (3,)):
             shown = f"{picture.dtype} of {picture.shape}" if isinstance(picture, np.ndarray) else repr(picture)[:60]
@@ -104,12 +96,7 @@ class _FilmedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class FilmedEnvUpdate(EnvUpdate):
-    """Makes an environment that is filmed.
-
-    Args:
-        source: Returns a new update for the environment each time.
-        film: The film.
-    """
+    """Makes an environment that is filmed; `source` returns a new update for it each time."""
 
     def __init__(self, source: Callable[[], EnvUpdate], film: Film) -> None:
         self._source = source
@@ -117,11 +104,9 @@ class FilmedEnvUpdate(EnvUpdate):
         self.n_slots = source().n_slots
 
     def of_slot(self, slot: int) -> EnvUpdate:
-        """Return the update for an environment of a worker by its number."""
         return FilmedEnvUpdate(lambda: self._source().of_slot(slot), self._film)
 
     def __call__(self, old_env: AnyEnv | None) -> AnyEnv:
-        """Close the old environment, then make the new environment."""
         if old_env is not None:
             close_env(old_env)
         return _FilmedEnv(_rendering(self._source()), self._film)
@@ -130,11 +115,8 @@ class FilmedEnvUpdate(EnvUpdate):
 def check_renders(update: EnvUpdate) -> None:
     """Check that an environment can be filmed: make it, reset it, render a picture, and close it.
 
-    Args:
-        update: Makes the environment.
-
     Raises:
-        UsageError: The environment cannot be filmed; gives the reason and a remedy.
+        UsageError: It cannot be filmed; gives the reason and a remedy.
     """
     update = update.of_slot(0)
     name = describe(update)
@@ -169,11 +151,7 @@ async def _awaited_and_closed(reset: Any, env: Any) -> None:
 
 
 def _rendering(update: EnvUpdate) -> AnyEnv:
-    """Make an environment that renders pictures.
-
-    Raises:
-        UsageError: It cannot be made with that mode.
-    """
+    """Make an environment that renders pictures; raise UsageError if it cannot."""
     name = describe(update)
     try:
         env = apply_any_env_update(_with_mode(update), None, several=True, waits=True)
@@ -261,10 +239,8 @@ def check_video(path: Path) -> Path:
 class VideoFile:
     """Writes a video picture by picture: H.264 in MP4, which every browser plays.
 
-    A context manager. The file appears under its name when it is complete, and not at all after an exception.
-
-    Args:
-        path: The file, replaced if it exists.
+    A context manager. The file appears, or replaces another, when it is complete; after an exception it does not
+    appear.
 
     Attributes:
         n_pictures: The number of pictures.
@@ -279,11 +255,7 @@ class VideoFile:
         self.n_pictures = 0
 
     def add(self, picture: NDArray[np.uint8], pictures_per_second: float) -> None:
-        """Add a picture.
-
-        Args:
-            picture: (height, width, 3) uint8, of the size of the first picture.
-            pictures_per_second: The speed of playing; only the first picture's counts.
+        """Add a picture, (height, width, 3) uint8; the first picture sets size and speed.
 
         Raises:
             UsageError: The size differs.

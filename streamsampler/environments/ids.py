@@ -33,9 +33,6 @@ _PACKAGES = (
 def find_spec(env_id: str) -> EnvSpec:
     """Resolve an id as `gymnasium.make` does: ``[module:][namespace/]name[-v0]``.
 
-    Args:
-        env_id: The id.
-
     Raises:
         UnknownEnvironmentError: No environment has this id; suggests near ids.
     """
@@ -140,7 +137,7 @@ class MakesMultiAgentEnv:
         env_id: `module` for its `ParallelEnv`, or else its `AECEnv`; or `module:parallel_env`, or `module:env`.
 
     Raises:
-        UnknownEnvironmentError: The module is missing, cannot be imported, or has no such function.
+        UnknownEnvironmentError: The module is missing, fails to import, or has no such function.
     """
 
     def __init__(self, env_id: str) -> None:

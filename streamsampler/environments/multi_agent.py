@@ -1,12 +1,11 @@
 """Environments of several agents: PettingZoo's `ParallelEnv` and `AECEnv`, with the same `reset` and `step`.
 
 They are recognised by their methods, so PettingZoo need not be installed. Observations, rewards, ends and infos are
-dicts by agent id. A step of a `ParallelEnv` is its own step. A step of an `AECEnv` is a turn, with dicts about the
-agent that
-acts next: its reward is the sum since its last action, its observation the one before its next action.
+dicts by agent id. A step of an `AECEnv` is a turn, with dicts about the agent that acts next: its reward is the sum
+since its
+last action, its observation the one before its next action.
 
-An agent id has a single life in a trajectory. Listing it again after its end is an error: a second life would need its
-own trajectory and seed, and has them under another id.
+An agent id has a single life in a trajectory, with a single seed: listing it again after its end is an error.
 """
 
 from __future__ import annotations
@@ -49,9 +48,6 @@ class OpenSpaces(SpacesOfAgents):
     """The spaces of agents in an environment without `possible_agents`, found when an agent appears.
 
     Copies are empty, and all copies are equal: batches state the common spaces of their agents.
-
-    Args:
-        find: Returns an agent's space.
     """
 
     def __init__(self, find: Callable[[str], Space[Any]] | None = None) -> None:
@@ -70,29 +66,24 @@ class OpenSpaces(SpacesOfAgents):
         return self._found[agent]
 
     def contains(self, x: Any) -> bool:
-        """Return whether each value is in its agent's space."""
         return isinstance(x, Mapping) and all(value in self[key] for key, value in x.items())
 
     def forget(self) -> None:
-        """Forget all agents, since each trajectory may have others."""
+        """Forget all agents: each trajectory may have others."""
         self._found.clear()
 
 
 def is_multi_agent(env: Any) -> bool:
     """Return whether an object is an environment of several agents, of PettingZoo or with the same methods.
 
-    Gymnasium's environments have spaces as attributes, not the methods `observation_space` and `action_space`.
+    In Gymnasium's environments, `observation_space` and `action_space` are not methods.
     """
     methods = ("observation_space", "action_space", "reset", "step")
     return not isinstance(env, type | gymnasium.Env) and all(callable(getattr(env, name, None)) for name in methods)
 
 
 def as_multi_agent(env: Any) -> MultiAgentEnv:
-    """Wrap an environment of several agents in the interface that workers step.
-
-    Raises:
-        UsageError: `possible_agents` is empty, or has other values than strings.
-    """
+    """Wrap an environment of several agents in the interface that workers step."""
     takes_turns = callable(getattr(env, "last", None)) and callable(getattr(env, "observe", None))
     return AecEnv(env) if takes_turns else ParallelEnv(env)
 
@@ -100,11 +91,8 @@ def as_multi_agent(env: Any) -> MultiAgentEnv:
 class MultiAgentEnv(gymnasium.Env[Any, Any]):
     """An environment of several agents.
 
-    Args:
-        env: The environment.
-
     Attributes:
-        env: As passed; provides all attributes that this class lacks.
+        env: The environment itself, which provides all attributes that this class lacks.
         is_open: Whether it has no `possible_agents`, so that any agents may appear.
         numbers: Numbers by agent id, in the order of `possible_agents`; in an open environment, of the agents listed
             since the last reset, in order of appearance.
@@ -165,11 +153,7 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
             self.action_space.forget()
 
     def meet_listed(self) -> None:
-        """Number newly listed agents of an open environment.
-
-        Raises:
-            DataError: An agent id is not a string.
-        """
+        """Number newly listed agents of an open environment; raise DataError unless ids are strings."""
         if not self.is_open:
             return
         for agent in self.env.agents:
@@ -199,11 +183,10 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
         """Return whether no agent remains."""
 
     def lists(self, agent: str) -> bool:
-        """Return whether an agent is listed now."""
         return agent in self.env.agents
 
     def change_of_possible_agents(self) -> str:
-        """Return a sentence about agents lost from `possible_agents`, which must not change; empty if none is."""
+        """Return a message about agents lost from `possible_agents`, which must not change, or ""."""
         gone = set() if self.is_open else self.numbers.keys() - self.env.possible_agents
         if not gone:
             return ""
@@ -218,7 +201,6 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
         """Return an agent's observation, reward, two ends and info, as if its turn came now."""
 
     def render(self) -> Any:
-        """Render the environment."""
         return self.env.render()
 
     def close(self) -> Any:
@@ -237,7 +219,6 @@ class ParallelEnv(MultiAgentEnv):
         self._turn: list[str] = []
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Reset the environment; return observations and infos."""
         self._forget_agents()
         reset = self.env.reset if options is None else partial(self.env.reset, options=options)
         return then(reset(seed=seed), self._met)  # type: ignore[no-any-return]
@@ -266,7 +247,6 @@ class ParallelEnv(MultiAgentEnv):
         return self._turn
 
     def is_over(self, ended: Mapping[str, int]) -> bool:
-        """Return whether all listed agents have ended."""
         return not self.turn(ended)
 
     def explain_missing_action(self, error: KeyError, actions: Mapping[str, Any]) -> None:
@@ -357,12 +337,7 @@ class AecEnv(MultiAgentEnv):
 
 
 def returned(agent: str, ended: Mapping[str, int]) -> DataError:
-    """Return the error for an agent listed again after its end.
-
-    Args:
-        agent: The agent.
-        ended: See `MultiAgentEnv.turn`.
-    """
+    """Return the error for an agent listed again after its end; `ended` as in `MultiAgentEnv.turn`."""
     return DataError(
         f"agent {agent!r} ended at timestep {ended[agent]}, and is among env.agents again: what has ended acts no more "
         "in a trajectory. Let the environment give each new life an id of its own, or begin it with a new "
@@ -377,11 +352,7 @@ def agents_of(env: Any) -> MultiAgentEnv | None:
 
 
 def refuse_other_agents(one: Any, other: Any) -> None:
-    """Refuse two environments with different agents in a worker, because its rows share their policies.
-
-    Raises:
-        DataError: The agents differ.
-    """
+    """Refuse two environments with different agents in a worker, because its rows share their policies."""
     found = [_form(env) for env in (one, other)]
     if found[0] != found[1]:
         raise DataError(

@@ -183,16 +183,16 @@ class SetParameters(EnvUpdate):
 
     For example, `env_update=SetParameters({"mass": Uniform(1, 2), "length": 0.5})`. Values are constants, or
     distributions of `streamsampler.environments`: `Uniform`, `LogUniform`, `Normal`, `Choice`, or your own
-    `Distribution`. `batch.episode_infos["parameters"]` has the values of each trajectory.
+    `Distribution`.
+    `batch.episode_infos["parameters"]` has the values of each trajectory.
 
-    The environment receives them by the first of these: its method `set_parameters(dict)`; `set_task(dict)`, its own or
-    a wrapper's; its attributes of these names, which must exist. Methods and attributes are those of `env.unwrapped`.
-    Values
-    that the environment computed from its attributes when it was made are not computed again: then give it a method
-    `set_parameters`.
+    The environment receives them by the first of these: `set_parameters(dict)` of `env.unwrapped`; `set_task(dict)`,
+    its own or a wrapper's; attributes of `env.unwrapped` with these names, which must exist. Values computed from
+    attributes
+    when the environment was made are not computed again: then give it a method `set_parameters`.
 
-    A later call's parameters replace all earlier parameters. If a name is missing from the new ones, the environment is
-    made again.
+    A later call's parameters replace all earlier ones. If a name is missing from the new ones, the environment is made
+    again.
 
     Args:
         parameters: Constants and distributions by name.
@@ -236,11 +236,7 @@ class SetParameters(EnvUpdate):
 
     @property
     def source(self) -> EnvUpdate:
-        """A new copy of the update that makes the environment.
-
-        Raises:
-            UsageError: No environment was passed.
-        """
+        """A new copy of the update that makes the environment; raises UsageError if no environment was passed."""
         if self._source is None:
             raise UsageError(
                 "SetParameters needs an environment here: pass it as SetParameters({…}, env); only the env_update of a "
@@ -249,12 +245,7 @@ class SetParameters(EnvUpdate):
         return cast("EnvUpdate", loads(self._source))
 
     def on(self, payload: Payload, name: str) -> SetParameters:
-        """Return the same update for a current environment.
-
-        Args:
-            payload: The pickled update that made it; if that is a `SetParameters`, its environment counts.
-            name: The environment's name.
-        """
+        """Return the same update for the environment that a pickled update makes; its earlier parameters are dropped."""
         bound = copy.copy(self)
         bound._take(payload, name)
         if isinstance(before := bound.source, SetParameters):
@@ -330,7 +321,6 @@ class _ParametrisedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.set_with(update)
 
     def set_with(self, update: SetParameters) -> None:
-        """Replace the parameters."""
         self._set = parameter_setter(self.env, update.parameters)
         self.parameters_in_force = update.parameters
         self._info_key = update.info_key
@@ -350,7 +340,6 @@ class _ParametrisedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._set(self._drawn)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Draw the parameters, set them, and reset the environment."""
         if self._drawn is None:
             self.before_reset(seed=seed)
         drawn, self._drawn = self._drawn, None
@@ -359,11 +348,7 @@ class _ParametrisedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def with_parameters(env: AnyEnv, update: SetParameters) -> AnyEnv:
-    """Return an environment whose resets set these parameters, next to other parameters that they set already.
-
-    Raises:
-        UsageError: The environment lacks a parameter.
-    """
+    """Return an environment whose resets also set these parameters; raise UsageError if it lacks one."""
     if isinstance(env, _ParametrisedEnv):
         env.set_besides(update)
         return env
@@ -373,9 +358,7 @@ def with_parameters(env: AnyEnv, update: SetParameters) -> AnyEnv:
 def drawn_parameters(parameters: Parameters, trajectory_seed: int | None) -> Parameters:
     """Return a trajectory's parameter values: copies of constants, and draws in the order of names.
 
-    Args:
-        parameters: Constants and distributions.
-        trajectory_seed: The trajectory's seed; None for fresh entropy.
+    Without a trajectory seed they are drawn from fresh entropy.
     """
     seed = None if trajectory_seed is None else derived_seed(trajectory_seed, SeedUse.PARAMETERS)
     generator = np.random.default_rng(seed)
@@ -391,7 +374,7 @@ def parameter_setter(env: AnyEnv, parameters: Parameters) -> Callable[[Parameter
     """Return a function that sets parameters of these names; see `SetParameters` for the ways.
 
     Raises:
-        UsageError: The environment has neither method, and an attribute is missing (names those it has) or a method.
+        UsageError: The environment has neither method, and an attribute is missing or a method.
     """
     bare: Any = env.unwrapped
     if isinstance(bare, MultiAgentEnv):

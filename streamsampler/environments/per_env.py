@@ -19,9 +19,7 @@ class PerEnv(EnvUpdate):
         envs = PerEnv(["Maze-v0", "Maze-v1", lambda: Maze(size=9)])
         sampler = MultiprocessingSampler(agent, envs, worker_class=VecWorker, worker_args={"n_envs": 3})
 
-    A list within a list or within a `PerWorker` means the same for a single worker; then the worker's k-th trajectory
-    runs in its environment k % n_envs.
-
+    In a list for each worker, or a `PerWorker`, the worker's k-th trajectory runs in its environment k % n_envs.
     Environment e of fragments is environment e % n_envs. All environments must have the same spaces.
 
     Args:

@@ -51,11 +51,7 @@ _CLASS_IN_TEXT = re.compile(r"<class '(?P<name>[\w.]+)'>")
 
 
 def foreign_kind(obj: Any) -> str:
-    """Describe an environment of another library for errors; return "" for other objects.
-
-    Args:
-        obj: The object, or its class.
-    """
+    """Describe an object or class of another library's environments for errors; "" for others."""
     kind = obj if isinstance(obj, type) else type(obj)
     packages = [base.__module__.partition(".")[0] for base in kind.__mro__]
     return next((_KINDS[package] for package in packages if package in _KINDS), "")
@@ -86,11 +82,7 @@ def find_method(env: gymnasium.Env[Any, Any], name: str) -> Callable[[Any], Any]
 
 
 def task_setter(env: gymnasium.Env[Any, Any]) -> Callable[[Any], Any]:
-    """Return the method that sets an environment's task.
-
-    Raises:
-        UsageError: The environment has none.
-    """
+    """Return the method that sets an environment's task; raise UsageError if it has none."""
     if (method := find_method(env, "set_task")) is not None:
         if inspect.iscoroutinefunction(method):
             raise UsageError(
@@ -109,12 +101,7 @@ _numbers: ContextVar[Mapping[str, int]] = ContextVar("streamsampler_numbers", de
 
 @contextlib.contextmanager
 def for_worker(number: int, env_number: int | None = None) -> Iterator[None]:
-    """Set the worker of environments made within the block, for factories with a parameter for its number.
-
-    Args:
-        number: The worker's number, 0 to n_workers-1.
-        env_number: The environment's number; None where environments have none.
-    """
+    """Set the worker and the environment's number for factories with parameters for them, within the block."""
     numbers = {"worker_number": number}
     token = _numbers.set(numbers if env_number is None else {**numbers, "env_number": env_number})
     try:
@@ -124,12 +111,9 @@ def for_worker(number: int, env_number: int | None = None) -> Iterator[None]:
 
 
 def with_worker_number(factory: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the numbers that a factory has parameters for to its arguments. Outside workers `worker_number` is 0.
+    """Return a factory's arguments with the numbers that it has parameters for and does not receive otherwise.
 
-    Args:
-        factory: A class or another callable.
-        arguments: Keyword arguments; their own `worker_number` or `env_number` is kept, as is that of a
-            `functools.partial`.
+    Outside workers, `worker_number` is 0.
     """
     numbers = {name: number for name, number in _numbers.get().items() if lacks(factory, arguments, name)}
     return {**arguments, **numbers}
@@ -159,9 +143,9 @@ class EnvUpdate(abc.ABC):
     """Changes a worker's environment. It is pickled in the caller's process, and called in each worker.
 
     **The result must depend only on this update, not on earlier updates.** The old environment is passed to be closed,
-    or to be reused where that makes no difference. A worker that replaces a dead worker receives only the latest
-    update, with
-    None for the old environment, and must reach the same state.
+    or reused where that makes no difference. A worker that replaces a dead worker receives only the latest update, with
+    None
+    for the old environment, and must reach the same state.
 
     Attributes:
         n_slots: The number of a worker's environments that differ by `of_slot`; None where all are equal.
@@ -189,7 +173,7 @@ class NewEnvUpdate(EnvUpdate):
     A factory with a parameter `worker_number` receives the worker's number, 0 to n_workers-1, unless `env_kwargs` has
     it: for ports, file names and devices. With VecWorker, all environments of a worker have its number. Trajectories
     must not
-    depend on it, since any worker may run any trajectory.
+    depend on it.
 
     Attributes:
         factory: A class or another callable that makes an environment.
@@ -210,7 +194,7 @@ class NewEnvUpdate(EnvUpdate):
         return _checked(self.factory(**with_worker_number(self.factory, self.env_kwargs)), describe(self))
 
     def with_seed(self, seed: int) -> NewEnvUpdate | None:
-        """Return an update that passes a seed to the factory; None if it has no parameter for it, or has a value."""
+        """Return an update that passes a seed to the factory; None if it accepts none, or has a value."""
         if not lacks(self.factory, self.env_kwargs, "seed"):
             return None
         return NewEnvUpdate(self.factory, {**self.env_kwargs, "seed": seed})
@@ -241,10 +225,8 @@ class ExistingEnvUpdate(EnvUpdate):
 class SpecEnvUpdate(EnvUpdate):
     """Closes the old environment, then makes a new environment from its spec, without Gymnasium's checker.
 
-    An entry point with a parameter `worker_number` receives it, as in `NewEnvUpdate`. The worker needs no registration:
-    the spec is complete, and objects that it names by ``__main__:…`` are pickled with it, because ``__main__`` is
-    another
-    module in a worker.
+    An entry point receives a `worker_number` as in `NewEnvUpdate`. The worker needs no registration: objects that the
+    spec names by ``__main__:…`` are pickled with it, because ``__main__`` is another module in a worker.
 
     Attributes:
         spec: The spec.
@@ -377,7 +359,7 @@ class SetTaskUpdate(EnvUpdate):
 class _SourcesOfTasks:
     """Maps environments to their sources in SetTaskUpdates, without keeping them alive or changing them.
 
-    Environments may define `==` and be unhashable, which excludes a `WeakKeyDictionary`.
+    Environments may define `==` and be unhashable: a `WeakKeyDictionary` would fail.
     """
 
     def __init__(self) -> None:
@@ -450,7 +432,7 @@ def apply_any_env_update(
 
 
 def as_given(env: Any) -> Any:
-    """Return an environment in the form that the user's code knows, without our wrapper for several agents."""
+    """Return an environment as the user's code knows it, without our wrapper for several agents."""
     return env.env if isinstance(env, MultiAgentEnv) else env
 
 
@@ -464,7 +446,7 @@ def as_env_update(env: Any, *, env_kwargs: Mapping[str, Any] | None = None) -> E
 
     Raises:
         UnknownEnvironmentError: No environment is registered under that id.
-        UsageError: Arguments were passed for an existing environment, or are not a dict of names.
+        UsageError: `env_kwargs` were passed for an existing environment, or are not a dict of names.
         TypeError: The object is none of these.
     """
     env_kwargs = keywords("env_kwargs", env_kwargs)
@@ -498,11 +480,7 @@ def _of_id(env_id: str, env_kwargs: Mapping[str, Any]) -> EnvUpdate:
 
 
 def describe(env_update: EnvUpdate) -> str:
-    """Return an environment's name for errors and summaries: its id, or the name of its class or factory.
-
-    Args:
-        env_update: An update.
-    """
+    """Return an environment's name for errors and summaries: its id, or the name of its class or factory."""
     match env_update:
         case SpecEnvUpdate(spec=spec):
             return spec.id
