@@ -66,13 +66,12 @@ class Agent(Protocol):
     - ``get_actions(observations)`` chooses actions for n observations (leaves of shape (n, ...), which the agent may
       change), and returns ``(actions, agent_infos)``: n actions, and a dict of arrays (n, ...). It may replace
       `get_action` with `VecWorker`, with ``inference="parent"``, and with `AsyncWorker`, where it may be an ``async
-      def``. `VecWorker`
-      always passes the same number of rows (`workers.vec.lanes.rows_of_lanes`), with copies of observations in idle
-      rows, whose results are discarded. Optional keywords, for agents with a memory or random draws: ``starts``, n
-      booleans (the
-      row starts a trajectory); ``draws``, a `streamsampler.agents.draws.Draws` with a random stream for each row's
-      trajectory; ``seeds``, n integers (the seed of `reset` for the row's trajectory); ``slots``, the rows' numbers.
-      Rows without an environment have higher ``slots``, ``starts`` False, and unused ``draws``.
+      def``. `VecWorker` always passes the same number of rows (`workers.vec.lanes.rows_of_lanes`), with copies of
+      observations in idle rows, whose results are discarded. Optional keywords, for agents with a memory or random
+      draws: ``starts``, n booleans (the row starts a trajectory); ``draws``, a `streamsampler.agents.draws.Draws` with
+      a random stream for each row's trajectory; ``seeds``, n integers (the seed of `reset` for the row's trajectory);
+      ``slots``, the rows' numbers. Rows without an environment have higher ``slots``, ``starts`` False, and unused
+      ``draws``.
     - ``row_independent = True`` (attribute or property) promises: each row of a result depends only on the row's
       observation, memory and draws, as long as batches have the same number of rows. `VecWorker` then need not run
       trajectories in blocks, and calls `reset` only with a mask. Agents that draw from global generators, or from a
@@ -80,30 +79,25 @@ class Agent(Protocol):
       an agent with `get_actions` is reset once per block.
     - ``reset(do_resets)`` (or ``reset(dones)``), for a `get_actions` without ``starts``: receives a boolean mask of n
       rows, True where a trajectory starts; all True in the first call and in a new block. With a ``seed`` argument, it
-      is called
-      for row after row. `DefaultWorker` omits the mask, or passes a single True if it has no default.
+      is called for row after row. `DefaultWorker` omits the mask, or passes a single True if it has no default.
     - ``set_spaces(observation_space, action_space)`` is called once on a worker's copy of the agent, before parameters
       and actions. The spaces are the environment's own: copy a space before you sample from it. After an
-      ``env_update``,
-      workers receive a new copy of such an agent.
+      ``env_update``, workers receive a new copy of such an agent.
     - ``get_param_values()`` and ``set_param_values(values)``: the latter receives agent updates (tuple, dict or array).
     - ``get_state()`` and ``set_state(state)``, for an agent with ``reset`` or ``starts``: memory and generators in the
       middle of a trajectory, picklable. `obtain_fragments` needs both to resume an episode after its worker was lost.
     - ``sharing_parameters()``, for an agent with ``reset``: returns another agent with its own memory and generator,
       and the same parameters (not a copy), or None. `AsyncWorker` then needs no copy for each trajectory in flight. It
-      asks
-      again after each update, which only the agent itself receives.
+      asks again after each update, which only the agent itself receives.
     - ``begin_part()`` is called in a continuing episode before the first action of each `obtain_fragments` call, so
       that an agent records its memory for sequences that start there.
     - The keywords ``action_mask`` of `get_action` and ``action_masks`` of ``get_actions``: the allowed actions.
     - ``get_value(observation)``, for an agent with "value" in its infos: the value of a trajectory's last observation
       that is not terminal, for `batch.last_values`. It must not change the agent's memory. If each row has a memory, it
-      must
-      accept the row's number as the keyword ``slot``, or is not called.
+      must accept the row's number as the keyword ``slot``, or is not called.
     - ``get_param_converter()`` returns a small picklable function for the sampler's process. It converts agent updates
       of the agent's own kind (such as a module) to parameters before they are sent, and returns `NotImplemented` for
-      others.
-      An exception in it refuses the update.
+      others. An exception in it refuses the update.
 
     Agents are pickled into the workers. For example::
 
@@ -143,7 +137,7 @@ class AgentOfRows(Protocol):
 
 
 class MaskedAgent(Protocol):
-    """An agent with action masks, for type checkers; see the page `agents`."""
+    """An agent with action masks, for type checkers."""
 
     def get_action(self, observation: Any, /, *, action_mask: Any) -> tuple[Any, dict[str, Any]]:
         """Choose an allowed action."""
@@ -151,7 +145,7 @@ class MaskedAgent(Protocol):
 
 
 class AwaitedAgent(Protocol):
-    """An asynchronous agent, such as a language model's client, for type checkers; see `streamsampler.AsyncWorker`."""
+    """An asynchronous agent, for type checkers; see `streamsampler.AsyncWorker`."""
 
     async def get_action(self, observation: Any, /) -> tuple[Any, dict[str, Any]]:
         """Choose an action."""
@@ -177,7 +171,7 @@ _UNAWAITED = (
 
 
 class CallableAgent:
-    """Makes an agent of a plain callable, whose own optional methods (see `Agent`) become the agent's.
+    """Makes an agent of a plain callable; the callable's own optional methods (see `Agent`) become the agent's.
 
     Attributes:
         function: The callable, ``observation -> action``.
@@ -259,7 +253,7 @@ def _what_it_is(obj: Any) -> str:
 
 
 def adapter_line(obj: Any) -> str | None:
-    """Return the code that makes an agent of another library's policy; None for any other object."""
+    """Return the code to make an agent of another library's policy, or None."""
     if callable(getattr(obj, "predict", None)) and (is_module(obj) or not callable(obj)):
         return "SB3Agent(model), or SB3Agent(model, deterministic=True), from streamsampler.adapters.sb3"
     if is_module(obj):
@@ -277,10 +271,7 @@ def is_module(obj: Any) -> bool:
 
 
 def is_agent(obj: Any) -> bool:
-    """Return whether an object is certainly an agent: it has `get_action` or `get_actions`, or is a function or a name.
-
-    Other callables, such as a torch module, may be parameters.
-    """
+    """Return whether an object is certainly an agent: other callables, such as a torch module, may be parameters."""
     if isinstance(obj, type | str):
         return obj in NAMED_AGENTS
     has_method = any(callable(getattr(obj, name, None)) for name in ("get_action", "get_actions"))
@@ -343,8 +334,8 @@ def reset_agent_function(agent: Any) -> Callable[[int], None] | None:
 def shared_agent(agent: Any) -> Agent | None:
     """Return another agent with the same parameters and its own memory; None if the agent must be copied instead.
 
-    Only `sharing_parameters` (see `Agent`) of the agent's own class counts: of a wrapper that forwards the attribute by
-    `__getattr__`, the result would lack the wrapper.
+    `sharing_parameters` (see `Agent`) must be of the agent's own class: with one found by `__getattr__` of a wrapper,
+    the result would lack the wrapper.
 
     Raises:
         UsageError: The method returned the agent itself, or an object without its methods.
@@ -373,7 +364,7 @@ def give_spaces(agent: Agent, observation_space: Space[Any], action_space: Space
 
 
 def mask_argument(reset: Callable[..., Any]) -> str | None:
-    """Return the name of the mask argument of an agent's `reset`, or None."""
+    """Return the name of a mask argument of `reset`, or None."""
     signature = signature_of(reset)
     return next((name for name in _MASKS if signature is not None and takes_keyword(signature, name)), None)
 
@@ -402,7 +393,7 @@ def binds(signature: inspect.Signature, *args: Any, **kwargs: Any) -> bool:
 
 
 def row_keywords(get_actions: Callable[..., Any]) -> set[str]:
-    """Return the keywords about rows that an agent's `get_actions` accepts; see `Agent`."""
+    """Return the keywords about rows in the signature of `get_actions`; see `Agent`."""
     signature = signature_of(get_actions)
     return {name for name in _OF_ROWS if signature is not None and takes_keyword(signature, name)}
 

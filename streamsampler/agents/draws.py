@@ -3,11 +3,9 @@
 Seeding a generator per trajectory costs microseconds, and with a generator for the whole batch, a row's numbers would
 depend on the number of rows. Therefore number p of a trajectory is a hash of its seed and p: a counter-based generator
 in the sense of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). The hash is SplitMix64 (Steele,
-Lea
-and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014) with David Stafford's thirteenth mixer,
+Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014) with David Stafford's thirteenth mixer,
 started at a hash of the seed. Normal numbers come in pairs by Box and Muller's method (Annals of Mathematical
-Statistics, 1958),
-which rejects nothing, so all rows use the same number of words.
+Statistics, 1958), which rejects nothing, so all rows use the same number of words.
 """
 
 from __future__ import annotations
@@ -37,11 +35,11 @@ class OfRows(ABC):
 
     @abstractmethod
     def random(self) -> Numbers:
-        """Draw a number for each row; see `Draws.random`."""
+        """Draw a number for each row."""
 
     @abstractmethod
     def normal(self, k: int) -> Numbers:
-        """Draw k numbers for each row; see `Draws.normal`."""
+        """Draw k numbers for each row."""
 
 
 class Draws(OfRows):
@@ -187,9 +185,6 @@ class RowsOfDraws(OfRows):
 class Prepared:
     """The first numbers of many trajectories; see `Draws.prepare`.
 
-    Args:
-        seeds: Their seeds.
-
     Attributes:
         seeds: Their seeds.
         streams: The streams of the numbers.
@@ -214,13 +209,11 @@ class _NumberStream:
     buffer row starts a trajectory.
 
     Attributes:
-        size: Numbers per row of the buffer.
         rows: The buffer, n arrays of (size + 2,).
         flat: The buffer as one array.
         begins: Each row's first position in `flat`.
         at: (n,) each row's next position in `flat`; setting a single value is faster in `at_view`.
         left: The least number of unused numbers of all rows.
-        ones: (n,) ones.
         windows: By k, a view (…, k) of `flat` from each position on, and n times k.
     """
 

@@ -35,13 +35,13 @@ class Filter(Protocol):
         """Return transformed data in new arrays; the filter itself does not change.
 
         Args:
-            data: An observation (*O), or n of them (n, *O), or a tree of such; or rewards, (n,) float64. Each row of
-                the result must depend on that row alone.
+            data: An observation (*O), n of them (n, *O), or a tree of such; or rewards, (n,) float64. Each row of the
+                result must depend on that row alone.
         """
         ...
 
     def summarise(self, data: Any) -> Any:
-        """Return a trajectory's contribution to the statistics, a picklable object; the filter itself does not change.
+        """Return a trajectory's contribution to the statistics, a picklable object.
 
         Args:
             data: The trajectory's observations, a tree of (t, *O) without the last observation; or its rewards, (t,).
@@ -49,10 +49,10 @@ class Filter(Protocol):
         ...
 
     def merge(self, summaries: Sequence[Any]) -> Filter:
-        """Return a new filter with these summaries merged into its statistics; this filter does not change.
+        """Return a new filter with these summaries, in order, merged into its statistics.
 
         Args:
-            summaries: A summary for each trajectory, in order. Merging them in several calls must have the same result.
+            summaries: A summary for each trajectory. Merging them in several calls must have the same result.
         """
         ...
 
@@ -77,7 +77,7 @@ class Filters:
 
     Attributes:
         observation: Transforms observations; None leaves them unchanged. With several policies, a dict by policy name.
-        reward: Transforms rewards; None leaves them unchanged. With several policies, a dict by policy name.
+        reward: Transforms rewards likewise.
 
     Raises:
         UsageError: A filter lacks a method.
@@ -147,10 +147,7 @@ class Filters:
         return _of_each(self.observation, observations, lengths), _of_each(self.reward, rewards, lengths)
 
     def merged(self, summaries: Iterable[tuple[Any, Any]]) -> Filters:
-        """Return filters with these summaries merged into their statistics.
-
-        Args:
-            summaries: For each trajectory in order, a summary of observations and a summary of rewards.
+        """Return filters with pairs of summaries (observations, rewards) merged into their statistics, in order.
 
         Raises:
             UsageError: A `merge` returns no filter.

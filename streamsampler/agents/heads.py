@@ -57,7 +57,6 @@ class Head(ABC):
         """
 
     def one(self, outputs: Outputs, random: np.random.RandomState, deterministic: bool) -> tuple[Any, dict[str, Any]]:
-        """Choose an action; `outputs` have one row."""
         actions, infos = self.batch(outputs, random, deterministic)
         return actions[0], {key: rows[0] for key, rows in infos.items()}
 
@@ -83,7 +82,6 @@ class CategoricalHead(Head):
         self._start = int(space.start)
 
     def one(self, outputs: Outputs, random: np.random.RandomState, deterministic: bool) -> tuple[Any, dict[str, Any]]:
-        """Choose an action, an int."""
         if self._n > _FEW:
             actions, infos = self.batch(outputs, random, deterministic)
             return int(actions[0]), {"log_prob": float(infos["log_prob"][0])}
@@ -102,7 +100,6 @@ class CategoricalHead(Head):
     def batch(
         self, outputs: Outputs, random: np.random.RandomState | OfRows, deterministic: bool
     ) -> tuple[NDArray[np.int64], dict[str, NDArray[Any]]]:
-        """Choose n actions, (n,) int64."""
         logits = array_of(outputs[0])
         if logits.ndim != 2 or logits.shape[1] != self._n:
             raise self._wrong_shape(logits)
@@ -134,10 +131,9 @@ class GaussianHead(Head):
     all.
 
     Draws may lie outside the box. Either the action is *clipped*: then `log_prob` is the log-density of the unclipped
-    action, as the policy gradient needs (and as in OpenAI's baselines). Or it is *squashed*,
-    `low + (high - low) * (tanh(raw) + 1) / 2`: then `log_prob` is the log-density of the squashed action. The infos
-    have `log_prob`, and `raw_action`, (n, *A), the draw itself. A learner computes its own log-density at `raw_action`;
-    the
+    action, as the policy gradient needs (and as in OpenAI's baselines). Or it is *squashed*:
+    `low + (high - low) * (tanh(raw) + 1) / 2`, and `log_prob` is the log-density of the squashed action. The infos have
+    `log_prob`, and the draw as `raw_action`, (n, *A). A learner computes its own log-density at `raw_action`; the
     squashing term does not depend on the parameters, and cancels in a ratio.
 
     Args:
@@ -256,15 +252,15 @@ class ActsByHead:
     _random: np.random.RandomState
 
     def reset(self, seed: int) -> None:
-        """Seed the generator of actions at a trajectory's start."""
+        """Seed the generator of actions; see `Agent`."""
         self._random.seed(seed)
 
     def get_state(self) -> Any:
-        """Return the generator's state for `set_state`; None if actions are deterministic."""
+        """Return the generator's state; None if actions are deterministic."""
         return None if self.deterministic else self._random.get_state(legacy=False)
 
     def set_state(self, state: Any) -> None:
-        """Set the generator to a state from `get_state` of another copy of this agent."""
+        """Set the generator's state; see `Agent`."""
         if state is not None:
             self._random.set_state(state)
 

@@ -52,8 +52,8 @@ def probe(agent: Any, example: Any, n_rows: int, mask_size: int | None = None) -
     For any two rows, some call changes the observation of only one of them: to its neighbour's, to zeros, and to noise.
     Agents with a memory make two steps each time. A call that raises has no weight, because no environment need send
     such observations; if all raise, a warning is logged. Last, rows move to other positions, with their trajectories'
-    random
-    numbers. Calls change an agent's memory, and may draw from global generators: probe before trajectories start.
+    random numbers. Calls change an agent's memory, and may draw from global generators: probe before trajectories
+    start.
 
     Args:
         agent: An agent with `get_actions`.
@@ -87,7 +87,7 @@ def probe(agent: Any, example: Any, n_rows: int, mask_size: int | None = None) -
 
 
 def _is_of_place(ask: Callable[..., Answers | None], plain: Any, expected: Answers) -> bool:
-    """Return whether rows have the same results shifted by a row, by half a batch, and in reverse order."""
+    """Return whether rows have equal results shifted by a row, by half a batch, and reversed."""
     rows = np.arange(len(expected[0]))
     for order in (np.roll(rows, 1), np.roll(rows, len(rows) // 2), rows[::-1]):
         answers = ask(map_trees(lambda leaf, order=order: leaf[order], plain), order)
@@ -99,8 +99,7 @@ def _is_of_place(ask: Callable[..., Answers | None], plain: Any, expected: Answe
 def _question(agent: Any, like: Any, n_rows: int, masks: Mapping[str, Any]) -> Callable[..., Answers | None]:
     """Return a function that asks an agent for a batch of new trajectories and, if it has a memory, for the next step.
 
-    Observations are always in the same memory, because alignment can change bits. `order` has the rows' trajectories.
-    The result is None if the agent raises.
+    Observations are always in the same memory, because alignment can change bits. It returns None if the agent raises.
     """
     get_actions, reset = agent.get_actions, getattr(agent, "reset", None)
     names = row_keywords(get_actions)

@@ -1,7 +1,7 @@
 """Call the layers of a torch network directly: for small networks, torch's dispatch costs as much as the layers.
 
-`nn.Sequential` calls each layer by `nn.Module.__call__`, which looks for hooks and calls `forward`, which looks up the
-parameters and calls a kernel. With 2x64 units and a single observation, that takes as long as the kernels themselves.
+`nn.Sequential` calls each layer by `nn.Module.__call__`, which looks for hooks and calls `forward`, which looks up
+parameters and calls a kernel.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ class LayerCalls:
     Only torch's own classes (no subclasses) are called directly, without hooks, parametrisations, compilation, or an
     instance's `forward`; others as modules. Later changes are respected: parameters and attributes are looked up in
     each call; layers, classes and hooks are compared with the first call's. Only a method of a torch class replaced
-    after the
-    first call goes unnoticed.
+    after the first call goes unnoticed.
     """
 
     def __init__(self) -> None:

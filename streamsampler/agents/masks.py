@@ -93,10 +93,7 @@ def _nested(parts: Iterator[Any], sizes: NDArray[Any]) -> tuple[Any, ...]:
 class MaskFinder:
     """Finds an environment's masks: in the observation, then in the info, then by the environment's method.
 
-    Args:
-        env: The environment; None for none.
-        space: Its action space.
-        warn: Receives the place and a message, if a value has the name of a mask, but another form.
+    `warn` receives the place and a message, if a value has the name of a mask, but another form.
 
     Attributes:
         size: See `mask_size`.

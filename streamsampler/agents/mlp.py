@@ -157,19 +157,13 @@ class MlpAgent(ActsByHead):
         self.largest_difference = float(difference)
 
     def reset(self, seed: int) -> None:
-        """Seed the generator of actions at a trajectory's start; read the network's current parameters."""
+        """Seed the generator of actions; read the network's current parameters."""
         if self._source is not None:
             self.set_param_values(self.get_param_values())
         super().reset(seed)
 
     def get_action(self, observation: Any) -> tuple[Any, dict[str, Any]]:
-        """Choose an action.
-
-        Args:
-            observation: An observation, of any numeric dtype.
-
-        Returns:
-            The action, and infos: `log_prob`, and further entries of the head.
+        """Choose an action for an observation of any numeric dtype; infos have `log_prob` and the head's entries.
 
         Raises:
             ActionError: The network's output is not finite, or does not fit.
@@ -184,7 +178,7 @@ class MlpAgent(ActsByHead):
         return self.head.row_independent
 
     def get_actions(self, observations: Any, *, draws: Draws | None = None) -> tuple[Any, dict[str, Any]]:
-        """Choose an action for each of n observations, (n, *O), drawn from `draws` if passed; infos have n rows."""
+        """Choose an action for each of n observations, (n, *O), drawn from `draws` if passed."""
         outputs = self._outputs(np.asarray(observations, dtype=np.float32))
         return self.head.batch(outputs, self._drawn_from(draws), self.deterministic)
 
@@ -209,7 +203,7 @@ class MlpAgent(ActsByHead):
         return (rows,) if self._log_std is None else (rows, self._log_std)
 
     def get_param_values(self) -> dict[str, NDArray[Any]]:
-        """Return the parameters by their names in the network's `state_dict`, and `log_std`; for `agent_update`."""
+        """Return the parameters by their names in the network's `state_dict`, and `log_std`."""
         if self._source is None:
             return self._values
         network, log_std = self._source
@@ -217,14 +211,7 @@ class MlpAgent(ActsByHead):
         return values if log_std is None else values | {"log_std": _array_of(log_std)}
 
     def set_param_values(self, values: dict[str, NDArray[Any]]) -> None:
-        """Set the parameters; the original network does not change.
-
-        Args:
-            values: Parameters as `get_param_values` returns them.
-
-        Raises:
-            UsageError: Names are missing.
-        """
+        """Set the parameters, from `get_param_values`; the original network does not change."""
         names = {f"{layer}.weight" for layer in self._layers if isinstance(layer, str)}
         names |= {"log_std"} if isinstance(self.head, GaussianHead) else set()
         if not isinstance(values, dict) or not names <= values.keys():
@@ -239,7 +226,7 @@ class MlpAgent(ActsByHead):
         self._log_std = self._values.get("log_std")
 
     def get_param_converter(self) -> ModuleConverter:
-        """Return a converter for agent updates: a similar network, or its `state_dict`."""
+        """Return a converter for a similar network, or its `state_dict`."""
         return ModuleConverter.like(type(self).__name__, self._values, _array_of)
 
 

@@ -23,10 +23,8 @@ PolicyOf: TypeAlias = Callable[[str, int], str] | Mapping[str, str]
 class PolicyNames:
     """Chooses, by name, the policy that acts for each agent of an environment.
 
-    Args:
-        policy_of: The choice. None chooses the agent id, or the agent id up to its last `_`, or the only name.
-        names: The known names. None allows any name: without `policy_of`, the agent id up to its last `_`, or the whole
-            agent id.
+    Without `policy_of`, that is the agent id, or the agent id up to its last `_`, or the only name. Without `names`,
+    any name is valid.
 
     Raises:
         UsageError: `policy_of` is neither a function of agent id and trajectory index nor a dict of names.
@@ -119,8 +117,7 @@ class Policies(PolicyNames):
 class PolicyUpdates(dict[str, tuple[Any, ...]]):
     """Cumulative updates by policy name: a pickled new agent, pickled parameters, and the agent's mark, each or None.
 
-    Attributes:
-        traits: Traits of new agents by policy name.
+    `traits` has the traits of new agents by policy name.
     """
 
     traits: Mapping[str, Any] = {}

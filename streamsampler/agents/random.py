@@ -21,8 +21,7 @@ class RandomAgent:
 
     A trajectory's actions depend on its seed alone: `DefaultWorker` and `VecWorker` draw the same. Where the
     environment has action masks (see the page `agents`), only allowed actions are drawn; in your own loop, pass masks
-    that are not in
-    observations.
+    that are not in observations.
 
     Args:
         action_space: The space; None for the environment's.
@@ -56,11 +55,11 @@ class RandomAgent:
         self._space().seed(seed)
 
     def get_state(self) -> Any:
-        """Return the generators' state in the middle of a trajectory, for `set_state`."""
+        """Return the generators' state in the middle of a trajectory."""
         return copy.deepcopy((self.action_space, self._by_row))
 
     def set_state(self, state: Any) -> None:
-        """Resume with a state that `get_state` of another copy of this agent returned."""
+        """Set the generators' state; see `Agent`."""
         self.action_space, self._by_row = copy.deepcopy(state)
 
     def get_action(

@@ -85,12 +85,7 @@ class Moments(NamedTuple):
 
     @classmethod
     def of_each(cls, rows: NDArray[Any], lengths: NDArray[np.int64]) -> EachMoments | None:
-        """Compute the moments of several trajectories, bit for bit as `of`; return None if that would not be faster.
-
-        Args:
-            rows: (n, *O) numbers, trajectory after trajectory.
-            lengths: (k,) the trajectories' numbers of rows.
-        """
+        """Compute the moments of trajectories of these lengths, bit for bit as `of`; None if not faster."""
         few_numbers = rows.size < _MOST_NUMBERS * len(rows) and rows.nbytes <= _MOST_BYTES
         if rows.dtype.kind != "f" or not few_numbers or not lengths.all():
             return None
@@ -150,13 +145,7 @@ class Moments(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EachMoments:
-    """The moments of several trajectories; iteration creates a `Moments` at a time.
-
-    Attributes:
-        lengths: (k,) float64, the trajectories' numbers of rows.
-        mean: (k, *O) float64.
-        squares: (k, *O) float64.
-    """
+    """The moments of k trajectories, as arrays; iteration creates a `Moments` at a time."""
 
     lengths: NDArray[np.float64]
     mean: NDArray[np.float64]
@@ -260,14 +249,13 @@ class RunningMoments:
         self._plan = _mapped(moments, lambda one: _NormOfLeaf(one, self.clip, self.epsilon))
 
     def with_moments(self, moments: Any) -> Self:
-        """Return a filter with the same settings and other statistics; see `moments`."""
+        """Return a filter with the same settings and other statistics."""
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
         other._set(moments)
         return other
 
     def merge(self, summaries: Sequence[Any]) -> Self:
-        """Return a filter with further trajectories in its statistics."""
         moments = self._moments
         if summaries and all(summary.__class__ is Moments for summary in summaries):
             first, *others = summaries if moments is None else [moments, *summaries]
@@ -373,7 +361,7 @@ class RunningNorm(RunningMoments):
         return found
 
     def summarise_each(self, data: Any, lengths: NDArray[np.int64]) -> EachMoments | None:
-        """Return the results of `summarise` for several trajectories; None if that would not be faster."""
+        """Return the results of `summarise` for several trajectories, or None if that would not be faster."""
         is_own = type(self).summarise is RunningNorm.summarise
         return Moments.of_each(data, lengths) if is_own and data.__class__ is np.ndarray else None
 
@@ -415,11 +403,10 @@ class RunningReturnNorm(RunningMoments):
         return data if plan is None else plan.scale(np.asarray(data, dtype=np.float64))
 
     def summarise(self, data: Any) -> Moments:
-        """Return the moments of a trajectory's discounted returns."""
         return Moments.of(np.array(self._returns(data.tolist())))
 
     def summarise_each(self, data: Any, lengths: NDArray[np.int64]) -> EachMoments | None:
-        """Return the results of `summarise` for several trajectories; None if that would not be faster."""
+        """Return the results of `summarise` for several trajectories, or None if that would not be faster."""
         if type(self).summarise is not RunningReturnNorm.summarise:
             return None
         rewards, start, returns = data.tolist(), 0, []

@@ -64,12 +64,7 @@ _BY_ATTRIBUTE = {
 
 
 def algorithm_of(path: str | PathLike[str]) -> str:
-    """Return the name of a saved model's training algorithm.
-
-    Raises:
-        UsageError: The file is not a Stable-Baselines3 model, or its algorithm is unknown.
-        OSError: The file cannot be read.
-    """
+    """Return the name of a saved model's training algorithm; raise UsageError if it is unknown."""
     try:
         with zipfile.ZipFile(path) as archive:
             data = json.loads(archive.read("data"))
@@ -102,8 +97,7 @@ class SB3Agent:
 
     A policy whose `predict` has the argument `action_masks`, as MaskablePPO's, receives the environment's masks (see
     the page `agents`); a recurrent policy receives its state, and the starts of trajectories. Random policies draw from
-    the
-    global generators, which are seeded for each trajectory.
+    the global generators, which are seeded for each trajectory.
 
     An agent update may be a similar model, with statistics if the agent has some; a policy or its `state_dict`, for an
     agent without statistics; or a result of `get_param_values`.
@@ -153,8 +147,7 @@ class SB3Agent:
             vec_normalize: The file of `VecNormalize.save`, such as "vecnormalize.pkl", for a model trained under a
                 `VecNormalize`. It is a pickle: pass only files that you trust. With None, such a file in the folder of
                 `path`, or an on-policy model trained under a `VecNormalize`, causes a `VecNormalizeWarning`; False
-                means that training
-                observations were not normalised.
+                means that training observations were not normalised.
 
         Raises:
             ImportError: The package is not installed.
@@ -200,10 +193,7 @@ class SB3Agent:
         self._begin()
 
     def sharing_parameters(self) -> SB3Agent | None:
-        """Return an agent with the same policy and statistics (until an update) and its own state.
-
-        Subclasses, and policies that are not torch modules, may have further state: the result is None.
-        """
+        """Return an agent with the same policy and statistics (until an update) and its own state, or None."""
         if type(self) is not SB3Agent or not self._on_torch:
             return None
         shared = object.__new__(SB3Agent)
@@ -221,41 +211,31 @@ class SB3Agent:
 
     @property
     def row_independent(self) -> bool:
-        """Whether the policy is a torch module without random draws, which come from the global generators."""
+        """Whether the policy is a torch module without random draws."""
         return self._on_torch and self.deterministic
 
     def reset(self, seed: int | None = None) -> None:
-        """Clear the state at the start of a trajectory, or of a block with `get_actions`.
-
-        Args:
-            seed: Not used: policies draw from the global generators.
-        """
+        """Clear the state at the start of a trajectory or block; `seed` is unused, since draws are global."""
         del seed
         self._state, self._starts = None, True
 
     def get_state(self) -> Any:
-        """Return the policy's hidden state, for `set_state`; random draws come from torch's own generator."""
+        """Return the policy's hidden state."""
         return copy.deepcopy((self._state, self._starts))
 
     def set_state(self, state: Any) -> None:
-        """Resume with a state that `get_state` of another copy of this agent returned."""
+        """Set the policy's hidden state."""
         self._state, self._starts = copy.deepcopy(state)
 
     def get_action(self, observation: Any) -> tuple[Any, dict[str, Any]]:
-        """Predict an action; infos are empty.
-
-        Args:
-            observation: The observation. For a policy with masks, the method also has the keyword `action_mask`.
-        """
+        """Predict an action; infos are empty. For a policy with masks there is the keyword `action_mask`."""
         return self._predict_one(observation, {})
 
     def get_actions(self, observations: Any, *, starts: NDArray[np.bool_] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Predict n actions at once; infos are empty.
+        """Predict n actions at once, always the same n; infos are empty.
 
-        Args:
-            observations: Tree of (n, *O), always of the same n.
-            starts: (n,) bool, the rows that start a trajectory. None: all rows in the first call after `reset`, later
-                none. For a policy with masks, the method also has the keyword `action_masks`.
+        Without `starts`, (n,) bool, all rows start a trajectory in the first call after `reset`, and none later. For a
+        policy with masks there is the keyword `action_masks`.
         """
         return self._predict_all(observations, starts, {})
 
@@ -292,19 +272,12 @@ class SB3Agent:
         return predicted
 
     def get_param_values(self) -> dict[str, Any]:
-        """Return the policy's `state_dict` as arrays, and the statistics, if any.
-
-        Raises:
-            UsageError: The policy is not a torch module.
-        """
+        """Return the policy's `state_dict` as arrays, and the statistics, if any; the policy must be a torch module."""
         statistics = self.statistics
         return arrays_of(self._module("get_param_values")) | ({} if statistics is None else statistics.arrays())
 
     def set_param_values(self, values: Any) -> None:
-        """Copy parameters into the policy.
-
-        Args:
-            values: A result of `get_param_values`; without statistics also a `state_dict`.
+        """Copy parameters of `get_param_values` into the policy; without statistics also a `state_dict`.
 
         Raises:
             UsageError: The policy is not a torch module, or the parameters do not fit.
@@ -326,7 +299,7 @@ class SB3Agent:
             self._vec_normalize, self._statistics = None, statistics.replaced(values)
 
     def get_param_converter(self) -> _ModelConverter:
-        """Return a converter for agent updates: a model, a policy or a `state_dict`."""
+        """Return a converter for a model, a policy or a `state_dict`."""
         if not self._on_torch:
             return _ModelConverter(None, None)
         return _ModelConverter(ModuleConverter.like(type(self).__name__, self.get_param_values()), self.statistics)
@@ -339,12 +312,7 @@ class SB3Agent:
 
 @dataclass(frozen=True)
 class _ModelConverter:
-    """Converts agent updates to parameters; see `Agent`.
-
-    Attributes:
-        module: Converts updates other than models; None if the agent's policy is not a torch module.
-        statistics: The agent's statistics: a model's must have the same limits.
-    """
+    """Converts agent updates to parameters; see `Agent`."""
 
     module: ModuleConverter | None
     statistics: ObservationStatistics | None

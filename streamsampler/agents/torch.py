@@ -57,26 +57,22 @@ class TorchAgent(ActsByHead):
 
     *A recurrent module* has a method `initial_state(n)`, which returns the memory of n rows at the start of
     trajectories: (n, *S), a tensor, or a tuple or dict of tensors. It is called as `module(observations, state)`, and
-    returns
-    `(outputs, state)` with a state of the same shapes and dtypes. (`torch.nn.LSTM` has rows on its second axis: let the
-    module swap them.) It may change its input in place and return it. Each row of a batch has its own state, in every
-    kind of worker; an episode in fragments resumes with its state in another worker. `agent_infos["state"]` has the
-    states where
-    sequences for learning may start: at the first timestep of each trajectory, or part of an episode, and at each
+    returns `(outputs, state)` with a state of the same shapes and dtypes. (`torch.nn.LSTM` has rows on its second axis:
+    let the module swap them.) It may change its input in place and return it. Each row of a batch has its own state; an
+    episode in fragments resumes with its state in another worker. `agent_infos["state"]` has the states where sequences
+    for learning may start: at the first timestep of each trajectory, or part of an episode, and at each
     `state_every`-th after it; a tuple becomes a dict by position. `batch.minibatches(…, by="sequence")` cuts there.
 
     Workers have a copy of the module on the CPU, in evaluation mode (no dropout) and inference mode, on the threads of
-    the sampler's `worker_threads`. Actions are drawn from the agent's own generator, seeded by `reset`, so they depend
-    on the
-    trajectory's seed alone. (It is a `numpy.random.RandomState`: the fastest to seed, with a stream frozen for good.)
-    The module's own draws come from torch's global generator, seeded for each trajectory. `VecWorker` seeds it for each
-    block,
-    and accepts such a module only with a `block_size`.
+    the sampler's `worker_threads`. Actions are drawn from the agent's own generator, seeded by `reset`: a
+    `numpy.random.RandomState`, the fastest to seed, with a stream frozen for good. The module's own draws come from
+    torch's global generator, seeded for each trajectory, or by `VecWorker` for each block (`block_size` is then
+    required).
 
     Args:
         module: The policy. The agent holds it: training changes the agent in this process, but not in workers.
         head: A head, or an action space for its default: `CategoricalHead` for Discrete, `GaussianHead` for Box.
-        deterministic: Choose the mode of the distribution, as evaluations do, instead of drawing from it.
+        deterministic: Choose the mode of the distribution instead of drawing from it.
         dtype: A NumPy dtype for observations. None leaves them unchanged: float64, uint8 for images, or int64 for an
             embedding. Values are not scaled.
         state_every: For a recurrent module, the timesteps between recorded states; None records only the states at the
@@ -134,7 +130,7 @@ class TorchAgent(ActsByHead):
     def sharing_parameters(self) -> TorchAgent | None:
         """Return an agent with the same module and head, also after updates, and its own generator and states.
 
-        A subclass of yours may have further state: it returns None and is copied, unless it overrides this method.
+        It returns None in your subclass, which may have further state, unless that overrides this method.
         """
         if type(self) not in (TorchAgent, RecurrentTorchAgent):
             return None
@@ -163,13 +159,7 @@ class TorchAgent(ActsByHead):
         return f"TorchAgent({type(self.module).__name__}, {type(self.head).__name__})"
 
     def get_action(self, observation: Any) -> tuple[Any, dict[str, Any]]:
-        """Choose an action.
-
-        Args:
-            observation: An observation of the environment.
-
-        Returns:
-            The action, and infos: `log_prob`, further entries of the head, and of the module.
+        """Choose an action; infos have `log_prob`, and further entries of head and module.
 
         Raises:
             ActionError: The module's output has a wrong shape, or logits are not finite.
@@ -190,25 +180,18 @@ class TorchAgent(ActsByHead):
         return self.head.row_independent and not self.module.training
 
     def get_actions(self, observations: Any, *, draws: Draws | None = None) -> tuple[Any, dict[str, Any]]:
-        """Choose an action for each of n observations, in a single pass of the module.
+        """Choose an action for each of n observations, in a single pass of the module; see `get_action`.
 
         Args:
             observations: Tree of (n, *O).
             draws: Draws for each row; None for the agent's own generator.
-
-        Returns:
-            The actions (n, *A), and infos of n rows each; see `get_action`.
         """
         parameters, extras = self._parted(self._forward(self._inputs.batch, observations))
         actions, infos = self.head.batch(parameters, self._drawn_from(draws), self.deterministic)
         return actions, infos | extras
 
     def get_value(self, observation: Any) -> float:
-        """Return the module's `value` of an observation, for `batch.last_values`.
-
-        Raises:
-            UsageError: The module does not return a single value.
-        """
+        """Return the module's `value` of an observation; raise UsageError unless it returns a single value."""
         output = self._forward(self._inputs.one, observation)
         if not isinstance(output, Mapping) or "value" not in output:
             raise UsageError("the module returns no 'value': let it return a dict that has one")
@@ -223,19 +206,12 @@ class TorchAgent(ActsByHead):
         return arrays_of(self.module)
 
     def set_param_values(self, values: dict[str, Any]) -> None:
-        """Copy parameters into the module.
-
-        Args:
-            values: A result of `get_param_values`, or a `state_dict`.
-
-        Raises:
-            UsageError: The parameters do not fit the module.
-        """
+        """Copy parameters from `get_param_values`, or a `state_dict`, into the module."""
         load_arrays(self.module, values)
         self._known.log_std = None
 
     def get_param_converter(self) -> ModuleConverter:
-        """Return a converter for agent updates: a similar module, or its `state_dict`."""
+        """Return a converter for a similar module, or its `state_dict`."""
         return ModuleConverter.like(type(self).__name__, self.module.state_dict())
 
     def to_numpy(self, observations: Any = None) -> MlpAgent:
@@ -319,20 +295,20 @@ class RecurrentTorchAgent(TorchAgent):
         self._ages = np.zeros(0, np.int64)  # each row's timesteps since its trajectory, or part, started
 
     def reset(self, seed: int) -> None:
-        """Seed the generator of actions at a trajectory's start, and clear the memory."""
+        """Seed the generator of actions, and clear the memory."""
         super().reset(seed)
         self._state = None
 
     def begin_part(self) -> None:
-        """Record the states of all rows at the next timestep, where episodes continue in a new fragment."""
+        """Record all rows' states at the next timestep, where episodes continue in a new fragment."""
         self._ages[:] = 0
 
     def get_state(self) -> Any:
-        """Return the states of generator and module, and the rows' ages, for `set_state`."""
+        """Return the states of generator and module, and the rows' ages."""
         return super().get_state(), copy.deepcopy(self._state), self._ages.copy()
 
     def set_state(self, state: Any) -> None:
-        """Resume with a state that `get_state` of another copy of this agent returned."""
+        """Set the states of generator and module, and the rows' ages."""
         generator, self._state, ages = copy.deepcopy(state)
         super().set_state(generator)
         self._ages = ages
@@ -346,25 +322,16 @@ class RecurrentTorchAgent(TorchAgent):
     def get_actions(
         self, observations: Any, *, draws: Draws | None = None, starts: NDArray[np.bool_] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Choose an action for each of n observations; see `TorchAgent.get_actions`.
+        """Choose an action for each of n observations, always the same n; see `TorchAgent.get_actions`.
 
-        Args:
-            observations: Tree of (n, *O), always of the same n.
-            draws: Draws for each row; None for the agent's own generator.
-            starts: (n,) bool, the rows that start a trajectory. None: all rows in the first call after `reset`, later
-                none.
+        Without `starts`, (n,) bool, all rows start a trajectory in the first call after `reset`, and none later.
         """
         recorded = self._advance(n_rows_of(observations), starts)
         actions, infos = super().get_actions(observations, draws=draws)
         return actions, _with_state(infos, recorded)
 
     def get_value(self, observation: Any, *, slot: int = 0) -> float:
-        """Return the module's `value` of an observation, without changing the memory.
-
-        Args:
-            observation: The observation.
-            slot: The row whose memory to use.
-        """
+        """Return the module's `value` of an observation with the memory of row `slot`, which does not change."""
         state = self._state
         self._state = self._initial(1) if state is None else _own(_leaves_of(state, slice(slot, slot + 1)))
         try:
@@ -428,7 +395,7 @@ def _begun_in(begun: torch.Tensor, new: torch.Tensor, old: torch.Tensor) -> torc
 
 
 def _map_states(function: Callable[..., Any], state: Any, *others: Any) -> Any:
-    """Replace each tensor of a state by a function of it, and of the tensors at the same position in other states."""
+    """Replace each tensor of a state by a function of it, and of other states' tensors at the same position."""
     if isinstance(state, Mapping):
         return {key: _map_states(function, child, *(it[key] for it in others)) for key, child in state.items()}
     if isinstance(state, tuple):
@@ -446,14 +413,14 @@ def _leaves_of(state: Any, rows: int | slice) -> Any:
 
 
 def _as_infos(state: Any) -> Any:
-    """Return a state in a form for infos: a tuple becomes a dict by position."""
+    """Return a state for infos: tuples become dicts by position."""
     if isinstance(state, Mapping):
         return {key: _as_infos(child) for key, child in state.items()}
     return {str(key): _as_infos(child) for key, child in enumerate(state)} if isinstance(state, tuple) else state
 
 
 def _forms_of(state: Any) -> dict[Any, tuple[tuple[int, ...], torch.dtype] | None]:
-    """Return each tensor's shape and dtype by its path in a state; None for other objects, and for unnamed keys."""
+    """Return each tensor's shape and dtype by its path in a state; None for objects of other kinds."""
     if state.__class__ is torch.Tensor:
         return {(): (tuple(state.shape), state.dtype)}
     if isinstance(state, tuple) or (isinstance(state, Mapping) and all(isinstance(key, str) for key in state)):

@@ -48,14 +48,14 @@ class AgentTraits:
     """The facts about an agent that decide which updates it accepts.
 
     Attributes:
-        name: The agent's name, for errors.
-        takes_parameters: Whether it has `set_param_values`.
+        name: Its name in errors.
+        takes_parameters: It has `set_param_values`.
         callable_class: A plain callable's full class name; otherwise None.
         converter: The pickled function from `get_param_converter`, or None.
-        takes_spaces: Whether it has `set_spaces`.
-        acts_alone: Whether it has `get_action`.
-        is_copied: Whether simultaneous trajectories need copies: it has a `reset`, and does not share parameters.
-        waits: Whether `get_action` or `get_actions` is an `async def`.
+        takes_spaces: It has `set_spaces`.
+        acts_alone: It has `get_action`.
+        is_copied: Simultaneous trajectories need copies: it has a `reset`, and does not share parameters.
+        waits: `get_action` or `get_actions` is an `async def`.
         of_policies: Traits by policy name, for several policies; otherwise None.
     """
 
@@ -153,10 +153,8 @@ def resolved_update(update: Any, traits: AgentTraits) -> tuple[UpdateKind, Any]:
 def apply_agent_update(agent: Agent, update: Any) -> Agent:
     """Update an agent, and return it or the agent that replaces it.
 
-    Args:
-        agent: The current agent.
-        update: None changes nothing. A tuple, dict or array goes to `set_param_values`, as does the result of
-            `get_param_converter`. An agent or plain function replaces the agent.
+    None changes nothing; a tuple, dict or array goes to `set_param_values`, as does the result of
+    `get_param_converter`; an agent or plain function replaces the agent.
 
     Raises:
         UsageError: The agent does not accept the update.
@@ -178,13 +176,7 @@ def apply_agent_update(agent: Agent, update: Any) -> Agent:
 
 
 def updated_agent(agent: Agent | None, update: Any, spaces: tuple[Space[Any], Space[Any]] | None) -> Agent:
-    """Create or update an agent, and call `set_spaces` on a new agent.
-
-    Args:
-        agent: The current agent; None if `update` is the first.
-        update: See `apply_agent_update`.
-        spaces: The environment's observation and action space, or None.
-    """
+    """Create an agent (`agent` is None) or update it, and call `set_spaces` on a new agent."""
     updated = as_agent(update) if agent is None else apply_agent_update(agent, update)
     # After a new environment the agent arrives again: where agents are not copied, as the same object.
     if (updated is not agent or updated is update) and spaces is not None:
@@ -303,7 +295,7 @@ def array_of(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class ModuleConverter:
-    """Converts a torch module or its `state_dict` to parameters; see `Agent`.
+    """Converts a torch module or its `state_dict` to parameters of a class `owner`; see `Agent`.
 
     Attributes:
         owner: The agent's class, for errors.

@@ -1,7 +1,7 @@
 """Convert filters from and to Stable-Baselines3's `VecNormalize`; hold its statistics for SB3 policies.
 
-`read_vec_normalize` needs Stable-Baselines3 only to read files; `write_vec_normalize` always needs it
-(`pip install stable-baselines3`).
+`read_vec_normalize` needs Stable-Baselines3 only to read files; `write_vec_normalize` always needs it (`pip install
+stable-baselines3`).
 """
 
 from __future__ import annotations
@@ -52,11 +52,7 @@ class ObservationStatistics:
 
     @classmethod
     def of(cls, vec_normalize: Any) -> ObservationStatistics | None:
-        """Copy a `VecNormalize`'s current statistics; return None if it does not normalise observations.
-
-        Raises:
-            UsageError: The object is not a `VecNormalize`.
-        """
+        """Copy a `VecNormalize`'s current statistics; return None if it does not normalise observations."""
         facts = getattr(vec_normalize, "__dict__", {})
         if not {"norm_obs", "clip_obs", "epsilon"} <= facts.keys():
             raise UsageError(f"vec_normalize is a VecNormalize or the file of one, and this is {type(vec_normalize)}")
@@ -113,12 +109,7 @@ def _name(kind: str, key: Part) -> str:
 
 
 def load_vec_normalize(path: str | PathLike[str]) -> Any:
-    """Read a file of `VecNormalize.save`. It is a pickle: read only files that you trust.
-
-    Raises:
-        UsageError: The file holds something else.
-        OSError: The file cannot be read.
-    """
+    """Read a file of `VecNormalize.save`, a pickle; raise UsageError for any other content."""
     try:
         return pickle.loads(Path(path).read_bytes())
     except (pickle.UnpicklingError, EOFError, AttributeError, IndexError) as error:
@@ -175,8 +166,8 @@ def write_vec_normalize(filters: Filters, path: str | PathLike[str], envs: Any) 
         envs: An environment id, or a function that makes the environment; used for its spaces.
 
     Raises:
-        UsageError: A filter is of another class, has no statistics, or statistics of another environment; or the
-            filters differ in `epsilon`, since a `VecNormalize` has only a single value.
+        UsageError: A filter is of another class, has no statistics or those of another environment, or the filters
+            differ in `epsilon`: a `VecNormalize` has a single value.
         ImportError: Stable-Baselines3 is missing; says how to install it.
         OSError: The file cannot be written.
     """

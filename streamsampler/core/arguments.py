@@ -1,6 +1,6 @@
 """Group the arguments of samplers, managers and evaluations, in signatures and in `help`.
 
-In the source, a docstring has one "Args" section. `with_arguments_in_groups` replaces it with a section per group, in
+In the source, a docstring has a single "Args" section. `with_arguments_in_groups` replaces it with a section per group, in
 the same order for every class and function.
 """
 
@@ -58,7 +58,7 @@ def with_arguments_in_groups(*others: type) -> Callable[[Documented], Documented
 
     Args:
         others: Decorated classes. Their explanations fill gaps in this docstring (missing, or "See `…`"); the first
-            class's arguments replace this one's `**options`.
+            class's arguments replace its `**options`.
     """
 
     def decorate(documented: Documented) -> Documented:

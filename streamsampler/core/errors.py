@@ -166,8 +166,7 @@ class SpentQuota(NamedTuple):
 
     Attributes:
         losses: The number of losses.
-        within: The time window, such as " within 60 s", or empty; of equal losses, their trajectory, such as
-            " of trajectory 7".
+        within: The time window, such as " within 60 s", or empty; of equal losses, " of trajectory 7".
         argument: The sampler's argument for the quota.
         limit: Its value; None for too many equal losses without this quota.
     """

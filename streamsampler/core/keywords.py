@@ -48,14 +48,7 @@ def meant(name: str, known: Iterable[str]) -> str:
 
 
 def refuse_unknown(name: str, given: Iterable[str], called: Callable[..., Any], also: Iterable[str] = ()) -> None:
-    """Raise UnknownArgumentError for keywords that a call of a function or class would not accept.
-
-    Args:
-        name: The name of the function or class in the error.
-        given: The keywords.
-        called: The function or class; its first parameter does not count.
-        also: Further valid keywords.
-    """
+    """Raise UnknownArgumentError for keywords that `called` would not accept; its first parameter does not count."""
     parameters = list(inspect.signature(called).parameters.values())[1:]
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return

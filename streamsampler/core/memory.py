@@ -42,7 +42,7 @@ def lend(array: NDArray[Any], returned: Callable[[], None]) -> NDArray[Any]:
 class Pool:
     """Reuses blocks of memory for arrays, each after its last array is deleted.
 
-    It holds one free block at most: a program that collects batch after batch needs one block, or two while it fills a
+    It holds a single free block: a program that collects batch after batch needs a block, or two while it fills the
     second.
     """
 

@@ -68,21 +68,12 @@ class Snapshot:
 
 
 ProgressArgument = bool | Callable[[Snapshot], Any]
-"""True shows a bar or lines; see `output_on`. A callable receives a snapshot at the start of the call, several times
-a second, and at the end. Its attribute `interval` changes the seconds in between; None leaves only start and end."""
+"""True shows a bar or lines; see `output_on`. A callable receives a snapshot at the start of the call, several times a
+second, and at the end. Its attribute `interval` changes the seconds in between; None leaves only start and end."""
 
 
 class Display:
-    """Calls `show` with snapshots of a call's progress, a few times a second.
-
-    Args:
-        target: Timesteps or trajectories to collect.
-        unit: "timesteps" or "trajectories".
-        show: Receives snapshots; None shows nothing, at no cost.
-        interval: Seconds between snapshots; None for only the first and the last.
-        earlier: Timesteps and trajectories before the call.
-        clock: Returns seconds.
-        note: Returns further results so far, in words.
+    """Calls `show`, if there is any, with snapshots of a call's progress, a few times a second.
 
     Attributes:
         interval: The longest sleep before the next `update`, in seconds; None for no limit.
@@ -283,10 +274,10 @@ def output_on(
     """Choose where to show progress: in a notebook, on a terminal (a bar), in a log (lines), or nowhere.
 
     Args:
-        stream: The stream outside notebooks; None if the process has none.
+        stream: The stream outside notebooks, or None.
         hidden: Show nothing.
         last_line: Write a line to a log at the end of a call.
-        doing: The activity that log lines name.
+        doing: The activity in log lines.
     """
     if hidden or stream is None:
         return Output()

@@ -90,8 +90,8 @@ class TrajectorySeeds:
 
     A trajectory seed is a keyed permutation of the 31-bit integers, applied to the trajectory index. A permutation
     gives no two trajectories of a version the same seed, and every environment accepts 31 bits, even for
-    ``np.random.RandomState``
-    or a C ``int``. ``numpy.random.SeedSequence`` derives the keys from the sampler's seed and the agent version.
+    ``np.random.RandomState`` or a C ``int``. ``numpy.random.SeedSequence`` derives the keys from the sampler's seed and
+    the agent version.
 
     Each of the three rounds adds a key, xors the number with its own upper bits, and multiplies by an odd constant: all
     invertible modulo 2**31. Shifts and multipliers are from Chris Wellons' ``triple32``, found by his hash prospector
@@ -175,8 +175,7 @@ def derived_seed(trajectory_seed: int, stream: SeedUse) -> int:
 
     Generators with equal seeds draw equal numbers: an agent with the environment's seed would draw the environment's
     noise. Each generator therefore has its own seed: the upper bits of splitmix64's finaliser (David Stafford's variant
-    13),
-    started from the trajectory seed and the generator's number.
+    13), started from the trajectory seed and the generator's number.
     """
     z = (trajectory_seed + _GOLDEN_GAMMA * stream) & _MASK_64
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64

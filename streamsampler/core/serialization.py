@@ -131,7 +131,7 @@ def _is_of(value: Any, package: str) -> bool:
 
 
 class _ArraysApart:
-    """A pickler that appends arrays of plain numbers to a list (unless it is None) instead of pickling them."""
+    """A pickler that moves arrays of plain numbers to a list, unless that is None."""
 
     def __init__(self, file: io.BytesIO, arrays: list[np.ndarray[Any, Any]] | None, names: Mapping[str, type]) -> None:
         super().__init__(file, _PROTOCOL)  # type: ignore[call-arg]
@@ -174,13 +174,10 @@ _dtype = functools.cache(np.dtype)
 def dumps_report(
     rollouts: Any, spaces: Any, names: Mapping[str, type] = _NO_NAMES
 ) -> tuple[Contents, list[memoryview]]:
-    """Pickle a worker's rollouts and spaces; `loads_report` is the inverse.
+    """Pickle a worker's rollouts, and their spaces if not None; `loads_report` is the inverse.
 
-    Args:
-        rollouts: The rollouts.
-        spaces: Their spaces, or None. Their own pickle mostly equals the report's before: the reader then skips
-            unpickling them, which takes longer than the rest of a report.
-        names: Classes that the reader knows by these names.
+    Spaces have their own pickle, mostly equal to the report's before: the reader then skips unpickling them, which
+    takes longer than the rest of a report. The reader knows the classes in `names` by name.
 
     Raises:
         SerializationError: An object cannot be pickled; the pickler's exception is the cause.
@@ -211,7 +208,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _dumps_plainly(obj: Any, arrays: list[np.ndarray[Any, Any]] | None, names: Mapping[str, type]) -> bytes:
-    """Pickle a worker's object with its arrays in a list, or in the pickle where the list is None."""
+    """Pickle a worker's object, with its arrays in a list, if there is one."""
     try:
         try:
             return _dumped(_Pickler, obj, arrays, names)

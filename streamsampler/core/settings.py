@@ -44,7 +44,7 @@ class Setting(NamedTuple):
 
     Attributes:
         name: Its name in messages.
-        module: Its module. If the sampler's process has not loaded the module, the setting is ignored.
+        module: Its module; the setting is ignored unless the sampler's process has loaded it.
         read: Returns the value from the module, picklable and comparable.
         apply: Sets the value in the module.
         default: A fresh process's value, for which a worker need not load the module.
@@ -159,14 +159,7 @@ def _environ_here() -> Mapping[str, str]:
 
 @dataclass(frozen=True)
 class ProcessSettings:
-    """The settings of a process.
-
-    Attributes:
-        environ: Environment variables, with the workers' hash seed.
-        path: `sys.path`.
-        cwd: The working directory; "/" if removed.
-        values: Values of `SETTINGS` by name, of loaded modules.
-    """
+    """The settings of a process; `values` has those of `SETTINGS` whose modules are loaded, by name."""
 
     environ: Mapping[str, str]
     path: tuple[str, ...]

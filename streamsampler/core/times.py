@@ -12,8 +12,8 @@ class Times(NamedTuple):
     Attributes:
         reset: Seeding and resetting environment and agent; replacing an environment after a dropped trajectory.
         agent: Choosing actions.
-        step: Stepping the environment and recording the results. The split between `agent` and `step` is estimated
-            from every 64th timestep.
+        step: Stepping the environment and recording the results. The split between `agent` and `step` is estimated from
+            every 64th timestep.
         sending: Serialising and sending reports.
         idle: Waiting for work.
         checking: Running trajectories twice; see `check` of `Sampler`.

@@ -101,14 +101,9 @@ def _measured(blocks: dict[str, _Block]) -> Blocks:
 class Collector:
     """A worker's measurements since the last `take`.
 
-    Args:
-        words: Memory with the number of the worker's phase.
-        word: Its position in this memory.
-        phases: The phases' names.
-
     Attributes:
-        words: As passed.
-        word: As passed.
+        words: Memory with the number of the worker's phase at position `word`.
+        word: See `words`.
         outermost: Outermost blocks by phase.
         here: The innermost open block, or None.
         used: Not empty after the first measurement: from then on the phase must be right in every timestep.

@@ -96,7 +96,7 @@ class _FilmedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class FilmedEnvUpdate(EnvUpdate):
-    """Makes an environment that is filmed; `source` returns a new update for it each time."""
+    """Makes a filmed environment; `source` returns a new update for it each time."""
 
     def __init__(self, source: Callable[[], EnvUpdate], film: Film) -> None:
         self._source = source
@@ -113,10 +113,10 @@ class FilmedEnvUpdate(EnvUpdate):
 
 
 def check_renders(update: EnvUpdate) -> None:
-    """Check that an environment can be filmed: make it, reset it, render a picture, and close it.
+    """Film an environment for a reset, and close it, to check that it can be filmed.
 
     Raises:
-        UsageError: It cannot be filmed; gives the reason and a remedy.
+        UsageError: It cannot; gives the reason and a remedy.
     """
     update = update.of_slot(0)
     name = describe(update)
@@ -151,7 +151,7 @@ async def _awaited_and_closed(reset: Any, env: Any) -> None:
 
 
 def _rendering(update: EnvUpdate) -> AnyEnv:
-    """Make an environment that renders pictures; raise UsageError if it cannot."""
+    """Make an environment to render pictures; raise UsageError if it cannot."""
     name = describe(update)
     try:
         env = apply_any_env_update(_with_mode(update), None, several=True, waits=True)
@@ -185,7 +185,7 @@ def _remedy(update: EnvUpdate, env: AnyEnv) -> str:
 
 
 def _with_mode(update: EnvUpdate) -> EnvUpdate:
-    """Return an update that passes the `render_mode`, if the source accepts it; otherwise the same update."""
+    """Return an update with the `render_mode`, if the source accepts it; otherwise the same update."""
     match update:
         case SpecEnvUpdate(spec=spec):
             return SpecEnvUpdate(spec, {"render_mode": _MODE})
@@ -214,7 +214,7 @@ def _library() -> Any:
 
 
 def check_video(path: Path) -> Path:
-    """Check that a video file can be written, and return its path.
+    """Check for PyAV, the file's suffix and a writable folder, and return the path.
 
     Raises:
         UsageError: The file cannot be written, or is not an MP4 file.
@@ -241,9 +241,6 @@ class VideoFile:
 
     A context manager. The file appears, or replaces another, when it is complete; after an exception it does not
     appear.
-
-    Attributes:
-        n_pictures: The number of pictures.
     """
 
     def __init__(self, path: Path) -> None:

@@ -2,8 +2,7 @@
 
 They are recognised by their methods, so PettingZoo need not be installed. Observations, rewards, ends and infos are
 dicts by agent id. A step of an `AECEnv` is a turn, with dicts about the agent that acts next: its reward is the sum
-since its
-last action, its observation the one before its next action.
+since its last action, its observation that before its next action.
 
 An agent id has a single life in a trajectory, with a single seed: listing it again after its end is an error.
 """
@@ -92,8 +91,8 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
     """An environment of several agents.
 
     Attributes:
-        env: The environment itself, which provides all attributes that this class lacks.
-        is_open: Whether it has no `possible_agents`, so that any agents may appear.
+        env: The environment itself, with all attributes not defined here.
+        is_open: Whether it has no `possible_agents`: any agents may appear.
         numbers: Numbers by agent id, in the order of `possible_agents`; in an open environment, of the agents listed
             since the last reset, in order of appearance.
         observation_space: Observation spaces by agent id.
@@ -131,7 +130,7 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
         return type(self), (self.env,)
 
     def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
-        """Set an attribute on the environment or wrapper that has it; a new attribute on the innermost environment."""
+        """Set an attribute on its owner, the environment or a wrapper; a new attribute on the innermost environment."""
         holder = self.env
         while not (name in vars(holder) or hasattr(type(holder), name)) and "env" in vars(holder):
             holder = holder.env
@@ -145,7 +144,7 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
         return OpenSpaces(find) if self.is_open else SpacesOfAgents([(agent, find(agent)) for agent in self.numbers])
 
     def _forget_agents(self) -> None:
-        """Forget the last trajectory's ended agents and, in an open environment, all agents."""
+        """Forget the ended agents and, in an open environment, all agents."""
         self._left.clear()
         if self.is_open:
             self.numbers.clear()
@@ -169,10 +168,10 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
 
     @abstractmethod
     def turn(self, ended: Mapping[str, int]) -> list[str]:
-        """Return the agents that act next, in the order of `numbers`.
+        """Return the agents to act next, in the order of `numbers`.
 
         Args:
-            ended: The timesteps at which agents of this trajectory were terminated or truncated, by agent id.
+            ended: The timesteps of agents' ends (termination or truncation) in this trajectory, by agent id.
 
         Raises:
             DataError: An agent is unknown, disappeared without an end, or is listed again after its end.
@@ -204,7 +203,6 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
         return self.env.render()
 
     def close(self) -> Any:
-        """Close the environment; return a coroutine if its `close` is asynchronous."""
         return self.env.close()
 
 
@@ -232,7 +230,7 @@ class ParallelEnv(MultiAgentEnv):
         self._turn, self._n_ended = [], -1
 
     def turn(self, ended: Mapping[str, int]) -> list[str]:
-        """Return all listed agents that have not ended."""
+        """Return all listed agents without an end."""
         listed = self.env.agents
         if len(ended) != self._n_ended or listed != self._listed:
             self._listed, self._n_ended = list(listed), len(ended)
@@ -259,7 +257,7 @@ class ParallelEnv(MultiAgentEnv):
             )
 
     def outstanding(self, agent_id: str) -> tuple[Any, Any, Any, Any, Any]:
-        """Raise, because each step must answer all agents that acted."""
+        """Raise, because each step must answer all agents in it."""
         raise DataError(f"the environment gave no observation for agent {agent_id!r}, which has not ended")
 
 
@@ -276,7 +274,7 @@ class AecEnv(MultiAgentEnv):
             )
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Reset the environment; return observation and info of the agent that acts first."""
+        """Reset the environment; return the first agent's observation and info."""
         self._forget_agents()
         reset = self.env.reset if options is None else partial(self.env.reset, options=options)
         return then(reset(seed=seed), self._first)  # type: ignore[no-any-return]
@@ -286,7 +284,7 @@ class AecEnv(MultiAgentEnv):
         return observations, infos
 
     def step(self, actions: Mapping[str, Any]) -> Dicts:  # type: ignore[override]
-        """Step with the current agent's action; return the results of the agent that acts next."""
+        """Step with the current agent's action; return the next agent's results."""
         pending = self.env.step(actions.get(self.env.agent_selection))
         return self._next() if pending is None else then(pending, self._next)
 
@@ -321,7 +319,6 @@ class AecEnv(MultiAgentEnv):
         return [agent]
 
     def is_over(self, ended: Mapping[str, int]) -> bool:  # noqa: ARG002 - those that ended have turns, too
-        """Return whether no agent is listed: ended agents have a last turn."""
         return not self.env.agents
 
     def outstanding(self, agent_id: str) -> tuple[Any, Any, Any, Any, Any]:
@@ -352,7 +349,7 @@ def agents_of(env: Any) -> MultiAgentEnv | None:
 
 
 def refuse_other_agents(one: Any, other: Any) -> None:
-    """Refuse two environments with different agents in a worker, because its rows share their policies."""
+    """Refuse environments with different agents in a worker: its rows share their policies."""
     found = [_form(env) for env in (one, other)]
     if found[0] != found[1]:
         raise DataError(

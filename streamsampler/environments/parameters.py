@@ -58,7 +58,7 @@ class Uniform(Distribution):
 
 @suggesting()
 class LogUniform(Distribution):
-    """Draws positive floats whose logarithms are equally likely: as many from 0.1 to 1 as from 1 to 10.
+    """Draws positive floats, uniform in their logarithms: as many from 0.1 to 1 as from 1 to 10.
 
     Args:
         low: The smallest value, above 0.
@@ -183,22 +183,19 @@ class SetParameters(EnvUpdate):
 
     For example, `env_update=SetParameters({"mass": Uniform(1, 2), "length": 0.5})`. Values are constants, or
     distributions of `streamsampler.environments`: `Uniform`, `LogUniform`, `Normal`, `Choice`, or your own
-    `Distribution`.
-    `batch.episode_infos["parameters"]` has the values of each trajectory.
+    `Distribution`. `batch.episode_infos["parameters"]` has the values of each trajectory.
 
     The environment receives them by the first of these: `set_parameters(dict)` of `env.unwrapped`; `set_task(dict)`,
-    its own or a wrapper's; attributes of `env.unwrapped` with these names, which must exist. Values computed from
-    attributes
+    its own or a wrapper's; existing attributes of `env.unwrapped` with these names. Values computed from attributes
     when the environment was made are not computed again: then give it a method `set_parameters`.
 
-    A later call's parameters replace all earlier ones. If a name is missing from the new ones, the environment is made
-    again.
+    A later call's parameters replace all earlier ones. If it lacks a name, the environment is made again.
 
     Args:
         parameters: Constants and distributions by name.
         env: The environment, in any form that samplers accept. None, only in an `env_update`, for the current
             environment.
-        info_key: The key in `episode_infos`, for environments whose resets have their own info "parameters".
+        info_key: The key in `episode_infos`, for environments with their own info "parameters" in resets.
 
     Raises:
         UsageError: The dict is empty, a name is not a string, or a distribution is nested in a value.
@@ -236,7 +233,7 @@ class SetParameters(EnvUpdate):
 
     @property
     def source(self) -> EnvUpdate:
-        """A new copy of the update that makes the environment; raises UsageError if no environment was passed."""
+        """A new copy of the environment's own update; raises UsageError if no environment was passed."""
         if self._source is None:
             raise UsageError(
                 "SetParameters needs an environment here: pass it as SetParameters({…}, env); only the env_update of a "
@@ -245,7 +242,7 @@ class SetParameters(EnvUpdate):
         return cast("EnvUpdate", loads(self._source))
 
     def on(self, payload: Payload, name: str) -> SetParameters:
-        """Return the same update for the environment that a pickled update makes; its earlier parameters are dropped."""
+        """Return the same update for the environment of a pickled update, without its earlier parameters."""
         bound = copy.copy(self)
         bound._take(payload, name)
         if isinstance(before := bound.source, SetParameters):
@@ -295,7 +292,7 @@ def _check_value(name: str, value: Any) -> None:
 
 
 def _refuse_nested(name: str, value: Any) -> None:
-    """Check that no distribution is nested in a value: only whole values are drawn."""
+    """Refuse a distribution nested in a value: only whole values are drawn."""
     if isinstance(value, Distribution):
         raise UsageError(
             f"the parameter {name!r} has {value!r:.60} within its value, and only whole values are drawn: make it a "
@@ -331,7 +328,7 @@ class _ParametrisedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.set_with(SetParameters(both, info_key=update.info_key))
 
     def goes_with(self, source: Payload | None, parameters: Parameters) -> bool:
-        """Return whether the environment has this source, and these parameters overwrite all that were set."""
+        """Return whether the environment has this source, and these parameters overwrite all earlier ones."""
         return self._source == source and parameters.keys() >= self.parameters_in_force.keys()
 
     def before_reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> None:  # noqa: ARG002
@@ -356,10 +353,7 @@ def with_parameters(env: AnyEnv, update: SetParameters) -> AnyEnv:
 
 
 def drawn_parameters(parameters: Parameters, trajectory_seed: int | None) -> Parameters:
-    """Return a trajectory's parameter values: copies of constants, and draws in the order of names.
-
-    Without a trajectory seed they are drawn from fresh entropy.
-    """
+    """Return a trajectory's parameter values: copies of constants, and draws in the order of names."""
     seed = None if trajectory_seed is None else derived_seed(trajectory_seed, SeedUse.PARAMETERS)
     generator = np.random.default_rng(seed)
     drawn = {name: _drawn(parameters[name], generator) for name in sorted(parameters)}
@@ -371,7 +365,7 @@ def _drawn(value: Any, generator: np.random.Generator) -> Any:
 
 
 def parameter_setter(env: AnyEnv, parameters: Parameters) -> Callable[[Parameters], None]:
-    """Return a function that sets parameters of these names; see `SetParameters` for the ways.
+    """Return a setter for parameters of these names; see `SetParameters` for the ways.
 
     Raises:
         UsageError: The environment has neither method, and an attribute is missing or a method.
@@ -416,11 +410,7 @@ def _set_attributes(bare: Any, drawn: Parameters) -> None:
 
 
 def with_info(result: Any, key: str, value: Any, advice: str) -> tuple[Any, dict[str, Any]]:
-    """Add an info to a reset's result; return a malformed result unchanged, for later checks.
-
-    Raises:
-        UsageError: The reset's own info has this key.
-    """
+    """Add an info to a reset's result; return a malformed result unchanged, for later checks."""
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
         return result  # type: ignore[no-any-return]
     observation, info = result

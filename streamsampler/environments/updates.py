@@ -82,7 +82,7 @@ def find_method(env: gymnasium.Env[Any, Any], name: str) -> Callable[[Any], Any]
 
 
 def task_setter(env: gymnasium.Env[Any, Any]) -> Callable[[Any], Any]:
-    """Return the method that sets an environment's task; raise UsageError if it has none."""
+    """Return the method to set an environment's task; raise UsageError if it has none."""
     if (method := find_method(env, "set_task")) is not None:
         if inspect.iscoroutinefunction(method):
             raise UsageError(
@@ -111,7 +111,7 @@ def for_worker(number: int, env_number: int | None = None) -> Iterator[None]:
 
 
 def with_worker_number(factory: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a factory's arguments with the numbers that it has parameters for and does not receive otherwise.
+    """Add the numbers to a factory's arguments for which it has parameters, without other values.
 
     Outside workers, `worker_number` is 0.
     """
@@ -120,7 +120,7 @@ def with_worker_number(factory: Callable[..., Any], arguments: Mapping[str, Any]
 
 
 def lacks(factory: Callable[..., Any], arguments: Mapping[str, Any], name: str) -> bool:
-    """Return whether a callable has a keyword parameter that neither `arguments` nor a partial function sets."""
+    """Return whether a callable has a keyword parameter without a value in `arguments` or a partial function."""
     if name in arguments or (isinstance(factory, functools.partial) and name in factory.keywords):
         return False
     try:
@@ -143,17 +143,16 @@ class EnvUpdate(abc.ABC):
     """Changes a worker's environment. It is pickled in the caller's process, and called in each worker.
 
     **The result must depend only on this update, not on earlier updates.** The old environment is passed to be closed,
-    or reused where that makes no difference. A worker that replaces a dead worker receives only the latest update, with
-    None
-    for the old environment, and must reach the same state.
+    or reused where that makes no difference. After a worker's death, its replacement receives only the latest update,
+    with None for the old environment, and must reach the same state.
 
     Attributes:
-        n_slots: The number of a worker's environments that differ by `of_slot`; None where all are equal.
+        n_slots: The number of a worker's environments with different `of_slot`; None where all are equal.
     """
 
     n_slots: int | None = None
 
-    def of_slot(self, slot: int) -> EnvUpdate:  # noqa: ARG002 - for those whose environments differ
+    def of_slot(self, slot: int) -> EnvUpdate:  # noqa: ARG002 - for subclasses with different environments
         """Return the update for an environment of a worker by its number."""
         return self
 
@@ -172,8 +171,7 @@ class NewEnvUpdate(EnvUpdate):
 
     A factory with a parameter `worker_number` receives the worker's number, 0 to n_workers-1, unless `env_kwargs` has
     it: for ports, file names and devices. With VecWorker, all environments of a worker have its number. Trajectories
-    must not
-    depend on it.
+    must not depend on it.
 
     Attributes:
         factory: A class or another callable that makes an environment.
@@ -189,12 +187,12 @@ class NewEnvUpdate(EnvUpdate):
         self.env_kwargs = dict(env_kwargs or {})
 
     def __call__(self, old_env: AnyEnv | None) -> AnyEnv:
-        """Close the old environment, then make the new environment: both may need the same port."""
+        """Close the old environment, then make the new one: both may need the same port."""
         close_replaced(old_env)
         return _checked(self.factory(**with_worker_number(self.factory, self.env_kwargs)), describe(self))
 
     def with_seed(self, seed: int) -> NewEnvUpdate | None:
-        """Return an update that passes a seed to the factory; None if it accepts none, or has a value."""
+        """Return an update with a seed for the factory; None if it accepts none, or has a value."""
         if not lacks(self.factory, self.env_kwargs, "seed"):
             return None
         return NewEnvUpdate(self.factory, {**self.env_kwargs, "seed": seed})
@@ -225,8 +223,8 @@ class ExistingEnvUpdate(EnvUpdate):
 class SpecEnvUpdate(EnvUpdate):
     """Closes the old environment, then makes a new environment from its spec, without Gymnasium's checker.
 
-    An entry point receives a `worker_number` as in `NewEnvUpdate`. The worker needs no registration: objects that the
-    spec names by ``__main__:…`` are pickled with it, because ``__main__`` is another module in a worker.
+    An entry point receives a `worker_number` as in `NewEnvUpdate`. The worker needs no registration: objects of
+    ``__main__:…`` in the spec are pickled with it, because ``__main__`` is another module in a worker.
 
     Attributes:
         spec: The spec.
@@ -270,7 +268,7 @@ def _with_kwargs(spec: EnvSpec, env_kwargs: dict[str, Any]) -> EnvSpec:
 
 
 def _main_objects(spec: EnvSpec) -> dict[str, Any]:
-    """Return the objects of the user's main script that a spec's entry points name."""
+    """Return the objects of the user's main script in a spec's entry points."""
     entry_points = [spec.entry_point, *(wrapper.entry_point for wrapper in spec.additional_wrappers)]
     names = [str(entry).partition(":")[2] for entry in entry_points if str(entry).startswith("__main__:")]
     main = vars(sys.modules["__main__"])
@@ -295,8 +293,8 @@ def _lent_to_main(objects: dict[str, Any]) -> Iterator[None]:
 class SetTaskUpdate(EnvUpdate):
     """Sets the task of an environment with a method ``set_task(task)``, its own or a wrapper's.
 
-    A worker whose environment came from an equal source keeps it, and only sets the task; other workers make one first.
-    Therefore `set_task` must replace all effects of an earlier task.
+    A worker keeps an environment from an equal source, and only sets the task; other workers make it first. Therefore
+    `set_task` must replace all effects of an earlier task.
 
     Args:
         env: The environment, in any form that samplers accept.
@@ -328,7 +326,7 @@ class SetTaskUpdate(EnvUpdate):
 
     @property
     def source(self) -> EnvUpdate:
-        """A new copy of the update that makes the environment."""
+        """A new copy of the environment's own update."""
         return cast("EnvUpdate", loads(self._source))
 
     def of_slot(self, slot: int) -> EnvUpdate:
@@ -357,7 +355,7 @@ class SetTaskUpdate(EnvUpdate):
 
 
 class _SourcesOfTasks:
-    """Maps environments to their sources in SetTaskUpdates, without keeping them alive or changing them.
+    """Maps environments to their sources in SetTaskUpdates, without keeping them alive.
 
     Environments may define `==` and be unhashable: a `WeakKeyDictionary` would fail.
     """
@@ -445,8 +443,8 @@ def as_env_update(env: Any, *, env_kwargs: Mapping[str, Any] | None = None) -> E
         env_kwargs: Arguments for making it.
 
     Raises:
-        UnknownEnvironmentError: No environment is registered under that id.
-        UsageError: `env_kwargs` were passed for an existing environment, or are not a dict of names.
+        UnknownEnvironmentError: No environment has that id.
+        UsageError: `env_kwargs` cannot apply, or are not a dict of names.
         TypeError: The object is none of these.
     """
     env_kwargs = keywords("env_kwargs", env_kwargs)
