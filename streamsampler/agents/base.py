@@ -220,8 +220,8 @@ def as_agent(obj: Any) -> Agent:
         )
     if unawaited := [name for name in _UNAWAITED if has_coroutines(obj, name)]:
         raise UsageError(
-            f"{type(obj).__qualname__} has async def {unawaited[0]}, which nothing awaits: make it an ordinary method. "
-            "Only get_action, get_actions and get_value may wait"
+            f"{type(obj).__qualname__} has async def {unawaited[0]}, which is never awaited: make it an ordinary "
+            "method. Only get_action, get_actions and get_value may be async"
         )
     if callable(getattr(obj, "get_action", None)) or (
         callable(getattr(obj, "get_actions", None)) and (is_module(obj) or not callable(obj))
@@ -243,11 +243,13 @@ def _what_it_is(obj: Any) -> str:
     if isinstance(obj, str):
         if obj in registry:
             return f"{obj!r} is an environment: {AGENT_FIRST}"
-        return f"no agent has the name {obj!r}: the one that has a name is 'random'"
+        return f"no agent has the name {obj!r}: the only named agent is 'random'"
     if callable(getattr(obj, "step", None)) and callable(getattr(obj, "reset", None)):
         return f"this {type(obj).__qualname__} is an environment: {AGENT_FIRST}"
     hint = (
-        "; one for each worker goes into PerWorker([…]), without lists in it" if isinstance(obj, tuple | list) else ""
+        "; to give each worker its own agent, pass PerWorker([…]), without lists in it"
+        if isinstance(obj, tuple | list)
+        else ""
     )
     return f"an agent is {WHAT_AN_AGENT_IS}; this {type(obj).__qualname__} is neither{hint}"
 
@@ -296,8 +298,8 @@ def is_row_independent(agent: Any) -> bool:
     said = getattr(agent, "row_independent", False)
     if not isinstance(said, bool | np.bool_):
         raise UsageError(
-            f"row_independent of the agent ({type(agent).__qualname__}) is True or False, an attribute or a property, "
-            f"and is {said!r}"
+            f"row_independent of the agent ({type(agent).__qualname__}) must be True or False, an attribute or a "
+            f"property, but is {said!r}"
         )
     return bool(said)
 
@@ -326,8 +328,8 @@ def reset_agent_function(agent: Any) -> Callable[[int], None] | None:
         if binds(signature, **{name: None}):
             return lambda _: reset(**{name: np.ones(1, dtype=np.bool_)})
     raise UsageError(
-        f"the agent ({type(agent).__qualname__}) has reset{signature}; it is called as reset(seed=…), or as reset() "
-        "if it takes no seed; or with a mask of slots that begin, do_resets"
+        f"the agent ({type(agent).__qualname__}) has reset{signature}, but it must accept reset(seed=…), reset(), or "
+        "reset(do_resets) with a mask of the rows that start a trajectory"
     )
 
 
@@ -351,7 +353,7 @@ def shared_agent(agent: Any) -> Agent | None:
     if not (is_other and all(callable(getattr(shared, name, None)) for name in methods)):
         raise UsageError(
             f"sharing_parameters of {type(given).__qualname__} must return another agent with the same methods, or "
-            f"None, and returned {shared!r:.80}"
+            f"None, but returned {shared!r:.80}"
         )
     return as_agent(shared)
 

@@ -224,7 +224,9 @@ def _rows(name: str, given: Filter | None, raw: Any) -> Any:
     wanted = next((len(leaf) for _, leaf in trees.leaves(raw)), 0)
     for path, leaf in trees.leaves(found):
         if np.shape(leaf)[:1] != (wanted,):
-            raise DataError(f"{name} made {np.shape(leaf)} of {wanted} rows{path and f' at {path}'}: each row is kept")
+            raise DataError(
+                f"{name} returned {np.shape(leaf)} for {wanted} rows{path and f' at {path}'}: it must return each row"
+            )
     return found
 
 

@@ -77,7 +77,7 @@ class CategoricalHead(Head):
     @suggesting()
     def __init__(self, space: Space[Any]) -> None:
         if not isinstance(space, Discrete):
-            raise UsageError(f"CategoricalHead is for Discrete action spaces, and this is {space!r}")
+            raise UsageError(f"CategoricalHead is for Discrete action spaces, not {space!r}")
         self._n = int(space.n)
         self._start = int(space.start)
 
@@ -119,8 +119,8 @@ class CategoricalHead(Head):
 
     def _wrong_shape(self, logits: Any) -> ActionError:
         return ActionError(
-            f"the module's logits have the shape {tuple(logits.shape)}, and should have (n, {self._n}): one for each "
-            "action, and a row for each of n observations"
+            f"the module's logits have the shape {tuple(logits.shape)}, but should have (n, {self._n}): a value for "
+            "each action, and a row for each of n observations"
         )
 
 
@@ -150,7 +150,7 @@ class GaussianHead(Head):
     @suggesting()
     def __init__(self, space: Space[Any], *, squash: bool = False) -> None:
         if not isinstance(space, Box) or space.dtype is None or space.dtype.kind != "f":
-            raise UsageError(f"GaussianHead is for Box action spaces of floats, and this is {space!r}")
+            raise UsageError(f"GaussianHead is for Box action spaces of floats, not {space!r}")
         if squash and not space.is_bounded():
             raise UsageError(f"squash=True needs finite bounds on both sides, and the action space is {space!r}")
         self._shape: tuple[int, ...] = space.shape
@@ -234,7 +234,7 @@ class GaussianHead(Head):
 
     def _wrong_shape(self, name: str, array: NDArray[Any]) -> ActionError:
         return ActionError(
-            f"the module's {name} has the shape {array.shape}, and should have {('n', *self._shape)}: "
+            f"the module's {name} has the shape {array.shape}, but should have {('n', *self._shape)}: "
             "a row for each of n observations"
         )
 
@@ -279,9 +279,7 @@ def default_head(space: Space[Any]) -> Head:
         return CategoricalHead(space)
     if isinstance(space, Box):
         return GaussianHead(space)
-    raise UsageError(
-        f"there is no default head for the action space {space!r}: pass one of your own, a subclass of Head"
-    )
+    raise UsageError(f"there is no default head for the action space {space!r}: pass your own subclass of Head")
 
 
 def array_of(output: Any) -> NDArray[Any]:
@@ -294,7 +292,9 @@ def array_of(output: Any) -> NDArray[Any]:
         return cast("NDArray[Any]", output.detach().numpy())
     except TypeError as error:
         dtype = getattr(output, "dtype", type(output).__name__)
-        message = f"a tensor of {dtype} cannot be recorded, since NumPy has no such dtype: let the module give float32"
+        message = (
+            f"a tensor of {dtype} cannot be recorded, since NumPy has no such dtype: let the module return float32"
+        )
         raise UsageError(message) from error
 
 

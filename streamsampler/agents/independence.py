@@ -139,15 +139,15 @@ def _compare(
             if mine[row] != other[row]:
                 reason = _dependent(agent) if others_changed else _NOT_REPEATABLE
                 raise UsageError(
-                    f"the agent ({type(agent).__qualname__}) says row_independent = True, but row {row} of {len(mine)} "
-                    f"came out otherwise when {reason}. Or let it say row_independent = False, or pass "
+                    f"the agent ({type(agent).__qualname__}) has row_independent = True, but row {row} of {len(mine)} "
+                    f"changed when {reason}. Otherwise set row_independent = False, or pass "
                     'worker_args={"block_size": n}: then trajectories run in fixed blocks of n'
                 )
 
 
 _NOT_REPEATABLE = (
-    "the same batch was asked for again: the agent draws from a generator of its own or a global one, or keeps "
-    "something from call to call. Let get_actions take the keyword draws"
+    "the same batch was passed again: the agent draws from its own generator or a global one, or remembers earlier "
+    "calls. Let get_actions accept the keyword draws"
 )
 
 
@@ -157,10 +157,10 @@ def _dependent(agent: Any) -> str:
         values = agent.get_param_values()
     shapes = {name: np.shape(value) for name, value in values.items()} if isinstance(values, Mapping) else {}
     odd = [f"{name} {shape}" for name, shape in shapes.items() if len(shape) > 1 and shape[0] % _WIDTH]
-    widths = f"layers whose widths are no multiples of {_WIDTH} ({', '.join(odd)}), or " if odd else ""
+    widths = f"layers whose widths are not multiples of {_WIDTH} ({', '.join(odd)}), or " if odd else ""
     return (
-        f"other rows had other observations. That can come from {widths}normalisation over the batch (such as batch "
-        "normalisation in training mode), or code that mixes rows. Change that"
+        f"other rows had other observations. Possible causes are {widths}normalisation over the batch (such as batch "
+        "normalisation in training mode), or code that mixes rows. Remove the cause"
     )
 
 

@@ -86,7 +86,7 @@ class MlpAgent(ActsByHead):
             raise UsageError(
                 "a Gaussian head needs log_std: an argument of MlpAgent, a parameter of the module of TorchAgent"
                 if log_std is None
-                else f"log_std is for Gaussian heads, and this is a {type(self.head).__name__}"
+                else f"log_std is for Gaussian heads, not for a {type(self.head).__name__}"
             )
         self._source: tuple[Any, Any] | None = (network, log_std)
         self._random = np.random.RandomState()
@@ -105,7 +105,7 @@ class MlpAgent(ActsByHead):
         else:
             known = ", ".join(["Linear", *_ACTIVATIONS])
             raise UsageError(
-                f"MlpAgent knows {known}, and no {kind}: {name} of the network; TorchAgent takes any module"
+                f"MlpAgent supports {known}, but {name} of the network is a {kind}: use TorchAgent for any module"
             )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -150,9 +150,9 @@ class MlpAgent(ActsByHead):
         difference, largest = np.abs(self._outputs(rows)[0] - expected).max(), np.abs(expected).max()
         if not difference <= _ROUNDING * max(1.0, largest):
             raise UsageError(
-                f"outputs of the network, up to {largest:.3g}, differ in NumPy by {difference:.3g}: it does more than "
-                "its layers by themselves, such as hooks, or computes with fewer digits than float32. TorchAgent takes "
-                "any module"
+                f"outputs of the network, up to {largest:.3g}, differ in NumPy by {difference:.3g}: it has more than "
+                "its layers, such as hooks, or computes with a lower precision than float32. Use TorchAgent for any "
+                "module"
             )
         self.largest_difference = float(difference)
 
@@ -186,7 +186,7 @@ class MlpAgent(ActsByHead):
         if self._flatten:
             rows = rows.reshape(len(rows), -1)
         elif rows.ndim != 2:
-            raise UsageError(f"observations have the shape {rows.shape[1:]}; begin the network with nn.Flatten()")
+            raise UsageError(f"observations have the shape {rows.shape[1:]}; start the network with nn.Flatten()")
         for step in self._steps:
             if step.__class__ is not tuple:
                 rows = step(rows)  # type: ignore[operator]
@@ -196,7 +196,7 @@ class MlpAgent(ActsByHead):
                 rows = rows @ weight
             except ValueError:
                 raise ActionError(
-                    f"a row of {rows.shape[1]} numbers came to a layer that takes {weight.shape[0]}"
+                    f"a layer with {weight.shape[0]} inputs received rows of {rows.shape[1]} numbers"
                 ) from None
             if bias is not None:
                 rows += bias
@@ -215,7 +215,9 @@ class MlpAgent(ActsByHead):
         names = {f"{layer}.weight" for layer in self._layers if isinstance(layer, str)}
         names |= {"log_std"} if isinstance(self.head, GaussianHead) else set()
         if not isinstance(values, dict) or not names <= values.keys():
-            raise UsageError(f"the parameters are a dict with {', '.join(sorted(names))}, as get_param_values gives it")
+            raise UsageError(
+                f"the parameters must be a dict with {', '.join(sorted(names))}, as get_param_values returns it"
+            )
         self._values = {name: np.array(value, dtype=np.float32) for name, value in values.items()}
         self._steps = [
             (np.ascontiguousarray(self._values[f"{layer}.weight"].T), self._values.get(f"{layer}.bias"))

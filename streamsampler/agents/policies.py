@@ -52,7 +52,7 @@ class PolicyNames:
             return self._name_of_agent(agent_id)
         if isinstance(chosen, Mapping):
             if agent_id not in chosen:
-                raise UsageError(f"policy_of names no policy for agent {agent_id!r}, but for {_listed(chosen)}")
+                raise UsageError(f"policy_of names no policy for agent {agent_id!r}, only for {_listed(chosen)}")
             return chosen[agent_id]
         name = chosen(agent_id, index)
         self._check(name, agent_id, f"policy_of({agent_id!r}, {index})")
@@ -65,8 +65,8 @@ class PolicyNames:
         name = next((name for name in (agent_id, beginning) if name in names), None)
         if name is None and len(names) > 1:
             raise UsageError(
-                f"no policy plays agent {agent_id!r}: those that there are have the names {_listed(names)}, of "
-                f"which none is {agent_id!r}{f' or {beginning!r}' if beginning else ''}. Pass policy_of=, a dict "
+                f"no policy plays agent {agent_id!r}: the policies have the names {_listed(names)}, and none has "
+                f"the name {agent_id!r}{f' or {beginning!r}' if beginning else ''}. Pass policy_of=, a dict "
                 "by agent id or a function (agent_id, trajectory_index) -> policy name"
             )
         return next(iter(names)) if name is None else name
@@ -85,10 +85,10 @@ class PolicyNames:
     def _check(self, name: Any, agent_id: Any, what: str) -> None:
         if self.names is None:
             if not isinstance(name, str) or not name:
-                raise UsageError(f"{what} names the policy {name!r} for agent {agent_id!r}: names are strings")
+                raise UsageError(f"{what} names the policy {name!r} for agent {agent_id!r}: names must be strings")
         elif not isinstance(name, str) or name not in self.names:
             raise UsageError(
-                f"{what} names the policy {name!r} for agent {agent_id!r}, and there are {_listed(self.names)}"
+                f"{what} names the policy {name!r} for agent {agent_id!r}, but the policies are {_listed(self.names)}"
             )
 
 
@@ -101,7 +101,7 @@ class Policies(PolicyNames):
 
     def __init__(self, agents: Mapping[str, Any], policy_of: PolicyOf | None = None) -> None:
         if not agents or not all(isinstance(name, str) and name for name in agents):
-            raise UsageError(f"agents={{…}} has at least one agent, by names that are strings, and not {list(agents)}")
+            raise UsageError(f"agents={{…}} must have at least one agent, with strings as names, not {list(agents)}")
         self.agents: dict[str, Agent] = {name: as_agent(agent) for name, agent in agents.items()}
         super().__init__(policy_of, self.agents)
 
@@ -109,8 +109,8 @@ class Policies(PolicyNames):
         """Raise UsageError, because policies act only in environments of several agents."""
         del observation
         raise UsageError(
-            "agents={…} is for environments of several agents (PettingZoo's), and this one has one agent: pass one "
-            "agent, or PerWorker([…]) with one for each worker"
+            "agents={…} is for environments of several agents (PettingZoo's), but this environment has one agent: "
+            "pass one agent, or PerWorker([…]) with an agent for each worker"
         )
 
 

@@ -107,8 +107,8 @@ class RandomAgent:
     def _space(self) -> Space[Any]:
         if self.action_space is None:
             raise UsageError(
-                "this RandomAgent has no action space yet: samplers give it the environment's; elsewhere make it with "
-                "one, RandomAgent(env.action_space)"
+                "this RandomAgent has no action space yet: samplers set the environment's; elsewhere pass the space: "
+                "RandomAgent(env.action_space)"
             )
         return self.action_space
 

@@ -43,8 +43,8 @@ def _check_keys(moments: dict[str, Any], space: Any, name: str) -> None:
 def _refuse(name: str, what: str, space: Any, shape: Any = None) -> None:
     has = f"observations {space}" if shape is None else f"observations of the shape {shape}"
     raise UsageError(
-        f"{name} has {what}, and the environment has {has}: its statistics are of another environment. Use a new "
-        "filter, and with another environment a new sampler"
+        f"{name} has {what}, but the environment has {has}: the statistics are of another environment. Use a new "
+        "filter, and for another environment a new sampler"
     )
 
 
@@ -192,7 +192,9 @@ class _NormOfLeaf:
     def apply(self, numbers: NDArray[Any]) -> NDArray[Any]:
         wanted = self._mean.shape
         if wanted != numbers.shape[numbers.ndim - len(wanted) :]:  # NumPy would broadcast
-            raise UsageError(f"the filter has statistics of the shape {wanted}, and this has the shape {numbers.shape}")
+            raise UsageError(
+                f"the filter has statistics of the shape {wanted}, but the data has the shape {numbers.shape}"
+            )
         if not numbers.ndim:  # in-place operations are for arrays
             return np.asarray(self.apply(numbers[None])[0])
         mean, deviation, low, high = self._of.get(numbers.dtype.char) or self._in(numbers.dtype)

@@ -72,11 +72,11 @@ def algorithm_of(path: str | PathLike[str]) -> str:
         raise
     except Exception as reason:  # a file of another kind can fail anywhere
         raise UsageError(
-            f"{path} is no model that Stable-Baselines3 saved ({type(reason).__name__}: {reason})"
+            f"{path} is not a model that Stable-Baselines3 saved ({type(reason).__name__}: {reason})"
         ) from None
     policy = data.get("policy_class") if isinstance(data, dict) else None
     if not isinstance(policy, Mapping):
-        raise UsageError(f"{path} is no model that Stable-Baselines3 saved: it has no policy_class")
+        raise UsageError(f"{path} is not a model that Stable-Baselines3 saved: it has no policy_class")
     module = f"{policy.get('__module__')}."
     names = [name for beginning, name in _BY_MODULE.items() if module.startswith(beginning)]
     names += [name for attribute, name in _BY_ATTRIBUTE.items() if attribute in data]
@@ -159,7 +159,7 @@ class SB3Agent:
         if isinstance(algorithm, str):
             algorithm = _algorithm(algorithm)
         if not callable(getattr(algorithm, "load", None)):
-            raise UsageError(f"algorithm is a class with load, or its name, and this is {algorithm!r}")
+            raise UsageError(f"algorithm must be a class with load, or its name, not {algorithm!r}")
         model = algorithm.load(path, device="cpu")
         if vec_normalize is None and _vec_normalize_of(model, None) is None:
             _warn_of_missing_statistics(model, str(path), find_statistics(path))
@@ -268,7 +268,7 @@ class SB3Agent:
             observations = statistics.normalized(observations)
         predicted = predict(observations, state=state, episode_start=starts, deterministic=self.deterministic, **masks)
         if not (isinstance(predicted, tuple) and len(predicted) == 2):
-            raise UsageError(f"predict must return (actions, state), and it returned {predicted!r}")
+            raise UsageError(f"predict must return (actions, state), but returned {predicted!r}")
         return predicted
 
     def get_param_values(self) -> dict[str, Any]:
@@ -291,7 +291,7 @@ class SB3Agent:
         if given != expected:
             raise UsageError(
                 f"the agent has {'no' if statistics is None else 'the'} statistics of a VecNormalize"
-                f"{'' if statistics is None else ' ' + ', '.join(sorted(expected))}, and the parameters have "
+                f"{'' if statistics is None else ' ' + ', '.join(sorted(expected))}, but the parameters have "
                 f"{', '.join(sorted(given)) or 'none'}: pass a whole agent"
             )
         load_arrays(module, {name: value for name, value in values.items() if name not in given})
@@ -306,7 +306,7 @@ class SB3Agent:
 
     def _module(self, method: str) -> Any:
         if not self._on_torch:
-            raise UsageError(f"{method} needs a policy that is a torch module, and this is {self.policy!r}")
+            raise UsageError(f"{method} needs a policy that is a torch module, not {self.policy!r}")
         return self.policy
 
 
@@ -357,11 +357,13 @@ def _warn_of_missing_statistics(model: Any, name: str, found: Path | None) -> No
     is_told = getattr(model, "_last_original_obs", None) is not None and not hasattr(model, "learning_starts")
     if not is_told and found is None:
         return
-    reason = "was trained under VecNormalize" if is_told else f"has {found} with it, which looks like its VecNormalize"
+    reason = (
+        "was trained under VecNormalize" if is_told else f"has {found} next to it, which looks like its VecNormalize"
+    )
     warnings.warn(
         f"{name} {reason}; if that normalised observations, pass vec_normalize="
         f"{'FILE, which VecNormalize.save wrote' if found is None else repr(str(found))}, else vec_normalize=False. "
-        "Without its statistics the model acts on observations unlike those that it learned from",
+        "Without its statistics the model's actions are probably wrong",
         VecNormalizeWarning,
         stacklevel=3,
     )

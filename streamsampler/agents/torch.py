@@ -109,10 +109,10 @@ class TorchAgent(ActsByHead):
         self.deterministic = deterministic
         self._dtype = None if dtype is None else np.dtype(dtype)
         if state_every is not None and not _remembers(module):
-            raise UsageError(f"state_every={state_every!r} is for a module that remembers: one with initial_state(n)")
+            raise UsageError(f"state_every={state_every!r} is for a recurrent module, which has initial_state(n)")
         if _remembers(module) and not isinstance(self, RecurrentTorchAgent):
             raise UsageError(
-                f"{type(self).__name__} keeps no state, and the module has initial_state: derive it from "
+                f"{type(self).__name__} has no state, but the module has initial_state: derive it from "
                 "streamsampler.adapters.torch.RecurrentTorchAgent"
             )
         self._state_every = None if state_every is None else positive("state_every", state_every)
@@ -194,11 +194,11 @@ class TorchAgent(ActsByHead):
         """Return the module's `value` of an observation; raise UsageError unless it returns a single value."""
         output = self._forward(self._inputs.one, observation)
         if not isinstance(output, Mapping) or "value" not in output:
-            raise UsageError("the module returns no 'value': let it return a dict that has one")
+            raise UsageError("the module returns no 'value': let it return a dict with 'value'")
         value = output["value"]
         if not isinstance(value, torch.Tensor) or value.numel() != 1:
             shape = tuple(value.shape) if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
-            raise UsageError(f"the module's 'value' should be one number for each observation, and is {shape} for one")
+            raise UsageError(f"the module's 'value' should be one number for each observation, but is {shape} for one")
         return float(value.reshape(()))
 
     def get_param_values(self) -> dict[str, Any]:
@@ -236,7 +236,7 @@ class TorchAgent(ActsByHead):
         log_std = getattr(self.module, "log_std", None) if "log_std" in self.head.names else None
         agent = MlpAgent(self.module, self.head, log_std=log_std, deterministic=self.deterministic)
         if type(self) is not TorchAgent:
-            raise UsageError(f"{type(self).__name__} may do more than a TorchAgent: make the MlpAgent of its network")
+            raise UsageError(f"{type(self).__name__} may do more than a TorchAgent: make an MlpAgent of its network")
         dtype = self._dtype or next((value.dtype for value in self.get_param_values().values()), None)
         agent.compare(lambda rows: array_of(self._forward(self._inputs.batch, rows.astype(dtype))), observations)
         return agent
@@ -361,7 +361,7 @@ class RecurrentTorchAgent(TorchAgent):
         if not forms or any(form is None or form[0][:1] != (n,) for form in forms.values()):
             raise UsageError(
                 f"the module's initial_state({n}) should be a tensor with {n} rows, or a tuple or a dict by name of "
-                f"such tensors, and is {_described(state)}"
+                f"such tensors, but is {_described(state)}"
             )
         return state
 
@@ -371,13 +371,13 @@ class RecurrentTorchAgent(TorchAgent):
             returned = (self.module if self._is_copy else self._elsewhere)(tensors, self._state)
         if not isinstance(returned, tuple) or len(returned) != 2:
             raise UsageError(
-                f"a module with initial_state should return (outputs, state), and returned {_described(returned)}"
+                f"a module with initial_state should return (outputs, state), but returned {_described(returned)}"
             )
         outputs, state = returned
         if _forms_of(state) != _forms_of(self._state):
             raise UsageError(
-                f"the module was given a state that is {_described(self._state)}, and returned one that is "
-                f"{_described(state)}: it should have the same shapes and dtypes"
+                f"the module received the state {_described(self._state)}, but returned "
+                f"{_described(state)}: shapes and dtypes must be the same"
             )
         with self._inference:
             self._state = _own(state)
@@ -386,7 +386,7 @@ class RecurrentTorchAgent(TorchAgent):
 
 def _with_state(infos: dict[str, Any], recorded: dict[str, Any]) -> dict[str, Any]:
     if "state" in infos or "_state" in infos:
-        raise UsageError("what the module remembers is recorded as 'state': give its own output another name")
+        raise UsageError("the module's memory is recorded as 'state': give its own output 'state' another name")
     return infos | recorded
 
 
@@ -442,7 +442,7 @@ def _described(state: Any) -> str:
 def _extra(key: str, value: Any, first: Any) -> NDArray[Any]:
     if not isinstance(value, torch.Tensor) or value.shape[:1] != first.shape[:1]:
         shape = tuple(value.shape) if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
-        raise UsageError(f"the module's {key!r} should be a tensor of {len(first)} rows, and is {shape}")
+        raise UsageError(f"the module's {key!r} should be a tensor of {len(first)} rows, but is {shape}")
     array = array_of(value)
     return array.reshape(len(first)) if key == "value" and array.size == len(first) else array
 
@@ -455,7 +455,7 @@ def _what_is_returned(names: tuple[str, ...], output: Any) -> str:
         kind += f" of {len(output)}"
     return (
         f"the module returned a {kind}; it should return a tensor ({names[0]}), a tuple ({', '.join(names)}), "
-        "or a dict with these names and whatever else shall be recorded"
+        "or a dict with these names and further entries to record"
     )
 
 
@@ -539,6 +539,7 @@ def _as_numbers(observation: Any) -> NDArray[Any]:
     array = np.asarray(observation)
     if array.dtype.kind not in "biuf":
         raise UsageError(
-            f"an observation of dtype {array.dtype} is no tensor: {observation!r}; wrap the environment, or the module"
+            f"an observation of dtype {array.dtype} cannot become a tensor: {observation!r}; wrap the "
+            "environment, or the module"
         )
     return array

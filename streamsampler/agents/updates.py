@@ -101,7 +101,9 @@ def traits_of(agent: Agent) -> AgentTraits:
         name=name_of(agent),
         takes_parameters=callable(getattr(agent, "set_param_values", None)),
         callable_class=_class_name(agent.function) if isinstance(agent, CallableAgent) else None,
-        converter=None if converter is None else dumps(converter, "what the agent's get_param_converter gave").owned(),
+        converter=None
+        if converter is None
+        else dumps(converter, "the function from the agent's get_param_converter").owned(),
         takes_spaces=callable(getattr(agent, "set_spaces", None)),
         acts_alone=acts_alone(agent),
         is_copied=reset_agent_function(agent) is not None and not _shares(agent),
@@ -119,7 +121,7 @@ def _shares(agent: Agent) -> bool:
 def has_rows_alone(agent: str, kind: str) -> UsageError:
     """Return the error for an agent with only `get_actions` in a worker that asks for single actions."""
     return UsageError(
-        f"the agent ({agent}) has get_actions alone, and {kind} asks it for one action at a time: give it get_action, "
+        f"the agent ({agent}) has only get_actions, but {kind} asks it for one action at a time: give it get_action, "
         "too, or pass worker_class=VecWorker to the sampler"
     )
 
@@ -195,9 +197,13 @@ def _policy_updates(update: Any, traits: Mapping[str, AgentTraits]) -> PolicyUpd
     """Pickle policy updates by name; None changes nothing."""
     names = ", ".join(map(repr, traits))
     if not isinstance(update, Mapping):
-        raise UsageError(f"with several policies, agent_update is a dict by policy name ({names}), not {_kind(update)}")
+        raise UsageError(
+            f"with several policies, agent_update must be a dict by policy name ({names}), not a {_kind(update)}"
+        )
     if unknown := [name for name in update if name not in traits]:
-        raise UsageError(f"agent_update names the policies {', '.join(map(repr, unknown))}, and there are {names}")
+        raise UsageError(
+            f"agent_update names the policies {', '.join(map(repr, unknown))}, but the policies are {names}"
+        )
     updates, new = PolicyUpdates(), {}
     for name, each in update.items():
         if each is None:
@@ -223,7 +229,7 @@ def _converter_of(agent: Agent) -> Converter | None:
     converter = get_converter()
     if not callable(converter):
         raise UsageError(
-            f"get_param_converter of the agent ({name_of(agent)}) should give a function, and gave {converter!r}"
+            f"get_param_converter of the agent ({name_of(agent)}) should return a function, but returned {converter!r}"
         )
     return converter  # type: ignore[no-any-return]
 
@@ -231,8 +237,8 @@ def _converter_of(agent: Agent) -> Converter | None:
 def _checked(made: Any, traits: AgentTraits) -> Any:
     if not is_parameters(made):
         raise UsageError(
-            f"the function from get_param_converter of the agent ({traits.name}) should give a tuple, a dict or an "
-            f"array, or NotImplemented, and gave a {_kind(made)}"
+            f"the function from get_param_converter of the agent ({traits.name}) should return a tuple, a dict or an "
+            f"array, or NotImplemented, but returned a {_kind(made)}"
         )
     if not traits.takes_parameters:
         raise UsageError(f"the agent ({traits.name}) has get_param_converter, but no set_param_values")
@@ -331,16 +337,16 @@ class ModuleConverter:
 
     def checked(self, values: dict[str, Any]) -> dict[str, Any]:
         wrong = [f"{name} is missing" for name in self.shapes.keys() - values.keys()]
-        wrong += [f"{name} is none of its" for name in values.keys() - self.shapes.keys()]
+        wrong += [f"{name} is not among its parameters" for name in values.keys() - self.shapes.keys()]
         for name, expected in self.shapes.items():
             shape = _shape_of(values.get(name))
             if shape is not None and expected is not None and shape != expected:
-                wrong.append(f"{name} has the shape {shape}, and should have {expected}")
+                wrong.append(f"{name} has the shape {shape}, but should have {expected}")
         if wrong:
             more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
             raise UsageError(
-                f"the parameters do not fit the module of the agent ({self.owner}): {min(wrong)}{more}. Pass what "
-                f"get_param_values of such an agent gives, or a whole agent"
+                f"the parameters do not fit the module of the agent ({self.owner}): {min(wrong)}{more}. Pass the "
+                f"result of get_param_values of such an agent, or a whole agent"
             )
         return values
 
@@ -356,7 +362,7 @@ def load_arrays(module: Any, values: Any) -> None:
     """Copy a dict of arrays or tensors into a module's parameters; raise UsageError if they do not fit."""
     if not isinstance(values, dict):
         raise UsageError(
-            f"the parameters of a torch module are a dict, as get_param_values gives it, and this is a "
+            f"the parameters of a torch module must be a dict, as get_param_values returns it, not a "
             f"{type(values).__name__}"
         )
     try:
@@ -385,7 +391,7 @@ def refuse_lazy(values: Mapping[str, Any], name: str) -> None:
     if lazy:
         raise UsageError(
             f"{name} has lazy parameters, which have no values before the first call: {', '.join(lazy)}. Each worker "
-            "would draw its own. Call the module once before, on an observation such as "
+            "would draw its own. Call the module once first, on an observation such as "
             "torch.as_tensor(env.observation_space.sample())[None]"
         )
 

@@ -55,7 +55,7 @@ class ObservationStatistics:
         """Copy a `VecNormalize`'s current statistics; return None if it does not normalise observations."""
         facts = getattr(vec_normalize, "__dict__", {})
         if not {"norm_obs", "clip_obs", "epsilon"} <= facts.keys():
-            raise UsageError(f"vec_normalize is a VecNormalize or the file of one, and this is {type(vec_normalize)}")
+            raise UsageError(f"vec_normalize must be a VecNormalize or its file, not {type(vec_normalize)}")
         if not facts["norm_obs"]:
             return None
         running = facts["obs_rms"]
@@ -76,7 +76,7 @@ class ObservationStatistics:
         if None in self.means:
             return self._normalized(None, observations)
         if not isinstance(observations, Mapping):
-            raise UsageError(f"the model was trained on Dict observations, and this is {type(observations).__name__}")
+            raise UsageError(f"the model was trained on Dict observations, but this is a {type(observations).__name__}")
         parts = {key: self._normalized(key, observations[key]) for key in self.means}
         return {key: parts.get(key, observation) for key, observation in observations.items()}
 
@@ -113,7 +113,7 @@ def load_vec_normalize(path: str | PathLike[str]) -> Any:
     try:
         return pickle.loads(Path(path).read_bytes())
     except (pickle.UnpicklingError, EOFError, AttributeError, IndexError) as error:
-        raise UsageError(f"{path} is no file of VecNormalize.save: {type(error).__name__}: {error}") from error
+        raise UsageError(f"{path} is not a file of VecNormalize.save: {type(error).__name__}: {error}") from error
 
 
 def find_statistics(archive: str | PathLike[str]) -> Path | None:
@@ -145,7 +145,7 @@ def read_vec_normalize(source: Any) -> Filters:
         source = load_vec_normalize(source)
     facts = getattr(source, "__dict__", {})
     if not {"norm_obs", "norm_reward", "clip_obs", "clip_reward", "gamma", "epsilon"} <= facts.keys():
-        raise UsageError(f"this is no VecNormalize, but a {type(source).__qualname__}")
+        raise UsageError(f"this is not a VecNormalize, but a {type(source).__qualname__}")
     observation = reward = None
     if facts["norm_obs"]:
         running = facts["obs_rms"]
@@ -219,7 +219,7 @@ def _of_keys(running: dict[str, Any], facts: dict[str, Any]) -> dict[str, Moment
     lacking = [key for key, space in spaces.items() if _is_normalised(space) and key not in running]
     if lacking:
         raise UsageError(
-            f"the VecNormalize normalises {', '.join(running)} alone: a RunningNorm normalises {', '.join(lacking)} too"
+            f"the VecNormalize normalises only {', '.join(running)}: a RunningNorm normalises {', '.join(lacking)}, too"
         )
     return {key: _moments(running[key]) if key in running else None for key in spaces}
 

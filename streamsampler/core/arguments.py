@@ -1,7 +1,7 @@
 """Group the arguments of samplers, managers and evaluations, in signatures and in `help`.
 
-In the source, a docstring has a single "Args" section. `with_arguments_in_groups` replaces it with a section per group, in
-the same order for every class and function.
+In the source, a docstring has a single "Args" section. `with_arguments_in_groups` replaces it with a section per group,
+in the same order for every class and function.
 """
 
 from __future__ import annotations

@@ -195,7 +195,7 @@ def _with_all_members(cls: type[enum.Enum], reduced: Any) -> Any:
     for name, member in cls.__members__.items():
         if kind is not object and kind.__eq__(member, member.value) is not True:
             raise pickle.PicklingError(
-                f"{cls.__name__}.{name} is another {kind.__name__} than its value is: move {cls.__name__} into a "
+                f"{cls.__name__}.{name} is a {kind.__name__} that differs from its value: move {cls.__name__} into a "
                 "module that workers can import"
             )
     make, (bases, _, qualname, _, *rest), (attributes, slots), *more, set_state = reduced

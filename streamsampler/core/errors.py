@@ -100,7 +100,7 @@ class UnwritableInfoError(StorageError):
     def __init__(self, problem: str, names: Sequence[str] = (), others: Sequence[str] = ()) -> None:
         keep = ", ".join(f'"{name}"' for name in others)
         advice = f"infos=[{keep}] to write only the others" if others else "infos=False to write no infos"
-        super().__init__(f"{problem}. Give {advice}" if names else problem)
+        super().__init__(f"{problem}. Pass {advice}" if names else problem)
         self.problem = problem
         self.names = list(names)
 
@@ -146,7 +146,7 @@ class ProtocolError(SamplerError):
             UsageError: No sampler's call raised this error, so it has no events.
         """
         if self.trace is None:
-            raise UsageError("this error has no trace: only those that a call of a sampler raises have one")
+            raise UsageError("this error has no trace: only errors that a call of a sampler raises have one")
         Path(path).write_bytes(self.trace)
 
 
@@ -180,7 +180,7 @@ class SpentQuota(NamedTuple):
         if self.limit is None:
             return (
                 f"that is {self.losses} equal losses{self.within}, which {self.argument}=None does not retry forever; "
-                "a number is obeyed as given"
+                "pass a number to retry so often"
             )
         plural = "es" if self.losses > 1 else ""
         return f"that is {self.losses} loss{plural}{self.within}, and {self.argument} is {self.limit}"
@@ -271,8 +271,8 @@ def _listed(incidents: tuple[Any, ...]) -> str:
     shown = incidents[-_SHOWN_INCIDENTS:]
     lines = [f"  {incident.seconds:9.2f} s: {incident}" for incident in shown]
     if len(incidents) > len(shown):
-        lines.insert(0, f"  … {len(incidents) - len(shown)} before")
-    return "\nWhat was lost, in seconds since the sampler was made:\n" + "\n".join(lines)
+        lines.insert(0, f"  … {len(incidents) - len(shown)} earlier losses")
+    return "\nLosses, in seconds since the sampler was made:\n" + "\n".join(lines)
 
 
 class RolloutError(WorkerError):
@@ -384,8 +384,8 @@ def refuse_two_numbers(method: str, name: str, amount: Any, agent_update: Any) -
     if isinstance(agent_update, numbers.Integral) or type(agent_update) is float:
         raise UsageError(
             f"{method}({amount!r}, {agent_update!r}): the arguments are ({name}, agent_update=None, env_update=None, "
-            f"progress=False). The second one updates the agent, which a number cannot, and none is an iteration "
-            f"number: did you mean {method}({agent_update!r})? (A parameter that is a number goes into a tuple.)"
+            f"progress=False). The second argument updates the agent, which a number cannot; no argument is an "
+            f"iteration number. Did you mean {method}({agent_update!r})? (Pass a numeric parameter in a tuple.)"
         )
 
 

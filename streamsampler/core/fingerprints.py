@@ -65,7 +65,7 @@ def disagreement(told: Iterable[tuple[int, Fingerprint]]) -> str:
     described = [f"{_place(group)} ({group[0][1].bits})" for group in groups.values()]
     return (
         f"{' and '.join(libraries)} {verb} with other kernels in some workers than in others, so the same seed may "
-        f"give other trajectories there: {'; '.join(described)}. For the same trajectories everywhere use machines of "
+        f"give different trajectories: {'; '.join(described)}. For the same trajectories everywhere use machines of "
         "one kind, with the same versions of libraries"
     )
 

@@ -35,8 +35,8 @@ def meant(name: str, known: Iterable[str]) -> str:
     names = list(known)
     if name == "inference":
         return (
-            ": MultiprocessingSampler alone has it. An actor of Ray would take some milliseconds for each step of its "
-            "environments; LocalSampler does the same with worker_class=VecWorker"
+            ": only MultiprocessingSampler has it. With Ray, each step of the environments would take some "
+            "milliseconds; LocalSampler does the same with worker_class=VecWorker"
         )
     if name in LIMITS and "limits" in names:
         return f": pass limits=Limits({name}=…)"

@@ -26,7 +26,7 @@ def open_regular(path: Path) -> BinaryIO:
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode):
         kind = next((text for is_of, text in _KINDS if is_of(mode)), "something else")
-        raise StorageError(f"{path} is {kind}, and no regular file: only those are read")
+        raise StorageError(f"{path} is {kind}, not a regular file: only regular files can be read")
     return path.open("rb")
 
 

@@ -218,7 +218,7 @@ def _dumps_plainly(obj: Any, arrays: list[np.ndarray[Any, Any]] | None, names: M
                 arrays.clear()
             return _dumped(_ByValue, obj, arrays, names)
     except Exception as error:
-        raise _not_picklable(obj, "what the rollout recorded", error) from error
+        raise _not_picklable(obj, "the recorded rollout", error) from error
 
 
 def _dumped(pickler: Any, obj: Any, *options: Any) -> bytes:

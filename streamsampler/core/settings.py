@@ -222,7 +222,7 @@ def _apply(setting: Setting, value: Any) -> None:
             setting.apply(module, value)
     except Exception as error:
         _LOG.warning(
-            "%s of the sampler's process, %r, cannot be set in this worker, where results may differ: %s: %s",
+            "%s of the sampler's process, %r, cannot be set in this worker, so its results may differ: %s: %s",
             setting.name, value, type(error).__name__, error,
         )  # fmt: skip
 

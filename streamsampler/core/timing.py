@@ -323,7 +323,7 @@ class timed:  # noqa: N801 - reads as a verb in `with timed("physics"):`
         if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
             what = "asynchronous: others run while it waits"
         elif inspect.isgeneratorfunction(function):
-            what = "a generator: its call runs nothing yet"
+            what = "a generator: calling it runs none of its code"
         else:
 
             @functools.wraps(function)
@@ -334,7 +334,7 @@ class timed:  # noqa: N801 - reads as a verb in `with timed("physics"):`
             return call
         raise UsageError(
             f"timed({name!r}) cannot time {function.__qualname__}, which is {what}. Write `with timed({name!r}):` "
-            "around what is to be timed in it"
+            "around the part of it to time"
         )
 
     @staticmethod

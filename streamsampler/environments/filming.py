@@ -66,7 +66,7 @@ class Film:
                 picture.close()  # or Python warns of a coroutine that was never awaited
                 shown = "a coroutine: let reset and step make the picture, and render, an ordinary method, return it"
             raise UsageError(
-                f"{_name(env)} cannot be filmed: render() should return a picture, uint8 of (height, width, 3), and "
+                f"{_name(env)} cannot be filmed: render() should return a picture, uint8 of (height, width, 3), but "
                 f"returned {shown}"
             )
         self._take(picture, float(env.metadata.get("render_fps") or _FRAMES_PER_SECOND))
@@ -261,7 +261,9 @@ class VideoFile:
         if self._container is None:
             self._begin(picture.shape, pictures_per_second)
         if picture.shape != self._shape:
-            raise UsageError(f"a video's pictures have one size: one has {self._shape}, another has {picture.shape}")
+            raise UsageError(
+                f"a video's pictures must have one size: the first has {self._shape}, another has {picture.shape}"
+            )
         # Colours are stored per square of four points, so both sides must be even.
         height, width = picture.shape[:2]
         even = np.pad(picture, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")

@@ -45,7 +45,7 @@ def find_spec(env_id: str) -> EnvSpec:
         if colon and callable(getattr(sys.modules.get(module), name, None)):
             raise UnknownEnvironmentError(
                 f"unknown environment {env_id!r}: {name} of the module {module} is not registered. Register it with "
-                f"gymnasium.register; or, of several agents, name a function {PARALLEL} or {AEC} in it that makes one: "
+                f"gymnasium.register; or for several agents let {module} have a function {PARALLEL} or {AEC}, and use "
                 f"'{module}:{PARALLEL}'"
             )
         raise UnknownEnvironmentError(_unknown(name))
@@ -91,18 +91,18 @@ def _latest_version(name: str) -> EnvSpec | None:
 
 def _unknown(name: str) -> str:
     if name == "random":
-        return f"'random' is an agent, and no environment: {AGENT_FIRST}"
+        return f"'random' is an agent, not an environment: {AGENT_FIRST}"
     for module, package, beginnings in _PACKAGES:
         if name.startswith(beginnings):
             return (
-                f"unknown environment {name!r}. The package {module} registers such: ask for '{module}:{name}' "
-                f"(if it is not there, pip install '{package}')."
+                f"unknown environment {name!r}. The package {module} registers such ids: use '{module}:{name}' "
+                f"(if it is not installed, pip install '{package}')."
             )
     namespace, slash, own_name = name.partition("/")
     if slash and namespace in _PETTINGZOO_NAMESPACES:
         module = f"{_PACKAGE}.{namespace}.{own_name.replace('-v', '_v')}"
         return (
-            f"unknown environment {name!r}. It is PettingZoo's: ask for its module, {module!r}, or pass lambda: "
+            f"unknown environment {name!r}. It is PettingZoo's: use its module, {module!r}, or pass lambda: "
             f"pettingzoo.make('parallel', '…')."
         )
     # Keys: ids with and without version and namespace, in lower case. Later entries win: newest version, no namespace.
@@ -114,7 +114,7 @@ def _unknown(name: str) -> str:
     forms = difflib.get_close_matches(name.lower(), names, n=3) + difflib.get_close_matches(bare, names, n=3)
     near = list(dict.fromkeys(names[form] for form in forms))[:3]
     hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
-    return f"unknown environment {name!r}.{hint} Where another package registers it, ask for 'package:{name}'."
+    return f"unknown environment {name!r}.{hint} If another package registers it, use 'package:{name}'."
 
 
 PARALLEL, AEC = "parallel_env", "env"
@@ -167,7 +167,7 @@ class MakesMultiAgentEnv:
         there = [name for name in (PARALLEL, AEC) if callable(getattr(found, name, None))]
         name = next((name for name in self._names if name in there), None)
         if name is None:
-            hint = f"; it has {there[0]}: ask for '{module}:{there[0]}'" if there else ""
+            hint = f"; it has {there[0]}: use '{module}:{there[0]}'" if there else ""
             raise UnknownEnvironmentError(f"the module {module} has no function {' or '.join(self._names)}{hint}")
         return getattr(found, name)
 

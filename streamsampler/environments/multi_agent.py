@@ -112,7 +112,7 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
         self.is_open = possible is None
         ids = () if possible is None else tuple(possible)
         if not self.is_open and not (ids and all(isinstance(each, str) for each in ids) and len(set(ids)) == len(ids)):
-            raise UsageError(f"{name}: possible_agents must be different strings, at least one, and are {ids!r:.80}")
+            raise UsageError(f"{name}: possible_agents must be different strings, at least one, but are {ids!r:.80}")
         self.numbers = {agent_id: number for number, agent_id in enumerate(ids)}
         self._left: set[str] = set()  # agents that ended, and were not listed afterwards
         self.observation_space: Any = self._spaces("observation_space")
@@ -158,7 +158,7 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
         for agent in self.env.agents:
             if agent not in self.numbers:
                 if not isinstance(agent, str):
-                    raise DataError(f"the ids of agents must be strings, and env.agents has {agent!r:.60}")
+                    raise DataError(f"the ids of agents must be strings, but env.agents has {agent!r:.60}")
                 self.numbers[agent] = len(self.numbers)
 
     def _refuse_second_lives(self, ended: Mapping[str, int]) -> None:
@@ -258,7 +258,7 @@ class ParallelEnv(MultiAgentEnv):
 
     def outstanding(self, agent_id: str) -> tuple[Any, Any, Any, Any, Any]:
         """Raise, because each step must answer all agents in it."""
-        raise DataError(f"the environment gave no observation for agent {agent_id!r}, which has not ended")
+        raise DataError(f"the environment returned no observation for agent {agent_id!r}, which has not ended")
 
 
 class AecEnv(MultiAgentEnv):
@@ -270,7 +270,7 @@ class AecEnv(MultiAgentEnv):
         super().__init__(env)
         if unawaited := [name for name in ("last", "observe") if has_coroutines(env, name)]:
             raise UsageError(
-                f"{_name_of(env)}: {unawaited[0]} is an async def, which nothing awaits: wait in reset and step"
+                f"{_name_of(env)}: {unawaited[0]} is an async def, which is never awaited: wait in reset and step"
             )
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -336,8 +336,8 @@ class AecEnv(MultiAgentEnv):
 def returned(agent: str, ended: Mapping[str, int]) -> DataError:
     """Return the error for an agent listed again after its end; `ended` as in `MultiAgentEnv.turn`."""
     return DataError(
-        f"agent {agent!r} ended at timestep {ended[agent]}, and is among env.agents again: what has ended acts no more "
-        "in a trajectory. Let the environment give each new life an id of its own, or begin it with a new "
+        f"agent {agent!r} ended at timestep {ended[agent]}, but is in env.agents again: an ended agent cannot "
+        "return in the same trajectory. Let the environment give each new life its own id, or start it in a new "
         "trajectory"
     )
 
@@ -353,7 +353,7 @@ def refuse_other_agents(one: Any, other: Any) -> None:
     found = [_form(env) for env in (one, other)]
     if found[0] != found[1]:
         raise DataError(
-            "the environments of one worker must have the same agents, in one order, and of one kind: one has "
+            "the environments of one worker must have the same agents, in the same order and of one kind: one has "
             f"{found[0]}, another has {found[1]}"
         )
 
@@ -368,7 +368,7 @@ def _form(env: Any) -> str:
 def _space(env: Any, name: str, agent: str) -> Space[Any]:
     space = getattr(env, name)(agent)
     if not isinstance(space, Space):
-        raise UsageError(f"{_name_of(env)}: {name}({agent!r}) must be a space of Gymnasium, and is {space!r:.60}")
+        raise UsageError(f"{_name_of(env)}: {name}({agent!r}) must be a space of Gymnasium, but is {space!r:.60}")
     return space
 
 

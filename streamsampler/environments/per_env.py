@@ -37,10 +37,10 @@ class PerEnv(EnvUpdate):
     @suggesting()
     def __init__(self, envs: Sequence[Any], env_kwargs: Mapping[str, Any] | None = None) -> None:
         if not isinstance(envs, list | tuple) or not envs:
-            raise UsageError(f"PerEnv takes a list with one environment for each, at least one, not {envs!r:.80}")
+            raise UsageError(f"PerEnv needs a list of environments, at least one, not {envs!r:.80}")
         self.items = tuple(as_env_update(env, env_kwargs=env_kwargs) for env in envs)
         if any(item.n_slots is not None for item in self.items):
-            raise UsageError("PerEnv takes single environments, not a PerEnv among them")
+            raise UsageError("PerEnv needs single environments, not a PerEnv within its list")
         self.n_slots = len(self.items)
         self.environment_name = ", ".join(dict.fromkeys(map(describe, self.items)))
 
@@ -51,6 +51,6 @@ class PerEnv(EnvUpdate):
     def __call__(self, old_env: AnyEnv | None) -> AnyEnv:  # noqa: ARG002 - it makes none
         """Raise, because this update makes several environments."""
         raise UsageError(
-            f"these are {self.n_slots} environments for one worker, and this takes a single one: samplers take them "
-            f'with worker_class=VecWorker, worker_args={{"n_envs": {self.n_slots}}}, and managers take the list itself'
+            f"this PerEnv has {self.n_slots} environments for one worker, but a single environment is needed here: "
+            f'pass a sampler worker_class=VecWorker, worker_args={{"n_envs": {self.n_slots}}}, or a manager the list'
         )

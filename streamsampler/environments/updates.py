@@ -86,8 +86,8 @@ def task_setter(env: gymnasium.Env[Any, Any]) -> Callable[[Any], Any]:
     if (method := find_method(env, "set_task")) is not None:
         if inspect.iscoroutinefunction(method):
             raise UsageError(
-                f"set_task of {type(env.unwrapped).__qualname__} is an async def, which nothing awaits: let it note "
-                "the task for the next reset"
+                f"set_task of {type(env.unwrapped).__qualname__} is an async def, which is never awaited: let it "
+                "store the task for the next reset"
             )
         return method
     raise UsageError(
@@ -399,9 +399,9 @@ def apply_env_update(
         return env
     close_replaced(env)
     raise UsageError(
-        f"{describe(update)} gives a vector environment ({type(env).__qualname__}), which takes "
+        f"{describe(update)} makes a vector environment ({type(env).__qualname__}), which needs "
         "worker_class=VecWorker; this kind of worker runs one environment. For fragments pass a function that makes a "
-        "single one, and their number: obtain_fragments(128, n_envs=16)"
+        "single environment, and the number of environments: obtain_fragments(128, n_envs=16)"
     )
 
 
@@ -418,14 +418,14 @@ def apply_any_env_update(
     if not waits and is_asynchronous(env):
         close_replaced(env)
         raise UsageError(
-            f"{describe(update)} is asynchronous (async def reset or step), and is run by AsyncWorker alone: pass "
+            f"{describe(update)} is asynchronous (async def reset or step), which only AsyncWorker can run: pass "
             'worker_args={"in_flight": 100}, without a worker_class, to a sampler'
         )
     if several or not isinstance(env.unwrapped, MultiAgentEnv):
         return env
     close_replaced(env)
     raise UsageError(
-        f"{describe(update)} is an environment of several agents, and one of a single agent is needed: {JOINT_VIEW}"
+        f"{describe(update)} is an environment of several agents, but one of a single agent is needed: {JOINT_VIEW}"
     )
 
 
@@ -450,7 +450,7 @@ def as_env_update(env: Any, *, env_kwargs: Mapping[str, Any] | None = None) -> E
     env_kwargs = keywords("env_kwargs", env_kwargs)
     if isinstance(env, EnvUpdate | gymnasium.Env | VectorEnv) or is_multi_agent(env):
         if env_kwargs:
-            raise UsageError(f"env_kwargs are for making an environment, but {_shown(env)} is there already")
+            raise UsageError(f"env_kwargs are for making an environment, but {_shown(env)} exists already")
         return env if isinstance(env, EnvUpdate) else ExistingEnvUpdate(env)
     if isinstance(env, str):
         return _of_id(env, env_kwargs)
@@ -467,7 +467,7 @@ def _hint(env: Any) -> str:
     if callable(getattr(env, "get_action", None)) or callable(getattr(env, "predict", None)):
         return f", an agent: {AGENT_FIRST}"
     if isinstance(env, list | tuple):
-        return "; one for each worker goes into PerWorker([…]), one for each row of a VecWorker into PerEnv([…])"
+        return "; give each worker its own by PerWorker([…]), each row of a VecWorker its own by PerEnv([…])"
     return ""
 
 
@@ -502,7 +502,7 @@ def _checked(env: Any, name: str) -> AnyEnv:
     if isinstance(env, gymnasium.Env | VectorEnv):
         return cast("AnyEnv", env)  # or a vector environment, which `apply_env_update` refuses
     hint = "" if env is not None else " (is a return missing?)"
-    raise UsageError(f"{name} should give a gymnasium.Env, but gave {_shown(env)}{hint}")
+    raise UsageError(f"{name} should return a gymnasium.Env, but returned {_shown(env)}{hint}")
 
 
 def _shown(obj: Any) -> str:

@@ -71,7 +71,7 @@ LAZY = "has lazy parameters, which have no values before the first call: 0.weigh
 PENDULUM = ppo("Pendulum-v1")
 GAUSSIAN = MlpAgent(network(1), BOX, log_std=nn.Parameter(torch.zeros(2)))
 OF_MODULES = [
-    (network(1, hidden=8), re.escape("0.bias has the shape (8,), and should have (16,), and 2 more")),
+    (network(1, hidden=8), re.escape("0.bias has the shape (8,), but should have (16,), and 2 more")),
     (network(1, hidden=8).state_dict(), re.escape("0.bias has the shape (8,)")),
     ({"0.weight": np.zeros((16, 4))}, "is missing"),
     ((network(1),), "a tuple"),

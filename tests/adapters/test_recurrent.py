@@ -349,9 +349,9 @@ def test_what_is_remembered_where_nothing_goes_on_does_not_run_on():
 
 
 def test_bad_arguments_are_errors():
-    with pytest.raises(UsageError, match=r"Derived keeps no state.*derive it from .*RecurrentTorchAgent"):
+    with pytest.raises(UsageError, match=r"Derived has no state.*derive it from .*RecurrentTorchAgent"):
         Derived(Counting(), SPACE)
-    with pytest.raises(UsageError, match="state_every=3 is for a module that remembers"):
+    with pytest.raises(UsageError, match="state_every=3 is for a recurrent module"):
         TorchAgent(nn.Linear(4, 2), SPACE, state_every=3)
     with pytest.raises(UsageError, match="state_every"):
         TorchAgent(Counting(), SPACE, state_every=0)

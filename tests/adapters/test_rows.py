@@ -129,13 +129,13 @@ def test_a_trajectory_sees_neither_other_observations_nor_other_draws(width, n_r
             depends |= any(rows[row].tobytes() != infos_again[key][row].tobytes() for key, rows in infos.items())
         if depends:
             assert width != 64
-            with pytest.raises(UsageError, match=rf"no multiples of 8 \(.*{width}"):
+            with pytest.raises(UsageError, match=rf"not multiples of 8 \(.*{width}"):
                 probe(agent, OBSERVATIONS, n_rows)
         else:
             probe(agent, OBSERVATIONS, n_rows)
 
 
-DEPENDS = "came out otherwise when other rows had other observations"
+DEPENDS = "changed when other rows had other observations"
 
 
 @pytest.mark.parametrize(
@@ -145,13 +145,13 @@ DEPENDS = "came out otherwise when other rows had other observations"
         (in_worker(TorchAgent(with_batch_norm(), DISCRETE)), True, None),  # which evaluates
         (in_worker(TorchAgent(with_batch_norm(track_running_stats=False), DISCRETE)), None, DEPENDS),
         (in_worker(TorchAgent(Normalising(), DISCRETE)), None, DEPENDS),
-        (in_worker(TorchAgent(Noisy(), DISCRETE)), None, r"the same batch was asked for again.*a global one"),
+        (in_worker(TorchAgent(Noisy(), DISCRETE)), None, r"the same batch was passed again.*a global one"),
         (in_worker(SB3Agent(PPO("MlpPolicy", "CartPole-v1", device="cpu"), deterministic=True)), True, None),
         (in_worker(SB3Agent(DQN("MlpPolicy", "CartPole-v1", device="cpu"), deterministic=True)), True, None),
         (
             in_worker(SB3Agent(PPO("MlpPolicy", "CartPole-v1", device="cpu"))),
             False,
-            "the same batch was asked for again",
+            "the same batch was passed again",
         ),
         (in_worker(SB3Agent(Counting(), deterministic=True)), True, None),
         (in_worker(SB3Agent(Counting(shift=1), deterministic=True)), True, DEPENDS),

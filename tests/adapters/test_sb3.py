@@ -143,7 +143,7 @@ def test_other_files_are_named(tmp_path):
     with zipfile.ZipFile(tmp_path / "other.zip", "w") as file:
         file.writestr("x", "y")
     for path in (tmp_path / "text.zip", tmp_path / "other.zip", archive(tmp_path / "less.zip", a=1)):
-        with pytest.raises(UsageError, match=f"{path.name} is no model that Stable-Baselines3 saved"):
+        with pytest.raises(UsageError, match=f"{path.name} is not a model that Stable-Baselines3 saved"):
             algorithm_of(path)
     odd = archive(tmp_path / "odd.zip", policy_class={"__module__": "mine"})
     with pytest.raises(UsageError, match=r"does not say which algorithm .*: name it, as in SB3Agent\.load"):

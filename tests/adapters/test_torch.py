@@ -154,7 +154,7 @@ def test_nested_observations():
     assert [part.tolist() for part in given["b"]] == [[[[3.0, 4.0]]], [5.0]]
     agent.get_actions({"a": np.ones((7, 2)), "b": (np.ones((7, 1, 2)), np.arange(7))})
     assert module.given[-1]["b"][1].tolist() == list(range(7))
-    with pytest.raises(UsageError, match="is no tensor"):
+    with pytest.raises(UsageError, match="cannot become a tensor"):
         agent.get_action({"a": "text"})
 
 
@@ -179,7 +179,7 @@ def test_what_else_the_module_returns_is_recorded_without_gradients():
 @pytest.mark.parametrize(
     ("function", "space", "error", "message"),
     [
-        (lambda x: torch.zeros(1, 4), DISCRETE, ActionError, r"\(1, 4\), and should have \(n, 3\)"),
+        (lambda x: torch.zeros(1, 4), DISCRETE, ActionError, r"\(1, 4\), but should have \(n, 3\)"),
         (lambda x: torch.full((1, 3), torch.nan), DISCRETE, ActionError, "not finite"),
         (lambda x: {"value": x}, DISCRETE, UsageError, "returned a dict with 'value'; it should return a tensor"),
         (lambda x: (x, x), DISCRETE, UsageError, "returned a tuple of 2"),
@@ -196,7 +196,7 @@ def test_outputs_that_do_not_suit(function, space, error, message):
 
 def test_two_values_for_an_observation_are_refused():
     agent = TorchAgent(Function(lambda x: {"logits": torch.zeros(len(x), 3), "value": x[:, :2]}), DISCRETE)
-    with pytest.raises(UsageError, match=r"'value' should be one number for each observation, and is \(1, 2\) for one"):
+    with pytest.raises(UsageError, match=r"'value' should be one number for each observation, but is \(1, 2\) for one"):
         agent.get_value(OBSERVATIONS[0])
 
 

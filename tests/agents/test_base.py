@@ -91,7 +91,7 @@ def test_row_independence_is_said_by_true_or_false():
     assert is_row_independent(saying(True))
     assert is_row_independent(CallableAgent(saying(np.True_)))
     for said in (None, "no", lambda _: False):  # a method would be true whatever it returns
-        with pytest.raises(UsageError, match=r"row_independent of the agent \(Odd\) is True or False.* and is "):
+        with pytest.raises(UsageError, match=r"row_independent of the agent \(Odd\) must be True or False.* but is "):
             is_row_independent(saying(said))
 
 
@@ -138,7 +138,7 @@ def test_a_reset_gets_the_seed_where_it_takes_one(make, expected, monkeypatch):
 
 def test_no_reset_and_a_reset_with_other_needs():
     assert reset_agent_function(Minimal()) is reset_of(None) is reset_agent_function(CallableAgent(len)) is None
-    with pytest.raises(UsageError, match=r"\(Minimal\) has reset\(observation\); it is called as reset\(seed=…\)"):
+    with pytest.raises(UsageError, match=r"\(Minimal\) has reset\(observation\), but it must accept reset\(seed=…\)"):
         reset_of(lambda observation: None)
 
 

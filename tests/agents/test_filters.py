@@ -199,7 +199,7 @@ def learnt(*shape: int) -> Any:
     return RunningNorm().with_moments(Moments(9.0, np.zeros(shape), np.ones(shape)))
 
 
-WRONG = r"the observation filter RunningNorm has statistics of the shape \({},\), and the environment .* \({},\)"
+WRONG = r"the observation filter RunningNorm has statistics of the shape \({},\), but the environment .* \({},\)"
 
 
 @pytest.mark.parametrize("options", [{}, {"worker_class": VecWorker, "worker_args": {"n_envs": 2}}])
@@ -220,12 +220,12 @@ BOX = Box(-1, 1, (2,), np.float32)
 @pytest.mark.parametrize(
     ("moments", "space", "wrong"),
     [
-        ({"a": learnt(2).moments}, BOX, r"statistics of the keys a, and the environment has observations Box"),
-        ({"a": learnt(2).moments}, spaces.Dict({"b": BOX}), "statistics of the keys a, and"),
+        ({"a": learnt(2).moments}, BOX, r"statistics of the keys a, but the environment has observations Box"),
+        ({"a": learnt(2).moments}, spaces.Dict({"b": BOX}), "statistics of the keys a, but"),
         ({"a": learnt(3).moments}, spaces.Dict({"a": BOX}), r"RunningNorm\['a'\] has statistics of the shape \(3,\)"),
         ((learnt(2).moments,), spaces.Tuple((BOX, BOX)), "statistics of a tuple of 1"),
         ((None, learnt(1).moments), spaces.Tuple((BOX, BOX)), r"RunningNorm\[1\] has statistics of the shape \(1,\)"),
-        (learnt(2).moments, spaces.Dict({"a": BOX}), r"statistics of the shape \(2,\), and .* observations Dict"),
+        (learnt(2).moments, spaces.Dict({"a": BOX}), r"statistics of the shape \(2,\), but .* observations Dict"),
     ],
 )
 def test_nested_statistics_of_another_form_are_refused(moments, space, wrong):
@@ -234,7 +234,7 @@ def test_nested_statistics_of_another_form_are_refused(moments, space, wrong):
 
 
 def test_what_does_not_know_the_space_looks_at_the_data():
-    with pytest.raises(UsageError, match=r"of the shape \(3,\), and this has the shape \(7, 1\)"):
+    with pytest.raises(UsageError, match=r"of the shape \(3,\), but the data has the shape \(7, 1\)"):
         learnt(3).apply(np.zeros((7, 1)))
     assert learnt(3).apply(np.zeros((7, 3))).shape == (7, 3)
     assert learnt().apply(np.zeros(7)).shape == (7,)

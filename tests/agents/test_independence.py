@@ -14,8 +14,8 @@ from tests.scripted.kinds import Thing
 
 N_ROWS = 11
 EXAMPLE = np.random.default_rng(1).standard_normal((N_ROWS, 4)).astype(np.float32)
-DEPENDS = "says row_independent = True, but row .* came out otherwise when other rows had other observations"
-NOT_REPEATABLE = "came out otherwise when the same batch was asked for again: the agent draws from a generator"
+DEPENDS = "has row_independent = True, but row .* changed when other rows had other observations"
+NOT_REPEATABLE = "changed when the same batch was passed again: the agent draws from its own generator"
 
 
 class Rowwise:
@@ -120,7 +120,7 @@ def test_any_row_that_takes_part_of_any_other_is_found(n_rows):
         (Leaking(), EXAMPLE * np.float32(np.inf), DEPENDS),
         *((Summing(), np.full(1, zero), DEPENDS) for zero in (np.int64(0), np.uint8(0), np.False_)),
         (Normalising(), EXAMPLE, rf"{DEPENDS}.* normalisation over the batch .* or code that mixes rows"),
-        (WithLayers(), EXAMPLE, r"no multiples of 8 \(a.weight \(127, 4\)\), or normalisation"),
+        (WithLayers(), EXAMPLE, r"not multiples of 8 \(a.weight \(127, 4\)\), or normalisation"),
         (Remembering(shift=1), EXAMPLE, DEPENDS),
         (RememberingByMask(shift=1), EXAMPLE, DEPENDS),
         (Drawing(), EXAMPLE, rf"{NOT_REPEATABLE}.* keyword draws.*\"block_size\": n"),

@@ -96,7 +96,7 @@ def test_it_is_pickled_replayed_evaluated_and_given_for_each_worker(tmp_path: Pa
     assert (report["agent"].verdict, report["seed"].verdict, report["rows"].verdict) == ("pass", "pass", "pass")
 
 
-WORDS = "has get_actions alone, and DefaultWorker asks it for one action at a time: give it get_action"
+WORDS = "has only get_actions, but DefaultWorker asks it for one action at a time: give it get_action"
 
 
 @pytest.mark.parametrize("agent", [Rows(), FilteredAgent(Rows(), RunningNorm()), PerWorker([Rowwise(), Rows()])])

@@ -135,8 +135,8 @@ def test_agents_and_functions_replace_and_a_network_one_of_its_class_that_acts()
         (Learner(), Net(), r"agent_update is a Net, .* callable without get_action.*state_dict\(\)"),
         *((as_agent(a), Net(), "agent_update is a Net, .* without get_action") for a in (Minimal(), len, OtherNet())),
         (Adapter(), {}, "no parameters of mine"),
-        (Adapter(kind="list"), Net(7), r"get_param_converter .*Adapter.* should give a tuple, a dict or an array"),
-        (Adapter(kind="none"), Net(7), r"get_param_converter .* should give a function, and gave 3"),
+        (Adapter(kind="list"), Net(7), r"get_param_converter .*Adapter.* should return a tuple, a dict or an array"),
+        (Adapter(kind="none"), Net(7), r"get_param_converter .* should return a function, but returned 3"),
     ],
 )
 def test_what_is_refused_says_the_way_out(agent, update, words):

@@ -223,7 +223,7 @@ def test_rows():
     assert "row_independent = True" in rows(Batched(says=False)).advice
     mixing = rows(Batched("mixes"))
     assert mixing.verdict == "failure"
-    assert "says row_independent = True, but row" in mixing.what
+    assert "has row_independent = True, but row" in mixing.what
     assert rows(Batched("mixes", says=False)).what.startswith("rows of batches depend on one another")
     assert "no get_actions" in rows(Agent()).what
 

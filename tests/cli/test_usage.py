@@ -137,7 +137,7 @@ USAGE = [
     (f"{SAMPLE} --import raising", "--import raising: importing raising raised ZeroDivisionError"),
     ("sample CartPol-v1 --num-samples 5", "Did you mean 'CartPole-v1'"),
     ("sample nowhere:Maze-v0 --num-samples 5", "there is no module 'nowhere'"),
-    ("sample Qwertyuiop-v0 --num-samples 5", "ask for 'package:Qwertyuiop-v0'. Or import it with --import."),
+    ("sample Qwertyuiop-v0 --num-samples 5", "use 'package:Qwertyuiop-v0'. Or import it with --import."),
     ("check CartPol-v1", "Did you mean 'CartPole-v1'"),
     ("bench CartPol-v1", "Did you mean 'CartPole-v1'"),
     (f"{SAMPLE} --agent randm", "Did you mean 'random'?"),

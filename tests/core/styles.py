@@ -439,7 +439,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a lock in a class": (Holding(), r"\.opened"),
     "a ufunc": (UFUNC, "ufunc"),
     "what is pickled by its name": (NAMED, "'NAMED' of the main script is a library.Named"),
-    "an enumeration with another __new__": (Coordinate.X, r"Coordinate\.X is another bytes"),
+    "an enumeration with another __new__": (Coordinate.X, r"Coordinate\.X is a bytes that differs from its value"),
 }
 """What is an error, and words of it."""
 

@@ -85,7 +85,7 @@ def test_the_error_names_what_its_type_the_culprit_and_the_cure(obj, what, words
     with pytest.raises(SerializationError, match=words) as caught:
         dumps(obj, what)
     assert isinstance(caught.value.__cause__, (TypeError, ZeroDivisionError))
-    with pytest.raises(SerializationError, match="what the rollout recorded"):
+    with pytest.raises(SerializationError, match="the recorded rollout"):
         dumps_report({"env_infos": obj}, None)
 
 

@@ -131,9 +131,9 @@ def test_files_are_regular_files(kind, reader, tmp_path):
     with pytest.raises(StorageError, match=rf"a\.npz is {kind}"):
         READERS[reader](path)
     if kind != "a folder":
-        with pytest.raises(StorageError, match=rf"a\.npz is {kind}, and no regular file"):
+        with pytest.raises(StorageError, match=rf"a\.npz is {kind}, not a regular file"):
             kind_of(path)
-        with pytest.raises(StorageError, match=rf"a\.npz is {kind}, and no regular file"):
+        with pytest.raises(StorageError, match=rf"a\.npz is {kind}, not a regular file"):
             streamsampler.load(path)
 
 
@@ -165,7 +165,7 @@ def test_commands_refuse_what_is_no_regular_file(command, tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     os.mkfifo("a.npz")
     done = invoke(command, "a.npz", *COMMANDS[command])
-    assert "a.npz is a named pipe, and no regular file" in told(done)
+    assert "a.npz is a named pipe, not a regular file" in told(done)
 
 
 def test_the_command_resumes_no_folder_whose_shard_is_a_pipe(tmp_path):
@@ -175,4 +175,4 @@ def test_the_command_resumes_no_folder_whose_shard_is_a_pipe(tmp_path):
     (tmp_path / "all" / shard_name(0)).unlink()
     os.mkfifo(tmp_path / "all" / shard_name(0))
     done = invoke(*command, "--resume")
-    assert "is a named pipe, and no regular file" in told(done)
+    assert "is a named pipe, not a regular file" in told(done)

@@ -49,7 +49,7 @@ def test_a_file_holds_the_infos_that_are_kept_or_is_not_written(tmp_path):
     with pytest.raises(UnwritableInfoError) as caught:
         batch.save(tmp_path / "x")
     assert "env_infos['handle'] holds a tests.data.test_kept_infos.Handle" in str(caught.value)
-    assert str(caught.value).endswith('Give infos=["deep", "mixed", "rare", "start", "x"] to write only the others')
+    assert str(caught.value).endswith('Pass infos=["deep", "mixed", "rare", "start", "x"] to write only the others')
     assert caught.value.names == ["handle", "poses"]
     with pytest.raises(UsageError, match="there is no info 'z'; those there are: 'deep', 'handle', 'mixed'"):
         batch.save(tmp_path / "x", infos=["x", "z"])

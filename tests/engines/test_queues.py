@@ -56,7 +56,7 @@ def test_what_it_cannot_do_it_says_at_construction(options, words):
 
 
 def test_ray_has_no_agent_in_the_parent_and_says_why():
-    with pytest.raises(UsageError, match="'inference': MultiprocessingSampler alone has it"):
+    with pytest.raises(UsageError, match="'inference': only MultiprocessingSampler has it"):
         RaySampler(ScriptedAgent(), ScriptedEnv, inference="parent")  # type: ignore[call-arg]
 
 

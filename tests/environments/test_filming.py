@@ -76,7 +76,7 @@ def no_argument() -> Painted:
         ("Unpainted-v0", "Unpainted-v0 cannot be filmed: .*render_mode"),
         (Painted(), 'Painted cannot be filmed: its render_mode is None and not "rgb_array". Make it with render_mode='),
         (no_argument, "Let no_argument take an argument render_mode"),
-        (Flat, r"Flat cannot be filmed: render\(\) should return a picture, .* and returned uint8 of \(2, 4, 1\)"),
+        (Flat, r"Flat cannot be filmed: render\(\) should return a picture, .* but returned uint8 of \(2, 4, 1\)"),
         (lambda: gymnasium.make_vec("CartPole-v1", num_envs=2), "it is a vector environment"),
     ],
     ids=range(5),

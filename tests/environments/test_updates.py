@@ -121,10 +121,10 @@ def test_a_new_environment_is_made_when_the_old_one_is_closed():
 @pytest.mark.parametrize(
     ("update", "what"),
     [
-        (lambda: None, r"<lambda> should give a gymnasium.Env, but gave None \(is a return missing\?\)"),
-        (lambda: 3, "<lambda> should give a gymnasium.Env, but gave a int"),
-        (lambda: Scripted, "<lambda> should give a gymnasium.Env, but gave the class Scripted"),
-        (Forgetful(), r"Forgetful should give a gymnasium.Env, but gave None \(is a return"),
+        (lambda: None, r"<lambda> should return a gymnasium.Env, but returned None \(is a return missing\?\)"),
+        (lambda: 3, "<lambda> should return a gymnasium.Env, but returned a int"),
+        (lambda: Scripted, "<lambda> should return a gymnasium.Env, but returned the class Scripted"),
+        (Forgetful(), r"Forgetful should return a gymnasium.Env, but returned None \(is a return"),
     ],
 )
 def test_an_update_that_gives_no_environment_is_an_error(update, what):
@@ -186,7 +186,7 @@ def test_a_task_update_takes_garages_constructor_of_a_wrapper():
     assert env.unwrapped.log == ["made", "closed"]
     bare = made(SetTaskUpdate(Tasked, 3), again)
     assert (type(bare), bare.task) == (Tasked, 3)
-    with pytest.raises(UsageError, match=r"the wrapper of Noted should give a gymnasium.Env, but gave None"):
+    with pytest.raises(UsageError, match=r"the wrapper of Noted should return a gymnasium.Env, but returned None"):
         SetTaskUpdate(Noted, 1, lambda env, task: None)(None)  # type: ignore[arg-type, return-value]
     assert Noted.notes[-2:] == ["made", "closed"]
     with pytest.raises(
@@ -230,7 +230,7 @@ with_size = functools.partial(as_env_update, env_kwargs={"size": 2})
     [
         (as_env_update, (None,), TypeError, "an environment is an id for gymnasium.make, .*; this is None"),
         (as_env_update, (NewEnvUpdate,), TypeError, "the class NewEnvUpdate itself: pass an instance"),
-        (with_size, (Scripted(),), UsageError, "but a Scripted is there already"),
+        (with_size, (Scripted(),), UsageError, "but a Scripted exists already"),
         (NewEnvUpdate, ("CartPole-v1",), TypeError, "takes a callable that makes an environment, not a str"),
         (ExistingEnvUpdate, (Scripted,), TypeError, r"takes a gymnasium.Env, not the class Scripted"),
         (SetTaskUpdate, (3, 1), TypeError, "an environment is an id .*; this is a int"),

@@ -142,7 +142,7 @@ def test_a_journal_that_was_changed_is_refused(tmp_path):
     with pytest.raises(StorageError, match="is no comparison"):
         Comparison.load(path)
     os.mkfifo(tmp_path / "pipe.json")
-    with pytest.raises(StorageError, match=r"pipe.json is a named pipe, and no regular file"):
+    with pytest.raises(StorageError, match=r"pipe.json is a named pipe, not a regular file"):
         evaluate(zero, Known, n_trajectories=9, n_workers=0, resume=tmp_path / "pipe.json")
 
 

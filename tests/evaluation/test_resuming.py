@@ -354,7 +354,7 @@ def test_what_is_of_another_run_is_refused_with_both_values(tmp_path):
         with pytest.raises(error, match=words):
             evaluated(resume=tmp_path / name, n_trajectories=30)
     (tmp_path / "folder.json").mkdir()
-    with pytest.raises(StorageError, match=r"is a folder, and no regular file"):
+    with pytest.raises(StorageError, match=r"is a folder, not a regular file"):
         evaluated(resume=tmp_path / "folder.json", n_trajectories=30)
     with pytest.raises(UsageError, match=r"there is neither .*none.json nor .*none.partial.json to go on with"):
         evaluated(resume=tmp_path / "none.json")

@@ -42,7 +42,7 @@ class PipeChannel:
         return loads(payload)
 
     def answer(self, answer: Answer, contents: Any = None) -> None:
-        payload = dumps(None if isinstance(contents, BaseException) else contents, "what the rollout recorded")
+        payload = dumps(None if isinstance(contents, BaseException) else contents, "the recorded rollout")
         self._pipe.send((answer, Payload(payload.data, tuple(map(bytes, payload.buffers)))))
 
 

@@ -117,7 +117,7 @@ NONE: dict[str, Any] = {"max_restarts": None, "max_lifetime_restarts": None}
 @pytest.mark.parametrize(
     ("quotas", "most", "said"),
     [
-        (NONE, 2, "that is 3 equal losses of trajectory 7, which max_restarts=None does not retry forever; a number"),
+        (NONE, 2, "that is 3 equal losses of trajectory 7, which max_restarts=None does not retry forever; pass a"),
         ({"max_restarts": None}, 2, "3 equal losses of trajectory 7, which max_restarts=None"),
         ({"max_lifetime_restarts": None}, 2, "3 equal losses of trajectory 7, which limits.max_lifetime_restarts=None"),
         # A number is obeyed as given, and what it does not bound ends as well.

@@ -90,7 +90,7 @@ USAGE: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"worker_class": dict}, UsageError, "worker_class"),
     *(({"worker_args": wrong}, UsageError, "worker_args must be a dict") for wrong in ([4], {1: 2}, 3)),
     *(({"env_kwargs": wrong}, UsageError, "env_kwargs must be a dict") for wrong in (["size"], {1: 2}, "size")),
-    ({"envs": Env(), "env_kwargs": {"length": 2}}, UsageError, "for making an environment, but a Env is there already"),
+    ({"envs": Env(), "env_kwargs": {"length": 2}}, UsageError, "for making an environment, but a Env exists already"),
     ({"step_timeuot": 3}, TypeError, r"Sampler.*'step_timeuot'"),
 ]
 

@@ -297,9 +297,9 @@ def test_another_order_of_agents_in_another_worker() -> None:
     ("agents", "options", "words"),
     [
         ({}, {}, "at least one agent"),
-        ({1: Chooser()}, {}, "names that are strings"),
+        ({1: Chooser()}, {}, "with strings as names"),
         ({"x": 3}, {}, "an agent is"),
-        (X, {"policy_of": {"red_0": "y"}}, "names the policy 'y' for agent 'red_0', and there are 'x'"),
+        (X, {"policy_of": {"red_0": "y"}}, "names the policy 'y' for agent 'red_0', but the policies are 'x'"),
         (X, {"policy_of": 3}, "policy_of is a function"),
         (X, {"policy_of": lambda agent: "x"}, r"policy_of takes \(agent\), and is called with two arguments"),
         (X, {"observation_filter": RunningNorm()}, "observation_filter must be a dict by policy name"),
@@ -324,8 +324,8 @@ def test_their_vector_environments_are_refused() -> None:
     ("agents", "policy_of", "words"),
     [
         ({"x": Chooser(), "y": Chooser()}, None, "no policy plays agent 'red_0'.*'x', 'y'.*policy_of="),
-        (X, {"red_0": "x"}, "policy_of names no policy for agent 'red_1', but for 'red_0'"),
-        (X, lambda agent, index: "z", r"policy_of\('red_0', 0\) names the policy 'z'.*there are 'x'"),
+        (X, {"red_0": "x"}, "policy_of names no policy for agent 'red_1', only for 'red_0'"),
+        (X, lambda agent, index: "z", r"policy_of\('red_0', 0\) names the policy 'z'.*the policies are 'x'"),
         (X, lambda agent, index: None, "names the policy None"),
     ],
 )
@@ -473,6 +473,6 @@ def test_an_environment_with_other_agents_does_not_take_the_place_of_one_that_ra
     Reordered.n_made = 0
     with (
         LocalSampler(Chooser(), Reordered, seed=1, check=None, on_failure="drop", max_restarts=9) as sampler,
-        pytest.raises(RolloutError, match=r"making the environment .*the same agents, in one order"),
+        pytest.raises(RolloutError, match=r"making the environment .*the same agents, in the same order"),
     ):
         sampler.obtain_trajectories(5)

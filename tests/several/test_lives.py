@@ -123,9 +123,7 @@ def test_an_agent_that_is_listed_again_after_its_end_is_an_error_that_names_it_a
     with pytest.raises(RolloutError) as error:
         sampled(Chooser(), game, check=None, **options)
     text = str(error.value)
-    found = re.search(
-        r"DataError.*agent 'red_1' ended at timestep (\d+).*among env.agents again.*an id of its own", text
-    )
+    found = re.search(r"DataError.*agent 'red_1' ended at timestep (\d+).*in env.agents again.*its own id", text)
     assert found, text
     at = re.search(r"at timestep (\d+) of its trajectory", text)
     assert at, text
@@ -364,7 +362,7 @@ class Numbered(Crowd):
 
 
 def test_an_unannounced_agent_whose_id_is_no_string_is_an_error() -> None:
-    with pytest.raises(RolloutError, match=r"the ids of agents must be strings, and env\.agents has 3"):
+    with pytest.raises(RolloutError, match=r"the ids of agents must be strings, but env\.agents has 3"):
         sampled("random", Numbered, check=None)
 
 
@@ -374,7 +372,7 @@ class Revived(Crowd):
 
 
 def test_an_unannounced_agent_that_comes_back_is_an_error() -> None:
-    with pytest.raises(RolloutError, match=r"agent 'a_\d+_0' ended at timestep 2, and is among env.agents again"):
+    with pytest.raises(RolloutError, match=r"agent 'a_\d+_0' ended at timestep 2, but is in env.agents again"):
         sampled("random", Revived, check=None)
 
 

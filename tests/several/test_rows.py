@@ -251,7 +251,7 @@ class Summing(Rowwise):
 
 
 def test_a_policy_whose_rows_are_not_independent_is_refused_if_it_says_they_are() -> None:
-    with pytest.raises(RolloutError, match=r"\(Summing\) says row_independent = True, but row"):
+    with pytest.raises(RolloutError, match=r"\(Summing\) has row_independent = True, but row"):
         sampled({"red": Rowwise(), "blue": Summing()}, Comings, n=4, **rows(3))
 
 

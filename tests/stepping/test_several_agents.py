@@ -423,7 +423,7 @@ def test_a_policy_none_of_whose_agents_acts_sends_nothing() -> None:
     ("env", "policy_of", "words"),
     [
         (Comings, 3, r"policy_of is a function \(agent_id, trajectory_index\)"),
-        (Comings, {"red_0": 1}, "names the policy 1 for agent 'red_0': names are strings"),
+        (Comings, {"red_0": 1}, "names the policy 1 for agent 'red_0': names must be strings"),
         (Comings, {"red_0": "a"}, "policy_of names no policy for agent 'red_1'"),
         (Comings, lambda agent, index: None, "names the policy None for agent 'red_0'"),
         (Counting, {"red_0": "a"}, "policy_of= is for environments of several agents"),

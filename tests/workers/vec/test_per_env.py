@@ -195,7 +195,7 @@ def test_provenance_names_each_environment():
         ([envs(n=2)], VEC, "has 2 environments for one worker, but the worker runs 3 side by side"),
         (envs(), {**VEC, "n_workers": 1}, r"envs has 3 items, but .*; for several .* VecWorker pass .*PerEnv"),
         (PerEnv(envs()), {"inference": "parent"}, "3 environments for one worker"),
-        ([[envs()]], VEC, "one for each row of a VecWorker into PerEnv"),
+        ([[envs()]], VEC, "each row of a VecWorker its own by PerEnv"),
     ],
 )  # fmt: skip
 def test_what_cannot_hold_is_refused_by_the_constructor(given, options, words):
@@ -206,7 +206,7 @@ def test_what_cannot_hold_is_refused_by_the_constructor(given, options, words):
 
 def test_what_no_list_of_environments_is_refused():
     for given, words in (
-        ([], "at least one, not"), ("CartPole-v1", "takes a list"), ([PerEnv(envs())], "not a PerEnv among them"),
+        ([], "at least one, not"), ("CartPole-v1", "needs a list"), ([PerEnv(envs())], "not a PerEnv within its list"),
     ):  # fmt: skip
         with pytest.raises(UsageError, match=words):
             PerEnv(given)

@@ -264,7 +264,7 @@ class AsyncHooks:
 
 
 def test_what_is_not_awaited_is_refused() -> None:
-    with pytest.raises(UsageError, match="AsyncReset has async def reset, which nothing awaits"):
+    with pytest.raises(UsageError, match="AsyncReset has async def reset, which is never awaited"):
         LocalSampler(AsyncReset(), Waits)
     with pytest.raises(UsageError, match="hooks are called, and not awaited"):
         LocalSampler(Draws(), Waits, hooks=AsyncHooks())

@@ -260,7 +260,7 @@ class Masked(Rows):
     ("agent", "message"),
     [
         (Placed(), "changed with its place in the batch"),
-        (Mixed(), "row .* came out otherwise when other rows had other observations"),
+        (Mixed(), "row .* changed when other rows had other observations"),
         (Silent(), "does not say row_independent = True"),
         (Told(), "it takes starts, as agents with a memory of each row do"),
         (Masked(), "it takes do_resets, as agents with a memory"),

@@ -190,10 +190,10 @@ class WithoutReset:
 @pytest.mark.parametrize(
     ("returned", "match"),
     [
-        (["itself"], "must return another agent with the same methods, or None, and returned"),
-        ([WithoutReset()], "must return another agent with the same methods, or None, and returned"),
-        ([Weighted], "must return another agent with the same methods, or None, and returned"),
-        ([7], "must return another agent with the same methods, or None, and returned 7"),
+        (["itself"], "must return another agent with the same methods, or None, but returned"),
+        ([WithoutReset()], "must return another agent with the same methods, or None, but returned"),
+        ([Weighted], "must return another agent with the same methods, or None, but returned"),
+        ([7], "must return another agent with the same methods, or None, but returned 7"),
         ([Weighted(), None], "sharing_parameters of ReturnsOther returned an agent, and then None"),
     ],
 )
@@ -211,5 +211,5 @@ class SharesLater(Weighted):
 
 
 def test_sharing_parameters_is_no_async_def() -> None:
-    with pytest.raises(UsageError, match="has async def sharing_parameters, which nothing awaits"):
+    with pytest.raises(UsageError, match="has async def sharing_parameters, which is never awaited"):
         make(LocalSampler, SharesLater(), Waits)
