@@ -4,7 +4,7 @@ Samplers accept an id, a function, an instance or an `EnvSpec`. An `EnvUpdate` r
 environment. The guide is `streamsampler/docs/environments.md`.
 """
 
-from streamsampler.environments.parameters import Choice, Distribution, LogUniform, Normal, Uniform
+from streamsampler.environments.distributions import Choice, Distribution, LogUniform, Normal, Uniform
 from streamsampler.environments.per_env import PerEnv
 
 __all__ = ["Choice", "Distribution", "LogUniform", "Normal", "PerEnv", "Uniform"]
