@@ -5,6 +5,7 @@ call's summaries into the next version. The guide is `streamsampler/docs/hooks-a
 """
 
 from streamsampler.agents.filters import Filter, FilteredAgent, Filters
-from streamsampler.agents.running_norms import Moments, RunningNorm, RunningReturnNorm
+from streamsampler.agents.moments import Moments
+from streamsampler.agents.running_norms import RunningNorm, RunningReturnNorm
 
 __all__ = ["Filter", "FilteredAgent", "Filters", "Moments", "RunningNorm", "RunningReturnNorm"]

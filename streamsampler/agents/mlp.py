@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from streamsampler.agents.draws import Draws
 from streamsampler.agents.heads import ActsByHead, GaussianHead, Head, default_head
-from streamsampler.agents.updates import ModuleConverter
+from streamsampler.agents.module_parameters import ModuleConverter
 from streamsampler.core.errors import ActionError, UsageError
 from streamsampler.core.keywords import suggesting
 

@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike, NDArray
 from streamsampler.agents.draws import Draws
 from streamsampler.agents.heads import ActsByHead, CategoricalHead, GaussianHead, Head, array_of, default_head
 from streamsampler.agents.mlp import MlpAgent
-from streamsampler.agents.updates import ModuleConverter, arrays_of, load_arrays, on_cpu, refuse_lazy
+from streamsampler.agents.module_parameters import ModuleConverter, arrays_of, load_arrays, on_cpu, refuse_lazy
 from streamsampler.core.errors import UsageError, positive
 from streamsampler.core.extras import missing
 from streamsampler.core.keywords import suggesting

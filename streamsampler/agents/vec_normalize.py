@@ -19,7 +19,8 @@ from gymnasium.spaces import Box
 from numpy.typing import NDArray
 
 from streamsampler.agents.filters import Filters
-from streamsampler.agents.running_norms import Moments, RunningNorm, RunningReturnNorm
+from streamsampler.agents.moments import Moments
+from streamsampler.agents.running_norms import RunningNorm, RunningReturnNorm
 from streamsampler.core.errors import UsageError
 from streamsampler.core.extras import needed
 

@@ -14,7 +14,7 @@ import pytest
 from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker
 from streamsampler.adapters.sb3 import SB3Agent
 from streamsampler.agents.base import takes_masks
-from streamsampler.agents.sb3 import algorithm_of
+from streamsampler.agents.sb3_archives import algorithm_of
 from streamsampler.errors import UsageError
 from streamsampler.evaluation.agents import agent_facts
 from tests.scripted.envs import Steps

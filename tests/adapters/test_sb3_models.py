@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from streamsampler import LocalSampler, MultiprocessingSampler, VecWorker, compare, evaluate
 from streamsampler.adapters.sb3 import SB3Agent
-from streamsampler.agents.running_norms import Moments
+from streamsampler.agents.moments import Moments
 from streamsampler.agents.vec_normalize import VecNormalizeWarning, read_vec_normalize, write_vec_normalize
 from streamsampler.data.trees import leaves, map_trees
 from streamsampler.errors import UsageError

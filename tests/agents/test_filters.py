@@ -11,7 +11,7 @@ from gymnasium import spaces
 from gymnasium.spaces import Box
 
 from streamsampler import LocalSampler, VecWorker
-from streamsampler.agents.running_norms import Moments
+from streamsampler.agents.moments import Moments
 from streamsampler.errors import RolloutError, SamplerError, UsageError
 from streamsampler.filters import FilteredAgent, Filters, RunningNorm, RunningReturnNorm
 from tests.scripted.envs import Counting
