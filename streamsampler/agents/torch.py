@@ -26,6 +26,17 @@ try:
     import torch
 
     from streamsampler.agents.kernels import LayerCalls
+    from streamsampler.agents.torch_inputs import TensorInputs
+    from streamsampler.agents.torch_states import (
+        describe_state,
+        forms_of,
+        map_states,
+        moved_to,
+        own_state,
+        reset_states,
+        state_as_infos,
+        state_rows,
+    )  # fmt: skip
 except ImportError as error:
     raise missing("TorchAgent", "torch", error) from error
 
@@ -122,7 +133,7 @@ class TorchAgent(ActsByHead):
     def _begin(self) -> None:
         """Create the parts that are not pickled."""
         self._random = np.random.RandomState()
-        self._inputs = _Inputs(self._dtype)
+        self._inputs = TensorInputs(self._dtype)
         self._inference = torch.inference_mode()
         self._layer_calls = LayerCalls()
         self._known = _OfParameters()
@@ -251,7 +262,7 @@ class TorchAgent(ActsByHead):
         first = next(self.module.parameters(), None)
         if first is None or first.device.type == "cpu":
             return self.module(*inputs)
-        return _moved(self.module(*_moved(inputs, first.device)), "cpu")
+        return moved_to(self.module(*moved_to(inputs, first.device)), "cpu")
 
     def _parted(self, output: Any) -> tuple[tuple[Any, ...], dict[str, NDArray[Any]]]:
         """Split an output into the head's parameters and further infos, as arrays."""
@@ -317,7 +328,7 @@ class RecurrentTorchAgent(TorchAgent):
         """Choose an action, and update the memory; the infos have `state` at timesteps where it is recorded."""
         recorded = self._advance(1, None)
         action, infos = super().get_action(observation)
-        return action, _with_state(infos, {"state": _leaves_of(recorded["state"], 0)} if recorded else {})
+        return action, _with_state(infos, {"state": state_rows(recorded["state"], 0)} if recorded else {})
 
     def get_actions(
         self, observations: Any, *, draws: Draws | None = None, starts: NDArray[np.bool_] | None = None
@@ -333,7 +344,7 @@ class RecurrentTorchAgent(TorchAgent):
     def get_value(self, observation: Any, *, slot: int = 0) -> float:
         """Return the module's `value` of an observation with the memory of row `slot`, which does not change."""
         state = self._state
-        self._state = self._initial(1) if state is None else _own(_leaves_of(state, slice(slot, slot + 1)))
+        self._state = self._initial(1) if state is None else own_state(state_rows(state, slice(slot, slot + 1)))
         try:
             return super().get_value(observation)
         finally:
@@ -344,24 +355,24 @@ class RecurrentTorchAgent(TorchAgent):
         if self._state is None or len(self._ages) != n:
             self._state, self._ages = self._initial(n), np.zeros(n, np.int64)
         elif starts is not None and starts.any():
-            begun = torch.from_numpy(starts)
-            self._state = _map_states(partial(_begun_in, begun), self._initial(n), self._state)
+            starting = torch.from_numpy(starts)
+            self._state = map_states(partial(reset_states, starting), self._initial(n), self._state)
             self._ages[starts] = 0
         due = self._ages == 0 if self._state_every is None else self._ages % self._state_every == 0
         self._ages += 1
         if not due.any():
             return {}
-        arrays = _map_states(lambda leaf: array_of(leaf).copy(), self._state)
-        return {"state": _as_infos(arrays)} | ({} if due.all() else {"_state": due})
+        arrays = map_states(lambda leaf: array_of(leaf).copy(), self._state)
+        return {"state": state_as_infos(arrays)} | ({} if due.all() else {"_state": due})
 
     def _initial(self, n: int) -> Any:
         with self._inference:
-            state = _own(_moved(self.module.initial_state(n), "cpu"))
-        forms = _forms_of(state)
+            state = own_state(moved_to(self.module.initial_state(n), "cpu"))
+        forms = forms_of(state)
         if not forms or any(form is None or form[0][:1] != (n,) for form in forms.values()):
             raise UsageError(
                 f"the module's initial_state({n}) should be a tensor with {n} rows, or a tuple or a dict by name of "
-                f"such tensors, but is {_described(state)}"
+                f"such tensors, but is {describe_state(state)}"
             )
         return state
 
@@ -371,16 +382,16 @@ class RecurrentTorchAgent(TorchAgent):
             returned = (self.module if self._is_copy else self._elsewhere)(tensors, self._state)
         if not isinstance(returned, tuple) or len(returned) != 2:
             raise UsageError(
-                f"a module with initial_state should return (outputs, state), but returned {_described(returned)}"
+                f"a module with initial_state should return (outputs, state), but returned {describe_state(returned)}"
             )
         outputs, state = returned
-        if _forms_of(state) != _forms_of(self._state):
+        if forms_of(state) != forms_of(self._state):
             raise UsageError(
-                f"the module received the state {_described(self._state)}, but returned "
-                f"{_described(state)}: shapes and dtypes must be the same"
+                f"the module received the state {describe_state(self._state)}, but returned "
+                f"{describe_state(state)}: shapes and dtypes must be the same"
             )
         with self._inference:
-            self._state = _own(state)
+            self._state = own_state(state)
         return outputs
 
 
@@ -388,55 +399,6 @@ def _with_state(infos: dict[str, Any], recorded: dict[str, Any]) -> dict[str, An
     if "state" in infos or "_state" in infos:
         raise UsageError("the module's memory is recorded as 'state': give its own output 'state' another name")
     return infos | recorded
-
-
-def _begun_in(begun: torch.Tensor, new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
-    return torch.where(begun.reshape(-1, *[1] * (new.dim() - 1)), new, old)
-
-
-def _map_states(function: Callable[..., Any], state: Any, *others: Any) -> Any:
-    """Replace each tensor of a state by a function of it, and of other states' tensors at the same position."""
-    if isinstance(state, Mapping):
-        return {key: _map_states(function, child, *(it[key] for it in others)) for key, child in state.items()}
-    if isinstance(state, tuple):
-        return _tuple_like(state, [_map_states(function, *children) for children in zip(state, *others, strict=True)])
-    return function(state, *others)
-
-
-def _own(state: Any) -> Any:
-    """Copy a state: a module may return its input, or change it in place."""
-    return _map_states(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, state)
-
-
-def _leaves_of(state: Any, rows: int | slice) -> Any:
-    return _map_states(lambda leaf: leaf[rows], state)
-
-
-def _as_infos(state: Any) -> Any:
-    """Return a state for infos: tuples become dicts by position."""
-    if isinstance(state, Mapping):
-        return {key: _as_infos(child) for key, child in state.items()}
-    return {str(key): _as_infos(child) for key, child in enumerate(state)} if isinstance(state, tuple) else state
-
-
-def _forms_of(state: Any) -> dict[Any, tuple[tuple[int, ...], torch.dtype] | None]:
-    """Return each tensor's shape and dtype by its path in a state; None for objects of other kinds."""
-    if state.__class__ is torch.Tensor:
-        return {(): (tuple(state.shape), state.dtype)}
-    if isinstance(state, tuple) or (isinstance(state, Mapping) and all(isinstance(key, str) for key in state)):
-        items = state.items() if isinstance(state, Mapping) else enumerate(state)
-        return {(key, *path): form for key, child in items for path, form in _forms_of(child).items()}
-    return {(): None}
-
-
-def _described(state: Any) -> str:
-    if isinstance(state, Mapping):
-        return "{" + ", ".join(f"{key!r}: {_described(child)}" for key, child in state.items()) + "}"
-    if isinstance(state, tuple):
-        return f"({', '.join(map(_described, state))})"
-    if isinstance(state, torch.Tensor):
-        return f"{tuple(state.shape)} {str(state.dtype).removeprefix('torch.')}"
-    return f"a {type(state).__name__}"
 
 
 def _extra(key: str, value: Any, first: Any) -> NDArray[Any]:
@@ -459,18 +421,6 @@ def _what_is_returned(names: tuple[str, ...], output: Any) -> str:
     )
 
 
-def _moved(tree: Any, device: Any) -> Any:
-    if isinstance(tree, Mapping):
-        return {key: _moved(child, device) for key, child in tree.items()}
-    if isinstance(tree, tuple):
-        return _tuple_like(tree, [_moved(child, device) for child in tree])
-    return tree.to(device) if isinstance(tree, torch.Tensor) else tree
-
-
-def _tuple_like(given: tuple[Any, ...], children: list[Any]) -> tuple[Any, ...]:
-    return type(given)(*children) if hasattr(given, "_fields") else tuple(children)
-
-
 class _OfParameters:
     """Caches of parameters, common to all agents that share them.
 
@@ -479,67 +429,3 @@ class _OfParameters:
     """
 
     log_std: NDArray[Any] | None = None
-
-
-class _Inputs:
-    """Copies observations into tensors whose memory is reused: half the cost of new tensors."""
-
-    def __init__(self, dtype: np.dtype[Any] | None) -> None:
-        self._dtype = dtype
-        self._children: dict[Any, _Inputs] = {}
-        self._shape: tuple[int, ...] | None = None
-        self._kind: np.dtype[Any] | None = None  # of the observations
-        self._rows: Any = None
-        self._row: Any = None
-        self._tensor: Any = None
-        self._row_tensor: Any = None
-
-    def one(self, observation: Any) -> Any:
-        if (
-            observation.__class__ is not np.ndarray
-            or observation.shape != self._shape
-            or (observation.dtype is not self._kind and observation.dtype != self._kind)
-        ):
-            if isinstance(observation, Mapping):
-                return {key: self._child(key).one(part) for key, part in observation.items()}
-            if isinstance(observation, tuple):
-                return tuple(self._child(key).one(part) for key, part in enumerate(observation))
-            observation = _as_numbers(observation)
-            self._fit(1, observation.shape, observation.dtype)
-        self._row[...] = observation
-        return self._row_tensor
-
-    def batch(self, observations: Any) -> Any:
-        if isinstance(observations, Mapping):
-            return {key: self._child(key).batch(part) for key, part in observations.items()}
-        if isinstance(observations, tuple):
-            return tuple(self._child(key).batch(part) for key, part in enumerate(observations))
-        observations = _as_numbers(observations)
-        n = len(observations)
-        self._fit(n, observations.shape[1:], observations.dtype)
-        self._rows[:n] = observations
-        return self._tensor[:n]
-
-    def _child(self, key: Any) -> _Inputs:
-        child = self._children.get(key)
-        if child is None:
-            child = self._children[key] = _Inputs(self._dtype)
-        return child
-
-    def _fit(self, n: int, shape: tuple[int, ...], kind: np.dtype[Any]) -> None:
-        if shape == self._shape and kind == self._kind and n <= len(self._rows):
-            return
-        self._shape, self._kind = shape, kind
-        self._rows = np.empty((n, *shape), self._dtype or kind)
-        self._tensor = torch.from_numpy(self._rows)
-        self._row, self._row_tensor = self._rows[:1], self._tensor[:1]
-
-
-def _as_numbers(observation: Any) -> NDArray[Any]:
-    array = np.asarray(observation)
-    if array.dtype.kind not in "biuf":
-        raise UsageError(
-            f"an observation of dtype {array.dtype} cannot become a tensor: {observation!r}; wrap the "
-            "environment, or the module"
-        )
-    return array
