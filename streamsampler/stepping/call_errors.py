@@ -1,7 +1,4 @@
-"""Errors of calls that come too early, too late or twice, which can be caught as those of Gymnasium's `AsyncVectorEnv`.
-
-A script that is written against Gymnasium, and catches its exceptions, catches those of a manager's `vector_env()`.
-"""
+"""Errors of calls made too early, too late or twice. Handlers of `AsyncVectorEnv`'s exceptions catch them as well."""
 
 import multiprocessing
 from collections.abc import Iterable, Sequence
@@ -29,15 +26,15 @@ class EnvsClosedError(ClosedError, error.ClosedEnvironmentError):
 
 
 class ResetFirstError(UsageError, error.ResetNeeded):
-    """An environment has no episode that an action could continue: it needs a reset."""
+    """An environment has no current episode: it needs a reset."""
 
 
 class DifferentSpacesError(UsageError, RuntimeError):
-    """Environments have not the spaces that are needed together; Gymnasium's raise a RuntimeError."""
+    """Environments lack the spaces a call needs. Gymnasium raises a RuntimeError here."""
 
 
 class ResultsTimeoutError(TimeoutError, multiprocessing.TimeoutError):
-    """Results are not there in time. Python's own TimeoutError is not a base class of `multiprocessing`'s."""
+    """Results did not arrive in time. `multiprocessing.TimeoutError` is no subclass of Python's own TimeoutError."""
 
 
 class _CallError(UsageError):
@@ -52,15 +49,15 @@ class _CallError(UsageError):
 
 
 class CallPendingError(_CallError, error.AlreadyPendingCallError):
-    """The results of another call have not been received."""
+    """Results of another call have not been received."""
 
 
 class NoCallPendingError(_CallError, error.NoAsyncCallError):
-    """There is no call whose results could be received."""
+    """No call is open, so no result can be received."""
 
 
 def refuse_busy(states: Sequence[EnvState], env_ids: Iterable[int]) -> None:
-    """Raise UsageError, and Gymnasium's, for the first environment that awaits no action, with what to do."""
+    """Raise UsageError, of Gymnasium's kind, for the first environment that does not wait for an action."""
     for env_id in () if states.count(_READY) == len(states) else env_ids:
         state = states[env_id]
         if state is not _READY:

@@ -1,7 +1,6 @@
-"""The events that the scheduler of environments handles, and the instructions that it gives. Values; no I/O.
+"""The events and instructions of the scheduler of environments, as values. No I/O.
 
-Transports make the events, and a manager carries the instructions out, in their order. An error is a value here, which
-is passed on.
+Transports make the events; a manager carries out the instructions in their order.
 """
 
 from __future__ import annotations
@@ -16,18 +15,13 @@ from streamsampler.core.errors import ActionError, Phase, RolloutError, SpentQuo
 from streamsampler.protocol.restarts import Incident
 
 IT_RAISED = "it raised "
-"""How the reason begins why an environment is not what it was, where it raised."""
+"""Start of the reason why an environment was not restored, if it raised."""
 
 _PHASES_OF_RESETS = ("reset", Phase.RESET, Phase.ENV_CONSTRUCTION)
 
 
 class Done(NamedTuple):
-    """The requests of some environments were carried out; the results lie in their rows.
-
-    Attributes:
-        env_ids: The environments.
-        infos: The infos that are not empty, by environment.
-    """
+    """The requests of `env_ids` were carried out; the results are in their rows, non-empty infos in `infos`."""
 
     env_ids: Sequence[int]
     infos: Mapping[int, dict[str, Any]] = MappingProxyType({})
@@ -35,14 +29,14 @@ class Done(NamedTuple):
 
 @dataclass(frozen=True)
 class Broken:
-    """Environments failed. They are there again, and are to be reset.
+    """Environments failed. Whatever lives again needs a reset.
 
     Attributes:
         env_ids: The environments.
-        error: What happened.
-        worker_number: The worker that the environments are in.
-        culprit: The environment that ran when it happened; None if none did, or it is not known.
-        is_new: Whether the environments are to be made again, because their process died or hung.
+        error: The error of the environment or of its worker.
+        worker_number: The worker of these environments.
+        culprit: The environment that ran when it failed; None if none did, or if it is unknown.
+        is_new: Whether their process died or hung, so that all of them are made again.
         is_final: Whether the error is raised in any case.
     """
 
@@ -55,39 +49,39 @@ class Broken:
 
     @classmethod
     def alone(cls, env_id: int, error: RolloutError) -> Broken:
-        """Return that an environment raised; where the caller's action was wrong, trying it again cannot help."""
+        """Return the failure of one environment. It is final if the caller's action was wrong: a retry cannot help."""
         return cls([env_id], error, error.worker_number, env_id, is_final=is_of_action(error))
 
     @property
     def loss(self) -> Incident | None:
-        """The loss that counts against the quotas; None for none."""
+        """The loss counted against the quotas, if any."""
         losses: tuple[Incident, ...] = getattr(self.error, "incidents", ())
         return losses[-1] if losses else None
 
     @property
     def has_died(self) -> bool:
-        """Whether the process ended, and did not hang."""
+        """Whether the process ended, as opposed to hung."""
         return isinstance(self.error, WorkerDiedError)
 
     @property
     def is_of_reset(self) -> bool:
-        """Whether it happened in a reset, or while environments were made."""
+        """Whether environments were being reset or made."""
         return getattr(self.error, "phase", None) in _PHASES_OF_RESETS
 
 
 def is_of_action(error: BaseException) -> bool:
-    """Whether an environment raised because its caller's action was outside its space."""
+    """Whether an environment raised because the caller's action was outside its space."""
     return isinstance(error, RolloutError) and isinstance(error.original, ActionError)
 
 
 @dataclass(frozen=True)
 class Restored:
-    """An environment is what it was, or could not be made that: then it ignores steps until `ReleaseEnvs`.
+    """An environment was restored, or could not be: then it ignores steps until `ReleaseEnvs`.
 
     Attributes:
         env_id: The environment.
-        n_timesteps: How many timesteps were run for it; None if it had no episode.
-        why_not: Why it is not what it was; empty if it is. One that had no episode ignores no steps.
+        n_timesteps: How many recorded timesteps were run again; None if it had no episode.
+        why_not: Why it was not restored; empty if it was. Without an episode it ignores no steps.
     """
 
     env_id: int
@@ -97,12 +91,12 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class OrdersMade:
-    """The orders are there that a `MakeOrders` is about.
+    """The orders of the `MakeOrders` with this number were made.
 
     Attributes:
-        number: Its number.
-        unkept: By environment, why its episode cannot be restored: the order only makes the environment anew.
-        restored: Environments whose episodes the orders restore; a `Restored` follows for each.
+        number: The number of the `MakeOrders`.
+        unkept: By environment, why its episode cannot be restored: its order only makes the environment again.
+        restored: Environments with an order to restore an episode; a `Restored` follows for each.
     """
 
     number: int
@@ -111,11 +105,11 @@ class OrdersMade:
 
 
 EnvReport = Done | Broken | Restored
-"""What a transport reports."""
+"""The reports of a transport."""
 
 
 class Place(Enum):
-    """Where an environment that is restored lives."""
+    """Where a restored environment lives."""
 
     NEW = "a new process"
     REMADE = "the same process, in which it is made anew"
@@ -132,20 +126,20 @@ class RequestSteps:
 
 @dataclass(frozen=True, slots=True)
 class RequestResets:
-    """Request resets with the seeds in the rows, and the options that are remembered."""
+    """Request resets with the seeds in the rows, and each environment's current options."""
 
     env_ids: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
 class BeginEpisodes:
-    """Request the resets that the caller wants, with its seeds and options.
+    """Request the caller's resets, with its seeds and options.
 
     Attributes:
         env_ids: The environments.
-        n_discarded: How many results of steps are discarded by it.
-        n_failed: How many episodes end by it whose environments have failed.
-        n_abandoned: How many other episodes end by it.
+        n_discarded: How many results of steps these resets discard.
+        n_failed: How many episodes of failed environments they end.
+        n_abandoned: How many other episodes they end.
     """
 
     env_ids: Sequence[int]
@@ -156,12 +150,12 @@ class BeginEpisodes:
 
 @dataclass(frozen=True, slots=True)
 class MakeOrders:
-    """Make the orders that restore environments, and report `OrdersMade` at once.
+    """Make the orders to restore environments, and report `OrdersMade` at once.
 
     Attributes:
         number: The number of these orders.
-        going_on: Environments whose episodes are to go on.
-        anew: Environments that are made anew: only requests of earlier times are repeated.
+        going_on: Environments with an episode to restore.
+        anew: Environments to make again; of their past only `call` and `set_attr` are repeated.
         place: Where all of them live.
     """
 
@@ -173,35 +167,35 @@ class MakeOrders:
 
 @dataclass(frozen=True, slots=True)
 class RestoreEnvs:
-    """Request that environments become what their orders say."""
+    """Request that environments carry out their orders."""
 
     env_ids: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseEnvs:
-    """Let environments take steps again that could not be restored."""
+    """Let environments that could not be restored step again."""
 
     env_ids: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Rewind:
-    """Let the last observation be the one that was received last: a lost step may have written another one."""
+    """Return to the observation that was received last: a lost step may have written the next one."""
 
     env_ids: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
 class CountRestored:
-    """Account for an environment that was restored, or made anew, and warn where it is not what it was."""
+    """Account for an environment that was restored or made again; warn if it was not restored."""
 
     restored: Restored
 
 
 @dataclass(frozen=True, slots=True)
 class CountUnrestored:
-    """Account for an episode that ends because its environment was not restored, and warn of it."""
+    """Account for an episode that ends because its environment was not restored; warn of it."""
 
     env_id: int
     why: str
@@ -209,7 +203,7 @@ class CountUnrestored:
 
 @dataclass(frozen=True, slots=True)
 class KeepError:
-    """Keep what an environment raised, which is its result."""
+    """Keep an environment's exception as the result of its request."""
 
     env_id: int
     error: BaseException
@@ -217,19 +211,19 @@ class KeepError:
 
 @dataclass(frozen=True, slots=True)
 class CountLoss:
-    """Account for a process that was lost, and in whose place a new one is started."""
+    """Account for a lost process, which a new one replaces."""
 
     error: BaseException
 
 
 @dataclass(frozen=True, slots=True)
 class RaiseFailure:
-    """Raise an error when all instructions are carried out; the first one counts.
+    """Raise an error after all other instructions; the first one counts.
 
     Attributes:
         error: The error.
-        quota: The quota that is spent; None for none.
-        history: All losses since the last error, where one is spent.
+        quota: The exhausted quota, if any.
+        history: If a quota is exhausted, all losses since the last error.
     """
 
     error: BaseException

@@ -1,8 +1,7 @@
-"""Decide which environments of a manager are asked, restored, retried and ended. Pure: no I/O, no clock.
+"""Decide which environments of a manager are requested, restored, retried and ended. Pure: no I/O, no clock.
 
-Events in, instructions out, as in `protocol.scheduler`: `handle` takes what a transport reports, with the time, and
-returns what is to be done; `send`, `reset` and `receive` are the caller's. The scheduler knows which environment has an
-open request; actions, seeds and results lie elsewhere.
+`handle(event, now)` receives a transport's reports and returns instructions; the caller's own acts are `send`, `reset`
+and `receive`. The scheduler knows which environment has an open request; actions, seeds and results are elsewhere.
 """
 
 from __future__ import annotations
@@ -30,26 +29,26 @@ from streamsampler.stepping.loss_scheduler import LossScheduler
 _RESETTING, _STEPPED = EnvState.RESETTING, EnvEvent.STEPPED  # an enum's member costs 100 ns to look up on Python 3.11
 
 _ATTEMPTS, _ATTEMPTS_AFTER_DEATHS = 1, 9
-"""How often an environment is tried again that fails in the same step; whoever kills workers may do it again."""
+"""How often an environment is retried that fails at the same step. Processes that kill workers may strike again."""
 
 
 class EnvScheduler(LossScheduler):
-    """Decides what becomes of environments; see the module.
+    """Decides about environments; see the module.
 
     Args:
-        n_envs: How many environments there are.
-        on_failure: What becomes of an environment that fails.
-        autoreset: What becomes of an environment whose episode has ended.
-        max_episodes: How many episodes each runs after a reset by the caller; None for any number.
-        renew: Whether an environment that raised is made anew.
-        restart_wait: Seconds until an environment that raised is tried again.
+        n_envs: The number of environments.
+        on_failure: The policy for an environment that fails.
+        autoreset: The policy for an environment whose episode has ended.
+        max_episodes: How many episodes each environment runs after a reset by the caller; None for any number.
+        renew: Whether an environment that raised is made again.
+        restart_wait: Seconds until an environment that raised is retried.
         losses: Counts failures against the quotas.
 
     Attributes:
-        failed: Environments whose open step ends its episode, because they failed.
-        lost: Environments whose episode is lost, and whose caller does not know yet.
-        received: Environments whose results the caller is about to receive: if that is interrupted, it has not.
-        in_round: Whether all environments are at a step that `states` does not show.
+        failed: Environments with an open step that ends their episode, because they failed.
+        lost: Environments that lost their episode between two steps: the caller learns it from the next step.
+        received: Environments that the caller is about to receive results of: it has not if that is interrupted.
+        in_round: Whether all environments are in a step that `states` does not show.
     """
 
     def __init__(
@@ -64,14 +63,14 @@ class EnvScheduler(LossScheduler):
         self._all_ready = [EnvState.READY] * n_envs
         self._on_failure, self._autoreset, self._max_episodes = on_failure, autoreset, max_episodes
         self._n_ended = [0] * n_envs  # episodes since the caller's last reset
-        self._to_reset: dict[int, None] = {}  # when what they are at has ended; an ordered set
+        self._to_reset: dict[int, None] = {}  # resets that wait for open requests; an ordered set
 
     def goes_on(self, env_id: int) -> bool:
-        """Whether an episode has begun and not ended, as far as was received."""
+        """Whether an episode has started and not ended, as far as the caller has received."""
         return env_id not in self.over
 
     def send(self, env_ids: Sequence[int], *, together: bool = False) -> Sequence[EnvInstruction]:
-        """Step environments, which await actions, and end the episodes of those that are lost."""
+        """Step environments that wait for actions, and end the episodes of lost ones."""
         self.request(env_ids, EnvEvent.SENT)
         if not self.lost:
             return (RequestSteps(env_ids, together),)
@@ -83,30 +82,28 @@ class EnvScheduler(LossScheduler):
 
     @property
     def can_begin_round(self) -> bool:
-        """Whether all environments await actions, and nothing else is to be done: then `in_round` may be set.
+        """Whether `in_round` may be set: all environments wait for actions, and no other work is open.
 
-        That all go well together is by far the most frequent, and takes no account of each: while they are under way,
-        and after it, all are ready. Where one does not go well, or another call comes in between, `open_round` gives an
-        account of them.
+        A round in which no environment fails is by far the most frequent, so it changes no states: before and after it
+        all are ready. If one fails, or another call comes in between, `open_round` sets the states.
         """
         is_free = not (self.in_round or self._to_reset or self._retries or self.lost)
         goes_on = self._autoreset != "disabled" and self._max_episodes is None
         return is_free and goes_on and self.states == self._all_ready
 
     def open_round(self) -> None:
-        """Give an account of the round that is under way, if there is one: as if each had been sent its action."""
-        if self.in_round:  # until it is done: after an interruption in the middle, it is done again
+        """Set the states as if each environment of the current round had received its action by itself."""
+        if self.in_round:  # stays set until the states are complete: after an interruption, all of this runs again
             self.states[:] = [EnvState.STEPPING] * len(self.states)
             self.waiting.update(self._everyone)
             self.in_round = False
 
     def close(self) -> None:
-        """Close all environments, and forget what was open."""
         super().close()
         self.in_round = False
 
     def begin(self, env_ids: Iterable[int]) -> set[int]:
-        """Return those of some environments whose results, which are about to be received, begin an episode."""
+        """Return the environments that start an episode with the result that is about to be received."""
         begun = self.over.intersection(env_ids)
         if _RESETTING in self.states:
             begun.update(env_id for env_id in env_ids if self.states[env_id] is _RESETTING)
@@ -114,15 +111,15 @@ class EnvScheduler(LossScheduler):
         return begun
 
     def receive(self, env_ids: Sequence[int], ended: Collection[int], abnormal: Collection[int]) -> list[int]:
-        """Close the requests of environments whose results the caller receives.
+        """Close the requests of environments, as the caller receives their results.
 
         Args:
             env_ids: The environments.
-            ended: Those whose episodes ended.
-            abnormal: Those of them whose infos say that they failed.
+            ended: The environments with ended episodes.
+            abnormal: Those of `ended` with an info that reports a failure.
 
         Returns:
-            Those that were reset in the same step, so that another episode has begun.
+            Environments that were reset in the same step, so that another episode has started.
 
         Raises:
             ProtocolError: A result has not arrived.
@@ -142,7 +139,7 @@ class EnvScheduler(LossScheduler):
         return [env_id for env_id in ended if env_id not in self.over]
 
     def end_round(self, ended: Sequence[int]) -> list[int]:
-        """End the episodes of environments in a round, which has ended; return what `receive` does."""
+        """End episodes at the end of a round; return the same as `receive`."""
         for env_id in ended:
             self._end(env_id, is_abnormal=False)
         return [env_id for env_id in ended if env_id not in self.over]
@@ -150,7 +147,7 @@ class EnvScheduler(LossScheduler):
     def _end(self, env_id: int, *, is_abnormal: bool) -> EnvEvent:
         self._n_ended[env_id] += 1
         self.over.add(env_id)
-        # An episode that has begun in the same step begins again at the next reset, if one of these comes first.
+        # If the same step has started another episode, a reset that comes first starts that one again.
         if is_abnormal:
             return EnvEvent.BROKE
         if self._max_episodes is not None and self._n_ended[env_id] >= self._max_episodes:
@@ -160,7 +157,7 @@ class EnvScheduler(LossScheduler):
         return EnvEvent.ENDED if self._autoreset == "disabled" else _STEPPED
 
     def reset(self, env_ids: Iterable[int]) -> list[EnvInstruction]:
-        """Reset environments, each as soon as it is at nothing else; results until then are discarded."""
+        """Reset environments, each as soon as its open request is closed; results until then are discarded."""
         self._to_reset.update(dict.fromkeys(env_ids))
         self._decide()
         return self._pop_instructions()
@@ -169,7 +166,7 @@ class EnvScheduler(LossScheduler):
         env_ids = [env_id for env_id in self._to_reset if env_id not in self.waiting]
         if not env_ids:
             return
-        # The reset after an episode's end is one of those that `max_episodes` counts.
+        # `max_episodes` counts the reset after an episode's end.
         counted = {env_id for env_id in env_ids if self.states[env_id] is EnvState.NEEDS_RESET}
         discarded = [env_id for env_id in env_ids if env_id in self.arrived]
         n_discarded = sum(self.states[env_id] is EnvState.STEPPING for env_id in discarded)
@@ -189,11 +186,11 @@ class EnvScheduler(LossScheduler):
         quota, history = self._count(event.loss)
         is_final = event.is_final or quota is not None
         open_steps = self.waiting.intersection(event.env_ids)
-        # The caller's reset discards what failed.
+        # The caller's reset discards the failed steps.
         is_discarded = bool(open_steps) and self._to_reset.keys() >= open_steps and not is_final
         is_hopeless = self._is_hopeless(event)
         env_id = event.env_ids[0]
-        # Its caller has requested a reset since it was to be restored, which its worker has yet to carry out.
+        # The caller has requested a reset after the restore was requested; the worker has yet to carry it out.
         is_replaced = not event.is_new and env_id in self.restoring and self._is_resetting(env_id)
         self.restoring.difference_update(event.env_ids)
         if is_outdated or is_replaced:
@@ -204,9 +201,9 @@ class EnvScheduler(LossScheduler):
             self._instructions.append(RaiseFailure(event.error, quota, history))
 
     def _is_hopeless(self, event: Broken) -> bool:
-        """Count the failure of the environment that ran; return whether it fails whenever it is asked for the same.
+        """Count the failure of the environment that ran; return whether it fails each time at the same step.
 
-        A reset is tried again as often as the quotas allow: nothing of an episode is lost by it.
+        Resets are retried as long as the quotas allow: they lose nothing of an episode.
         """
         if event.culprit is None or event.is_of_reset:
             return False
@@ -217,16 +214,16 @@ class EnvScheduler(LossScheduler):
     def _bring_back(
         self, event: Broken, *, is_final: bool = False, is_hopeless: bool = False, to_reset: Collection[int] = ()
     ) -> bool:
-        """Do with environments that failed what is to be done; return whether the error is to be raised."""
+        """Restore, reset or fail environments, as the policy says; return whether to raise the error."""
         lost = [env_id for env_id in event.env_ids if env_id in self.waiting]
-        # What waited is brought back by this; carried out as well, it would be done twice.
+        # The new orders include the waiting retries: these, carried out as well, would act twice.
         self._retries = [it for it in self._retries if set(it.env_ids).isdisjoint(event.env_ids)]
         self._instructions.append(Rewind(lost))
         if self._on_failure == "raise" or is_final:
             unknown = [env_id for env_id in event.env_ids if env_id not in self.arrived]
             if event.is_new:
                 self._retry(event, anew=event.env_ids)
-            self.lost.update(self.arrived.keys() & event.env_ids)  # the caller receives the last result, and no more
+            self.lost.update(self.arrived.keys() & event.env_ids)  # the caller receives the last result, then the loss
             self.fail(unknown)
             return True
         if self._on_failure == "reset":
@@ -239,15 +236,15 @@ class EnvScheduler(LossScheduler):
         return is_hopeless
 
     def _is_resetting(self, env_id: int) -> bool:
-        """Whether the open request of an environment is a reset that its caller, or an end, asked for."""
+        """Whether an environment's open request is a reset, by its caller or after an episode's end."""
         return env_id in self.waiting and (self.states[env_id] is _RESETTING or env_id in self.failed)
 
     def _is_kept(self, env_id: int) -> bool:
-        """Whether an environment has an episode that is not about to begin again."""
+        """Whether an environment has an episode that is not about to start again."""
         return self.states[env_id] not in (EnvState.VOID, EnvState.FAILED) and not self._is_resetting(env_id)
 
     def _reset_failed(self, event: Broken, lost: Sequence[int]) -> None:
-        """End the episodes of environments that failed; resets and what begins an episode are tried again."""
+        """End the episodes of environments that failed; retry resets and requests that start an episode."""
         ended, resets, steps = list[int](), list[int](), list[int]()
         for env_id in lost:
             is_step = self.states[env_id] is EnvState.STEPPING and env_id not in self.failed
@@ -280,7 +277,7 @@ class EnvScheduler(LossScheduler):
             self._forget_attempts([event.env_id])
 
     def _end_unrestored(self, env_id: int, why: str) -> None:
-        """End an episode that goes on and was not restored, now or with its next step."""
+        """End an episode that was not restored, now or with its next step."""
         if env_id not in self.waiting:
             self.lost.add(env_id)
         elif not self._is_resetting(env_id):
@@ -288,7 +285,7 @@ class EnvScheduler(LossScheduler):
         self._instructions.append(CountUnrestored(env_id, why))
 
     def _end_episodes(self, env_ids: list[int]) -> None:
-        """End the episodes of environments that failed, with an open step."""
+        """End the episodes of failed environments with an open step."""
         self._forget_attempts(env_ids)
         self.failed.update(env_ids)
         if self._autoreset != "same_step":
@@ -297,9 +294,9 @@ class EnvScheduler(LossScheduler):
             self._instructions.append(RequestResets(env_ids))
 
     def mend(self) -> None:
-        """Let the accounts agree again, where a call was interrupted in the middle; `recover` is to follow.
+        """Make the states consistent after a call was interrupted in the middle; `recover` must follow.
 
-        Results that were about to be received have failed, as the caller did not get them.
+        Results that were about to be received count as failed: the caller did not get them.
         """
         self._instructions.clear()
         self.open_round()
@@ -310,23 +307,23 @@ class EnvScheduler(LossScheduler):
     def recover(
         self, events: Sequence[Broken], due: Collection[int], to_reset: Collection[int]
     ) -> list[EnvInstruction]:
-        """Bring environments back that are lost because a call was interrupted; no failure is counted for that.
+        """Restore environments that were lost because a call was interrupted. This counts as no failure.
 
         Args:
-            events: Which are lost.
-            due: Environments whose reset was wanted before, and is not known to be requested.
-            to_reset: Environments that their caller resets now: a step that was interrupted is not taken again.
+            events: The lost environments.
+            due: Environments that were to be reset before; the request may not have been made.
+            to_reset: Environments that the caller resets now; an interrupted step of theirs is not run again.
         """
         self._to_reset = dict.fromkeys(due)
         to_reset = {*to_reset, *due}.difference(self.arrived)
-        # As far as the reset is concerned, which discards them, results of lost environments are there. Those of the
-        # other ones arrive by themselves, and the reset waits for them.
+        # For the reset, which discards them, results of lost environments count as arrived. Results of the other
+        # environments arrive by themselves, and the reset waits for them.
         unanswered = self.waiting.intersection(env_id for event in events for env_id in event.env_ids)
         self.answer(sorted(unanswered & to_reset))
         if self._autoreset != "same_step":
             self.answer(sorted(self.waiting & self.failed))
         self.restoring.difference_update(*(event.env_ids for event in events))
-        self._retries.clear()  # what waited is lost as well, and is brought back by what follows
+        self._retries.clear()  # waiting retries are lost too: the loop below makes them again
         for event in events:
             self._bring_back(event, to_reset=to_reset)
         self._decide()

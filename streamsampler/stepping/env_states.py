@@ -9,12 +9,11 @@
                     FAILED ◀── BROKE, from any state with an environment
 ```
 
-An environment has at most one open request: a reset (RESETTING) or a step (STEPPING). A request is open until its
-result is handed to the caller, or discarded because the caller asked for a reset meanwhile. CLOSED is reached from
-every state; a launch begins with other environments.
+An environment has at most one open request: a reset (RESETTING) or a step (STEPPING). The request closes when the
+caller receives its result, or resets the environment and so discards it. CLOSED is reached from every state; a launch
+starts other environments.
 
-A step that ends an episode is STEPPED where the environment resets itself, and ENDED where the caller has to do
-that.
+A step that ends an episode is STEPPED if the environment resets itself, and ENDED if its caller must reset it.
 """
 
 from __future__ import annotations
@@ -29,22 +28,22 @@ OnEnvFailure = Literal["raise", "reset", "restore"]
 
 
 class EnvState(Enum):
-    """What the parent knows of an environment."""
+    """The state of an environment, as its manager knows it."""
 
     __hash__ = object.__hash__  # quicker in a dict: that of enums is a function in Python
 
-    VOID = "void"  # there is no episode yet
+    VOID = "void"  # no episode yet
     RESETTING = "resetting"  # a reset is open
     READY = "ready"  # awaits an action
     STEPPING = "stepping"  # a step is open
-    NEEDS_RESET = "needs reset"  # the episode has ended, and the caller is to reset the environment
-    FINISHED = "finished"  # has run as many episodes as it was to run
+    NEEDS_RESET = "needs reset"  # the episode has ended, and the caller must reset the environment
+    FINISHED = "finished"  # has run its `max_episodes` episodes
     FAILED = "failed"  # raised, died, hung or was abnormal; a reset recovers it
     CLOSED = "closed"
 
 
 class EnvEvent(Enum):
-    """What changes the state of an environment."""
+    """Changes of an environment's state."""
 
     __hash__ = object.__hash__
 
@@ -61,7 +60,7 @@ class EnvEvent(Enum):
 
 _S, _E = EnvState, EnvEvent
 
-# All legal transitions. What is not here raises.
+# All legal transitions. Any other one raises.
 _TRANSITIONS: dict[EnvState, dict[EnvEvent, EnvState]] = {
     _S.VOID: {_E.RESET: _S.RESETTING, _E.BROKE: _S.FAILED, _E.CLOSED: _S.CLOSED},
     _S.RESETTING: {_E.BEGAN: _S.READY, _E.DISCARDED: _S.NEEDS_RESET, _E.BROKE: _S.FAILED, _E.CLOSED: _S.CLOSED},

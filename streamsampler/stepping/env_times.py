@@ -1,4 +1,4 @@
-"""Where the time of a process with environments goes, measured there."""
+"""Measure, inside a process with environments, where its time goes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TIMED_AS = ("step", "reset")
 
 
 class WorkerReport(NamedTuple):
-    """What a process did since its last report: where its time went, how many timesteps it ran, what they measured."""
+    """A process's times, timesteps and own measurements since its last report."""
 
     worker: int
     times: Times
@@ -36,11 +36,11 @@ class _Resetting:
 
 
 class EnvTimes:
-    """Adds up the time of environments, between two reports."""
+    """Adds up the time of environments between two reports."""
 
     def __init__(self, worker: int) -> None:
-        self.phase = [IN_STEP]  # or that it is a reset, for what environments time themselves
-        self.resetting = _Resetting(self)  # takes a block for a reset
+        self.phase = [IN_STEP]  # or a reset: the phase of measurements that environments make themselves
+        self.resetting = _Resetting(self)  # measures a block as a reset
         self._worker = worker
         self._collector = Collector(self.phase, 0, _TIMED_AS)
         self._clear()
@@ -51,16 +51,15 @@ class EnvTimes:
         self._began = perf_counter()
 
     def collecting(self) -> collecting:
-        """Collect what environments time."""
         return collecting(self._collector)
 
     @property
     def seconds(self) -> float:
-        """How long ago the last report was."""
+        """Seconds since the last report."""
         return perf_counter() - self._began
 
     def take(self) -> WorkerReport:
-        """Return what was added up, and begin again."""
+        """Return the sums, and start at zero again."""
         busy = max(self.busy_seconds, self.env_seconds)
         times = Times(
             reset=self.reset_seconds, step=max(0.0, self.env_seconds - self.reset_seconds),

@@ -1,4 +1,4 @@
-"""Serve the environments of a manager: episodes that its caller steps, with seeds of their own."""
+"""Serve a manager's environments: episodes with seeds of their own, stepped by the manager's caller."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _STRING: Final = frozenset({str})
 
 
 class EpisodeServer(EnvServer):
-    """Serves the environments of a manager that are in one process.
+    """Serves the environments of a manager in one process.
 
-    The global generators there are the caller's if `is_shared`; with `own_generators`, each environment has states of
-    its own of them from the start.
+    With `is_shared`, the global generators there are the caller's. With `own_generators`, each environment has its own
+    states of them from the start.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class EpisodeServer(EnvServer):
         self._autoreset = autoreset
         self._options: dict[int, dict[str, Any] | None] = {}
         self._parameters: dict[int, NumberedParameters] = {}
-        self._set: dict[int, int] = {}  # by environment: the number of those that its resets set
+        self._set: dict[int, int] = {}  # by environment: the number of the parameters that are set
         self.generators = EnvGenerators(tuple(updates), is_shared=is_shared, found=self._found_draws)
         if own_generators:
             self.generators.drawing.update(updates)
@@ -64,7 +64,7 @@ class EpisodeServer(EnvServer):
         return [(env.observation_space, env.action_space) for env in self.envs.values()]
 
     def _made(self, env_id: int, update: EnvUpdate, others: Collection[Any]) -> gymnasium.Env[Any, Any]:
-        """Make an environment; refuse one of the others, which would be stepped together with it."""
+        """Make an environment; refuse an object among `others`, which would be stepped twice."""
         self.show(env_id, MAKING)
         with for_worker(self._worker_number, env_id):
             env: gymnasium.Env[Any, Any] = apply_env_update(update, None, several=True)
@@ -74,7 +74,7 @@ class EpisodeServer(EnvServer):
         return env
 
     def remake(self, env_id: int) -> None:
-        """Close an environment, and make it anew; an exception of its `close` is left out."""
+        """Close an environment and make it again; an exception in `close` is suppressed."""
         self.show(env_id, MAKING)
         old = self.envs.pop(env_id, None)
         others = [*self.envs.values()] if old is None else [*self.envs.values(), old]
@@ -94,7 +94,7 @@ class EpisodeServer(EnvServer):
         return why_not
 
     def _repeated(self, env_id: int, request: PastRequest) -> str:
-        """Repeat a request; return the reason where its result shows that the environment is another one, else ""."""
+        """Repeat a request; return why the environment differs from the lost one, or ""."""
         try:
             value = self.request(env_id, request.kind, request.name, copy.deepcopy(request.arguments))
         except (Exception, SystemExit):
@@ -128,11 +128,10 @@ class EpisodeServer(EnvServer):
         return (self.rows.kept_action(order.env_id, order.actions, t) for t in range(order.n_timesteps))
 
     def set_options(self, env_id: int, options: dict[str, Any] | None) -> None:
-        """Remember the options of an environment's resets from now on."""
         self._options[env_id] = options
 
     def forget_options(self, env_id: int) -> dict[str, Any] | None:
-        """Let later resets of an environment have no options; return those that it had."""
+        """Remove the options of an environment's later resets; return them."""
         return self._options.pop(env_id, None)
 
     def _check_parameters(self, env_id: int, update: SetParameters) -> None:
@@ -142,13 +141,13 @@ class EpisodeServer(EnvServer):
             raise UsageError(f"environment {env_id}: {error}") from None
 
     def set_parameters(self, env_id: int, parameters: NumberedParameters) -> None:
-        """Let an environment's resets set parameters from the next one on."""
+        """Set parameters at each of an environment's resets, from the next one."""
         self._parameters[env_id] = parameters
 
     def _apply(self, env_id: int, parameters: NumberedParameters) -> None:
         if self._set.get(env_id) != parameters.number:
             env, update = self.envs[env_id], loads(parameters.payload)
-            if isinstance(env, JointEnv):  # besides those that the environment in it has
+            if isinstance(env, JointEnv):  # next to parameters that the environment inside has itself
                 env.env = with_parameters(env.env, update)
             else:
                 self.envs[env_id] = with_parameters(env, update)
@@ -160,7 +159,7 @@ class EpisodeServer(EnvServer):
             self.remake(env_id)
         self.show(env_id, RESETTING)
         self.not_restored.discard(env_id)
-        self._is_over[env_id] = True  # until it has begun
+        self._is_over[env_id] = True  # until the reset has returned
         if env_id in self._parameters:
             self._apply(env_id, self._parameters[env_id])
         seed, options = int(self.rows.seeds[env_id]), self._options.get(env_id)
@@ -172,7 +171,7 @@ class EpisodeServer(EnvServer):
         return self._taken_info(info) if info.__class__ is not dict or info else {}
 
     def _taken_info(self, info: Any) -> dict[str, Any]:
-        """Return a copy of an info; raise DataError if it is no dict, or has a key that is no string."""
+        """Copy an info; raise DataError if it is no dict, or has a key that is no string."""
         if info.__class__ is not dict or not _STRING.issuperset(map(type, info)):
             InfoRecorder("infos").record(0, info)
         return dict(info)
@@ -204,5 +203,5 @@ class EpisodeServer(EnvServer):
 
 
 def _with_options(reset: Callable[..., Any], options: dict[str, Any] | None) -> Callable[..., Any]:
-    """Return a reset with a copy of options; with none where there are none: not all environments take them."""
+    """Bind a copy of the options, if any: not every environment's `reset` accepts them."""
     return reset if options is None else partial(reset, options=copy.deepcopy(options))

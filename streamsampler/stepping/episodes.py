@@ -1,4 +1,4 @@
-"""What the parent knows of the episodes of environments, and making `Steps` of the rows."""
+"""The manager's record of each environment's episode; makes `Steps` of the rows."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ from streamsampler.stepping.values import place_of
 
 
 def taken(array: NDArray[Any], place: Any) -> NDArray[Any]:
-    """Return a copy of the rows at a `place_of` environments."""
+    """Copy the rows at `place`, which `place_of` returned."""
     found: NDArray[Any] = array[place]
     return found.copy() if place.__class__ is slice else found
 
 
 class EpisodeSeeds:
-    """The seeds of episodes: episode k of environment e has the seed of index e + k * n_envs, as in the samplers."""
+    """The seeds of episodes. As in the samplers, episode k of environment e has the seed of index e + k * n_envs."""
 
     def __init__(self, seed: int, n_envs: int) -> None:
         self._n_envs = n_envs
         common = TrajectorySeeds(seed, 0)
-        # For each environment: its seeds, the index of its next episode, and the distance to the one after that.
+        # For each environment: its seeds, the index of its next episode, and the stride to the following ones.
         self._streams: list[tuple[Sequence[int] | TrajectorySeeds, int, int]] = [
             (common, env_id, n_envs) for env_id in range(n_envs)
         ]
 
     def next(self, env_id: int) -> int:
-        """Return the seed of the next episode of an environment, and go on to the one after it."""
+        """Return the seed of an environment's next episode, and advance."""
         seeds, index, stride = self._streams[env_id]
         self._streams[env_id] = seeds, index + stride, stride
         return seeds[index]
 
     def restart(self, env_ids: Sequence[int], seed: Any, *, every_episode: bool = False) -> dict[int, int]:
-        """Begin the seeds of environments again, from what a reset was given; return those of the next episodes.
+        """Restart the seeds of environments from a reset's `seed`; return the seeds of the next episodes.
 
-        An integer gives derived seeds. A list, or a dict by environment, has the seeds of the next episodes, and later
-        ones get seeds derived from these and their number; those that the dict lacks are left alone. With
-        `every_episode` later episodes get the same seed as the next one.
+        From an integer, seeds are derived. A list, or a dict by environment, has the seeds of the next episodes; later
+        episodes get seeds derived from these; environments missing in the dict keep theirs. With `every_episode`, later
+        episodes get the same seed as the next one.
         """
         seeds = self._restarted(env_ids, seed)
         if every_episode:
@@ -76,7 +76,7 @@ class EpisodeSeeds:
         return {env_id: self.next(env_id) for env_id in env_ids}
 
     def _own(self, seeds: Mapping[int, Any]) -> dict[int, int]:
-        """Let environments go on from seeds of their own; none does if one of the seeds is wrong."""
+        """Give environments seeds of their own; change none if any seed is wrong."""
         checked = {e: positive(f"the seed of environment {e}", seed, least=0) for e, seed in seeds.items()}
         for env_id, seed in checked.items():
             if seed >= 1 << 63:
@@ -87,24 +87,24 @@ class EpisodeSeeds:
 
 
 class RoundResults(NamedTuple):
-    """The results of a step of all environments, by number. None of the environments failed."""
+    """The results of a step of all environments, by number, none of which failed."""
 
-    observations: Any  # leaves of (n_envs, ...): what to act on next
+    observations: Any  # leaves of (n_envs, ...): the observations for the next actions
     rewards: NDArray[np.float64]
     terminated: NDArray[np.bool_]
     truncated: NDArray[np.bool_]
-    infos: Mapping[int, dict[str, Any]]  # those that are not empty, by environment
-    ended: list[int]  # the environments in which an episode ended
-    last_observations: Any = None  # of these, leaves of (len(ended), ...), where they are reset in the same step
+    infos: Mapping[int, dict[str, Any]]  # the non-empty infos, by environment
+    ended: list[int]  # the environments with ended episodes
+    last_observations: Any = None  # of `ended`, leaves of (len(ended), ...), if they are reset in the same step
 
 
 _ROUNDS_TOGETHER = 64
-"""After so many rounds timesteps, counts and histories of all environments are brought up to date together: to do it in
-each round would double the time of a round."""
+"""After so many rounds the timesteps, counts and histories of all environments are updated together: an update in each
+round would double the time of a round."""
 
 
 class EnvEpisodes:
-    """The episode of each environment: its number, its timesteps, and the seed of the next one."""
+    """Each environment's episode: its number, its timesteps, and the seed of the next one."""
 
     def __init__(
         self, rows: Rows, options: ManagerOptions, seed: int, parameters: ParameterSets, scheduler: EnvScheduler
@@ -120,28 +120,28 @@ class EnvEpisodes:
         self._seeds_now = np.zeros(n_envs, np.int64)
         self._n_results = np.zeros(n_envs, np.int64)
         self._none_or_all = (0, n_envs)
-        self._n_rounds = 0  # that timesteps, numbers of results and histories do not tell of yet
-        self._slots = np.zeros(n_envs, np.uint8)  # where the observations lie that were handed out last
+        self._n_rounds = 0  # rounds not yet added to timesteps, numbers of results and histories
+        self._slots = np.zeros(n_envs, np.uint8)  # the slots of the observations that the caller received last
         self._infos: dict[int, dict[str, Any]] = {}
         self._histories: Histories | None = None
         with_digests = options.on_failure == "restore" and options.verify == "steps"
         if options.on_failure == "restore":
             self._histories = Histories(rows, n_envs, options.restore_limit, with_digests, parameters)
-        self.takes_rounds = not with_digests  # whether `hand_out_round` keeps what restores environments
+        self.takes_rounds = not with_digests  # whether `hand_out_round` records enough to restore environments
         self._requests = PastRequests(n_envs)
-        # Where the options of a reset are forgotten since: the seed of that reset, and the options.
+        # Options removed since: by environment, the seed of the last reset that had them, and they themselves.
         self._begun_with: dict[int, tuple[int, dict[str, Any]]] = {}
         for env_id in range(n_envs):
             rows.seeds[env_id] = self.seeds.next(env_id)
 
     @property
     def n_results(self) -> NDArray[np.int64]:
-        """How many results of each environment were handed out."""
+        """How many results of each environment the caller has received."""
         self._settle()
         return self._n_results
 
     def _settle(self) -> None:
-        """Count the rounds that were handed out for each environment."""
+        """Add the uncounted rounds to each environment."""
         n, self._n_rounds = self._n_rounds, 0
         if n:
             self._timesteps += n
@@ -150,47 +150,45 @@ class EnvEpisodes:
                 self._histories.settle_rounds(self._timesteps)
 
     def set_next_seeds(self, seeds: Mapping[int, int]) -> None:
-        """Set the seeds of the next resets."""
         for env_id, seed in seeds.items():
             self._rows.seeds[env_id] = seed
 
     def now(self, env_id: int) -> tuple[int, Any]:
-        """Return the number of the episode that an environment is in, and its observation; None where none goes on."""
+        """Return the number of an environment's episode and its observation, None between episodes."""
         goes_on = self._scheduler.goes_on(env_id)
         return int(self._numbers[env_id]), self._rows.observation(env_id) if goes_on else None
 
     @property
     def first_to_come(self) -> int:
-        """The least number of an episode that has begun in no environment."""
+        """The least episode number that no environment has started."""
         return int(self._numbers.max()) + 1
 
     def forget(self, env_ids: Sequence[int]) -> None:
-        """Forget what was open of environments that their caller resets."""
+        """Drop infos and options of environments that their caller resets."""
         for env_id in env_ids:
             self._infos.pop(env_id, None)
             self._begun_with.pop(env_id, None)
 
     def parameters_in_use(self) -> list[int]:
-        """Return the numbers of the parameters with which episodes that go on have begun."""
+        """Return the numbers of the parameter sets that current episodes started with."""
         handed_out = [] if self._histories is None else self._histories.set_numbers
         return [*handed_out, *self._rows.parameters.tolist()]
 
     def keep_infos(self, infos: Mapping[int, dict[str, Any]]) -> None:
-        """Keep the infos of results until they are handed out."""
+        """Keep the infos of results until the caller receives them."""
         self._infos.update(infos)
 
     def keep_options(self, options: Mapping[int, dict[str, Any] | None]) -> None:
-        """Keep options that are forgotten for the episodes that began with them, to restore these."""
+        """Keep removed options for the episodes that started with them: to restore an episode takes its options."""
         if self._histories is not None:
             for env_id, of_one in options.items():
                 if of_one is not None:
                     self._begun_with[env_id] = self._histories.seeds[env_id], of_one
 
     def restore_order(self, env_id: int, *, remake: bool) -> RestoreOrder | None:
-        """Return how an environment that is lost becomes what it was; None if it had no episode.
+        """Return the order that restores a lost environment; None if it had no episode.
 
-        With `remake` it is there, and to be made anew. Raises NotRestoredError where the episode is longer than what is
-        kept.
+        `remake`: the environment exists and must be made again. Raises NotRestoredError if the history is too short.
         """
         self._settle()
         order = self._restore_order(env_id, remake)
@@ -201,36 +199,36 @@ class EnvEpisodes:
         return order if options is None or order.seed != seed else replace(order, options=options)
 
     def order_anew(self, env_id: int, *, remake: bool) -> RestoreOrder | None:
-        """Return what makes an environment new that has no episode to go on; None if there is nothing to do.
+        """Return the order that makes an environment without an episode again; None if it needs nothing.
 
-        Raises NotRestoredError where it cannot be what it was, whatever its episode.
+        Raises NotRestoredError if earlier requests are too many to be repeated.
         """
         requests = self._requests.to_repeat(env_id, None)
         return RestoreOrder(env_id, remake, requests=requests) if remake or requests else None
 
     def keep_request(self, env_id: int, request: PastRequest) -> bool:
-        """Keep what `call` or `set_attr` did to an environment, to repeat it with the one that replaces it.
+        """Record a `call` or `set_attr`, to repeat it on the environment's replacement.
 
-        Returns whether it is the first one too many: from now on the environment cannot be restored.
+        Returns whether it is the first beyond the limit: from now on the environment cannot be restored.
         """
         self._settle()
         episode, timestep = self._place(env_id)
         return self._requests.record(env_id, episode, request._replace(timestep=timestep))
 
     def _place(self, env_id: int) -> tuple[int, int]:
-        """Return the number of the episode that an environment is in, and its timesteps, also if not handed out yet."""
+        """Return the number and timesteps of an environment's episode, including a result not yet received."""
         number, n = int(self._numbers[env_id]), int(self._timesteps[env_id])
         if env_id not in self._scheduler.arrived:
             return number, n
         return (number + 1, 0) if self._has_begun(env_id) else (number, n + 1)
 
     def _has_ended(self, env_id: int) -> bool:
-        """Whether a result that has arrived, and is not handed out, ends an episode."""
+        """Whether an arrived result, not yet received, ends an episode."""
         rows = self._rows
         return env_id in self._scheduler.failed or bool(rows.terminated[env_id] or rows.truncated[env_id])
 
     def _has_begun(self, env_id: int) -> bool:
-        """Whether a result that has arrived, and is not handed out, is the first of an episode."""
+        """Whether an arrived result, not yet received, is the first of an episode."""
         scheduler = self._scheduler
         if self._has_ended(env_id) and self._options.autoreset == "same_step":
             return True
@@ -251,15 +249,15 @@ class EnvEpisodes:
         return histories.order(env_id, n, int(self._slots[env_id]), remake)
 
     def rewind(self, env_ids: Sequence[int]) -> None:
-        """Let the last observation be the one that was handed out last: a lost step may have written another one."""
+        """Return to the observations received last: lost steps may have written the next ones."""
         for env_id in env_ids:
             self._rows.slots[env_id] = self._slots[env_id]
 
     def hand_out(self, env_ids: list[int], abnormal: NDArray[np.bool_] | None) -> Steps:
-        """Return the results of environments, which their caller receives, given what `abnormal` returned.
+        """Return the results of environments to their caller; `abnormal` is the value of the method of that name.
 
-        What is done for each call of all environments takes about as long as two of their steps: so it is done with
-        slices where they lie one after the other, and only where something has ended is it looked at one by one.
+        The work for each call of all environments costs about as much as two of their steps. So it uses slices if the
+        environments lie one after the other, and visits single environments only where an episode has ended.
         """
         self._settle()
         rows, place = self._rows, place_of(env_ids)
@@ -300,17 +298,17 @@ class EnvEpisodes:
         return steps
 
     def hand_out_round(self, infos: Mapping[int, dict[str, Any]]) -> RoundResults:
-        """Return the results of a step of all environments, none of which has failed; does what `hand_out` does."""
+        """Return the results of a step of all environments, none of which failed: `hand_out` for rounds."""
         rows = self._rows
         self._n_rounds += 1
-        for env_id in tuple(self._scheduler.over):  # usually none
+        for env_id in tuple(self._scheduler.over):  # usually empty
             self._scheduler.over.discard(env_id)
             self._begin(env_id)
         terminated, truncated, rewards = rows.terminated.copy(), rows.truncated.copy(), rows.rewards.copy()
         self._slots[...] = rows.slots
         last, ended = None, list[int]()
         if rows.plain_leaves and self._copies and np.count_nonzero(rows.slots) in self._none_or_all:
-            observations = rows.plain_leaves[rows.slots[0]].copy()  # what follows takes five times as long
+            observations = rows.plain_leaves[rows.slots[0]].copy()  # the general way takes five times as long
         else:
             observations = self._observed(rows.slots, None, slice(0, len(rewards)))
         if self._histories is not None:
@@ -326,7 +324,7 @@ class EnvEpisodes:
         return RoundResults(observations, rewards, terminated, truncated, infos, ended, last)
 
     def _observed(self, slots: NDArray[np.uint8], ids: NDArray[np.int64] | None, place: Any) -> Any:
-        """Return observations: copies, or views where that is wanted and the rows lie one after the other."""
+        """Return copies of observations, or views if requested and if the rows lie one after the other."""
         n_second = np.count_nonzero(slots)
         if place.__class__ is not slice or 0 < n_second < len(slots):
             return self._rows.observation_values.taken(slots, np.arange(len(slots)) if ids is None else ids)
@@ -336,13 +334,13 @@ class EnvEpisodes:
 
         def view(leaf: Any) -> Any:
             shown = leaf[slot, place]
-            shown.flags.writeable = False  # it is the worker's row
+            shown.flags.writeable = False  # the worker writes this row
             return shown
 
         return map_tree(view, self._rows.observations)
 
     def _take_failed(self, env_ids: list[int]) -> NDArray[np.bool_] | None:
-        """Return which of the results end their episodes because of a failure, and forget that; None for none."""
+        """Return and forget which of the results end their episodes by a failure; None if none does."""
         failed = self._scheduler.failed
         if failed.isdisjoint(env_ids):
             return None
@@ -362,7 +360,7 @@ class EnvEpisodes:
         self, ids: NDArray[np.int64], observations: Any, previous: Any, ended: NDArray[np.bool_],
         failed: NDArray[np.bool_] | None,
     ) -> Any:  # fmt: skip
-        """Return the last observations where environments are reset in the step that ends an episode."""
+        """Return the last observations, for environments reset in the step that ends an episode."""
         if not np.count_nonzero(ended):
             return observations
 
@@ -376,7 +374,7 @@ class EnvEpisodes:
         return map_trees(join, self._rows.last_values.taken(0, ids[ended]), observations, previous)
 
     def _end_episodes(self, env_ids: list[int], ended: NDArray[np.bool_], abnormal: NDArray[np.bool_] | None) -> None:
-        """Let the scheduler know what is received, and begin the episodes that have begun in the same step."""
+        """Report the received results to the scheduler; start episodes that the same step has started."""
         ids = np.array(env_ids) if np.count_nonzero(ended) else None
         over = () if ids is None else ids[ended].tolist()
         failed = () if ids is None or abnormal is None else ids[abnormal].tolist()
@@ -384,18 +382,18 @@ class EnvEpisodes:
             self._begin(env_id)
 
     def abnormal(self, env_ids: list[int]) -> NDArray[np.bool_] | None:
-        """Return which results are those of environments that say in their infos that they failed; None for none."""
+        """Return which results have infos that report a failure; None if none has."""
         if not self._infos:
             return None
         found = [env_id in self._infos and self.is_abnormal(self._infos[env_id]) for env_id in env_ids]
         return np.array(found, np.bool_) if any(found) else None
 
     def is_abnormal(self, info: dict[str, Any]) -> bool:
-        """Whether the info of a result says that its environment failed."""
+        """Whether the info of a result reports a failure of its environment."""
         is_abnormal = self._options.abnormal
         if is_abnormal(info):
             return True
-        # Where the environment was reset in the step that ended its episode, the episode's own info is in that one.
+        # If the environment was reset in the step that ended its episode, `final_info` holds the episode's own info.
         return self._options.autoreset == "same_step" and "final_info" in info and bool(is_abnormal(info["final_info"]))
 
     def _taken_infos(self, env_ids: list[int]) -> dict[int, dict[str, Any]]:

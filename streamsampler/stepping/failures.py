@@ -1,4 +1,4 @@
-"""The errors of environments that failed. No process is touched."""
+"""Make the errors of failed environments and lost workers. No process is touched."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from streamsampler.stepping.loss_scheduler import subject_of
 
 
 def reword(error: BaseException, quota: SpentQuota | None, history: tuple[Incident, ...]) -> None:
-    """Let the error of a loss say which quota is spent by it, if one is."""
+    """Add the exhausted quota, if any, to the error of a loss."""
     if quota is not None and isinstance(error, WorkerError):
         error.quota, error.incidents = quota, history
         error.args = (error.worded(quota, error.outlook),)
 
 
 def count_loss(error: BaseException, losses: Losses) -> bool:
-    """Count what an error says was lost; return whether a quota is spent by it, which the error says from now on."""
+    """Count an error's loss; return whether it exhausts a quota, which the error's message then names."""
     incidents: tuple[Incident, ...] = getattr(error, "incidents", ())
     quota = losses.count(incidents[-1]) if incidents else None
     if quota is not None:
@@ -31,7 +31,7 @@ def count_loss(error: BaseException, losses: Losses) -> bool:
 
 
 class EnvErrors:
-    """Makes the errors of environments that raised and of workers that were lost. What counts is in `incidents`."""
+    """Makes errors of environments that raised and of lost workers; `incidents` has the losses that count."""
 
     def __init__(self, policy: Policy, envs_of: Sequence[Sequence[int]]) -> None:
         self._policy = policy
@@ -41,7 +41,7 @@ class EnvErrors:
     def raised(
         self, env_id: int, worker: int, phase: str, summary: str, cause: BaseException, original: BaseException | None
     ) -> RolloutError:
-        """Return the error of an environment that raised: its cause is the exception, or its traceback as text."""
+        """Return the error of an environment that raised; `cause` is the exception, or its traceback as text."""
         what = f"environment {env_id} raised in {phase}, in worker {worker}: {summary}"
         incidents: tuple[Incident, ...] = ()
         if self._policy.restart_on and not isinstance(original, ActionError):
@@ -56,7 +56,7 @@ class EnvErrors:
         return error
 
     def died(self, worker: int, exitcode: int | None, what: str, phase: Phase, env_id: int | None) -> WorkerError:
-        """Return the error of a worker that died: what happened, and what it was doing with which environment."""
+        """Return the error of a dead worker; `what` happened in `phase`, while `env_id` ran."""
         likeness = self._likeness(worker, phase, what, env_id, by_chance=was_killed(exitcode))
         return self._lost(Incident(worker, what, phase, *self._when, exitcode=exitcode, likeness=likeness), env_id)
 

@@ -1,4 +1,4 @@
-"""Messages between the parent and a worker: a length, a kind, and bytes; whole, or not at all."""
+"""Messages between the manager and a worker: a length, a kind, and bytes; received whole or not at all."""
 
 from __future__ import annotations
 
@@ -18,43 +18,41 @@ _HEADER = struct.Struct("<QB")
 _READ_BYTES = 1 << 16
 
 IDS, PICKLE, LOG, COPY, TOGETHER = range(5)
-"""Kinds of messages: numbers of environments; anything else; log records; that the writer is a forked copy; numbers of
-environments whose results are wanted together."""
+"""Kinds of messages: ids of environments; a pickle; log records; the writer is a forked copy; ids of environments with
+results wanted together."""
 
 COPY_FRAME = _HEADER.pack(0, COPY)
-"""The message of a forked copy."""
 
 
 @functools.lru_cache(256)
 def ids_frame(env_ids: tuple[int, ...], kind: int = IDS) -> bytes:
-    """Return a message with numbers of environments: to step them, or that their requests were carried out."""
+    """Return a message with ids of environments: to step them, or that their requests were carried out."""
     return _HEADER.pack(4 * len(env_ids), kind) + np.array(env_ids, np.uint32).tobytes()
 
 
 @functools.lru_cache(256)
 def ids_in(data: bytes) -> tuple[int, ...]:
-    """Return the numbers in a message of the kind `IDS`."""
+    """Return the ids in a message of the kind `IDS`."""
     return tuple(np.frombuffer(data, np.uint32).tolist())
 
 
 def pickle_frame(message: Any) -> bytes:
-    """Return a message with anything that can be pickled."""
     data = pickle.dumps(message, protocol=5)
     return _HEADER.pack(len(data), PICKLE) + data
 
 
 def log_frame(records: bytes) -> bytes:
-    """Return a message with what `RecordKeeper.take` returned."""
+    """Return a message with the records that `RecordKeeper.take` returned."""
     return _HEADER.pack(len(records), LOG) + records
 
 
 def request_frame(env_ids: Sequence[int], kind: str, name: str, arguments: Sequence[Any]) -> bytes:
-    """Return a message that asks a worker for what is no step; what a user passes may be of the user's own classes."""
+    """Return a message with a request other than a step; its arguments may be of the user's own classes."""
     return pickle_frame(("request", list(env_ids), kind, name, dumps(list(arguments), f"what {name} gets").owned()))
 
 
 def pickled(value: Any) -> bytes:
-    """Return a pickle of what an environment returned, by value where it is of the caller's script."""
+    """Pickle an environment's return value, by value if its class is from the caller's script."""
     try:
         return pickle.dumps(value, protocol=5)
     except Exception:
@@ -62,7 +60,7 @@ def pickled(value: Any) -> bytes:
 
 
 def split(frame: bytes) -> tuple[int, bytes]:
-    """Return the kind and the bytes of a message; raise ValueError where it is none."""
+    """Return the kind and the bytes of a message; raise ValueError if it is incomplete."""
     size, kind = _HEADER.unpack_from(frame)
     if len(frame) != _HEADER.size + size:
         raise ValueError(f"a message of {size} bytes has {len(frame)}")
@@ -70,7 +68,7 @@ def split(frame: bytes) -> tuple[int, bytes]:
 
 
 class FrameReader:
-    """Reads messages from a descriptor."""
+    """Reads messages from a file descriptor."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -78,7 +76,7 @@ class FrameReader:
         self.n_read = 0
 
     def read(self) -> list[tuple[int, bytes]] | None:
-        """Read what is there, and return the messages that are whole; None at the end."""
+        """Read available bytes, and return the complete messages; None at the end."""
         try:
             data = os.read(self._fd, _READ_BYTES)
         except BlockingIOError:

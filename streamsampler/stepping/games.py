@@ -1,10 +1,10 @@
-"""Bring what environments of several agents say from their processes, and let stand-ins answer for them here.
+"""Carry the results of environments of several agents between processes; a stand-in here answers for the environment.
 
-What records several agents asks the environment itself, too: who is listed, whose turn it is, what would be the answer
-to those that still wait for one. So each result brings the answers to all that is asked until the next one. The
-stand-in that has them is the very class that the environment has in its process, with nothing behind it.
+Recorders of several agents ask the environment too: who is listed, who is to act, which outcome an agent without a
+last turn would get. So each result carries all these answers until the next result. The stand-in with the answers is
+of the class that the environment has in its own process, without an environment inside.
 
-A result is one object, and so is an action: they travel as `stepping.objects` says, with no arrays in shared memory.
+A result is a single object, and so is an action: they travel as `stepping.objects` says, outside shared memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from streamsampler.workers.restoring import own_copy
 
 
 class JointSpace(Space[Any]):
-    """The space of what several agents see, or do, at once: any object, which is checked where it arrives."""
+    """The space of all agents' observations, or actions, together: any object. Each is checked on arrival."""
 
     def __init__(self, facts: GameFacts | None = None) -> None:
         super().__init__()
@@ -42,25 +42,24 @@ class JointSpace(Space[Any]):
         return f"a space of {who}, which act {'in turn' if self.facts.takes_turns else 'at once'}"
 
     def sample(self, mask: Any = None, probability: Any = None) -> Any:
-        """Raise: an agent chooses in a space of its own."""
+        """Raise NotImplementedError: each agent draws from a space of its own."""
         raise NotImplementedError
 
-    def contains(self, x: Any) -> bool:  # noqa: ARG002 - anything is in it
-        """Return True."""
+    def contains(self, x: Any) -> bool:  # noqa: ARG002 - it contains anything
         return True
 
 
 class GameFacts(NamedTuple):
-    """What is known of an environment of several agents in another process."""
+    """The facts about an environment of several agents in another process."""
 
-    name: str  # in messages
-    takes_turns: bool  # whether one agent acts in each step
-    possible_agents: tuple[str, ...] | None  # None where any may appear
+    name: str  # for messages
+    takes_turns: bool  # whether a single agent acts in each step
+    possible_agents: tuple[str, ...] | None  # None if any may appear
     spaces: dict[str, tuple[Space[Any], Space[Any]]]
 
     @classmethod
     def of(cls, env: Any) -> GameFacts | None:
-        """Return the facts of an environment of this process; None where it has one agent."""
+        """Return the facts of an environment of this process; None if it has a single agent."""
         game = env.unwrapped
         if not isinstance(game, MultiAgentEnv):
             return None
@@ -69,41 +68,41 @@ class GameFacts(NamedTuple):
         return cls(game.spec.id, game.takes_turns, None if game.is_open else tuple(spaces), spaces)
 
     def has_agents_of(self, other: GameFacts) -> bool:
-        """Whether another environment has the same agents, which act in the same way."""
+        """Whether another environment has the same agents, acting in the same way."""
         forms = [(it.takes_turns, it.possible_agents) for it in (self, other)]
         return forms[0] == forms[1] and all(same_spaces(it, other.spaces[agent]) for agent, it in self.spaces.items())
 
 
 class JointResult(NamedTuple):
-    """What a reset or a step showed of all agents: what is compared after a loss."""
+    """All agents' results of a reset or a step; a restored episode must return an equal value."""
 
     observations: Any
-    rewards: Any  # None for a reset, as the ends
+    rewards: Any  # None for a reset, like the two ends
     terminated: Any
     truncated: Any
-    agents: list[Any]  # who is listed now
-    selection: Any  # whose turn it is, where agents act in turn
-    possible_agents: list[Any] | None  # where those have changed since the environment was made
+    agents: list[Any]  # the listed agents
+    selection: Any  # the agent to act, if agents act in turn
+    possible_agents: list[Any] | None  # if they have changed since the environment was made
 
     def __deepcopy__(self, memo: Any) -> JointResult:
-        """Return this: where it is made it is pickled at once, and where it arrives nobody changes it."""
+        """Return this: its sender pickles it at once, and its receiver never changes it."""
         return self
 
 
 INFOS, SPACES, OUTSTANDING = "infos", "spaces", "outstanding"
-"""What comes with a result besides, under these keys: the infos, the spaces of agents that have appeared, and, where a
-trajectory may be cut off, what is outstanding (see `MultiAgentEnv.outstanding`), by agent."""
+"""Keys of further parts of a result: the infos, the spaces of agents that have appeared, and, by agent, the outcome of
+those without a last turn where a trajectory may be cut off (see `MultiAgentEnv.outstanding`)."""
 
 
 def spaces_of(env: Any) -> tuple[Any, Any]:
-    """Return the spaces of what is said of an environment, and of what it is asked to do."""
+    """Return the spaces of an environment's observations and actions, as they travel."""
     if isinstance(env.unwrapped, MultiAgentEnv):
         return JointSpace(), JointSpace()
     return env.observation_space, env.action_space
 
 
 class GameTeller:
-    """Tells what an environment of several agents shows, with the answers to what is asked of it.
+    """Makes the results of an environment of several agents, with answers to the questions recorders ask of it.
 
     A trajectory is cut off after `limit` timesteps.
     """
@@ -113,20 +112,20 @@ class GameTeller:
         self.is_over = False
 
     def begun(self, observations: Any, infos: Any) -> tuple[JointResult, dict[str, Any]]:
-        """Return what a reset showed, and what comes with it."""
+        """Return a reset's result, and its further parts."""
         self._begin()
         return self._result(observations, None, None, None), {INFOS: infos, SPACES: self._spaces(), OUTSTANDING: {}}
 
     def _begin(self) -> None:
         self._length, self.is_over = 0, False
         self._acted: dict[str, None] = {}
-        self._ended: dict[str, int] = {}  # and at which timestep
-        self._told: set[str] = set()  # whose spaces are known
+        self._ended: dict[str, int] = {}  # with the timestep
+        self._told: set[str] = set()  # agents whose spaces were sent
 
     def stepped(
         self, actions: Mapping[str, Any], observations: Any, rewards: Any, terminated: Any, truncated: Any, infos: Any
     ) -> tuple[JointResult, dict[str, Any]]:
-        """Return what a step with some actions showed, and what comes with it."""
+        """Return the result of a step with these actions, and its further parts."""
         self._length += 1
         if isinstance(terminated, Mapping) and isinstance(truncated, Mapping):
             ended = [it for it in terminated if _is_true(terminated[it]) or _is_true(truncated.get(it))]
@@ -143,14 +142,14 @@ class GameTeller:
         return JointResult(observations, rewards, terminated, truncated, list(env.env.agents), selection, changed)
 
     def _outstanding(self, result: JointResult) -> dict[str, Any]:
-        """Return what is outstanding, by agent, where a trajectory may end with a result."""
+        """Return the outcome of agents without a last turn, by agent, if a trajectory may end with this result."""
         if not self._env.takes_turns or (result.agents and self._length < self._limit):
             return {}
         waiting = [it for it in self._acted if it not in self._ended and it not in result.observations]
         return {agent: self._env.outstanding(agent) for agent in waiting}
 
     def _spaces(self) -> dict[str, Any]:
-        """Return the spaces of agents that have appeared since they were told, where any may."""
+        """Return the spaces of agents that appeared since the last result, if the environment is open."""
         env = self._env
         if not env.is_open:
             return {}
@@ -161,12 +160,12 @@ class GameTeller:
 
 
 def _is_true(flag: Any) -> bool:
-    """Whether a flag is one, and true: what is none is refused where it arrives."""
+    """Whether a flag is a valid flag, and true. Invalid flags raise where they arrive."""
     return flag.__class__ in FLAGS and bool(flag)
 
 
 class _Shown:
-    """Stands for the user's environment, with what the last result said of it."""
+    """Stands in for the user's environment, with the facts of the last result."""
 
     def __init__(self, facts: GameFacts) -> None:
         self.metadata = {"name": facts.name}
@@ -185,18 +184,18 @@ class _Shown:
         raise ProtocolError(f"the environment is in another process, and was to take {actions!r:.60} here")
 
     def close(self) -> None:
-        """Do nothing: it is closed where it is."""
+        """Do nothing: its own process closes the environment."""
 
 
 class GameElsewhere(MultiAgentEnv):
-    """Stands for an environment of several agents that is in another process; see `game_of`."""
+    """Stands in for an environment of several agents in another process; see `game_of`."""
 
     _outstanding: Mapping[str, Any]
 
     def take(self, result: JointResult, besides: Mapping[str, Any]) -> Dicts:
-        """Take what a reset or a step showed; return observations, rewards, the two ends, and infos.
+        """Receive a result; return observations, rewards, the two ends, and infos.
 
-        They are copies: what is compared after a loss must not change.
+        Observations are copies: a restored episode is compared with the original ones.
         """
         shown: _Shown = self.env
         if result.rewards is None:
@@ -214,18 +213,18 @@ class GameElsewhere(MultiAgentEnv):
 
 
 class ParallelElsewhere(GameElsewhere, ParallelEnv):
-    """Stands for a `ParallelEnv`."""
+    """Stands in for a `ParallelEnv`."""
 
 
 class AecElsewhere(GameElsewhere, AecEnv):
-    """Stands for an `AECEnv`."""
+    """Stands in for an `AECEnv`."""
 
     def outstanding(self, agent_id: str) -> tuple[Any, Any, Any, Any, Any]:
-        """Return what an agent would get now, were it its turn; see `MultiAgentEnv.outstanding`."""
+        """Return the outcome for an agent without a last turn; see `MultiAgentEnv.outstanding`."""
         found: tuple[Any, Any, Any, Any, Any] = self._outstanding[agent_id]
         return found
 
 
 def game_of(facts: GameFacts) -> GameElsewhere:
-    """Return what stands for an environment of several agents."""
+    """Return the stand-in of an environment of several agents."""
     return (AecElsewhere if facts.takes_turns else ParallelElsewhere)(_Shown(facts))

@@ -1,15 +1,15 @@
-"""The global generators of a process in which several environments may draw from them.
+"""Global generators of a process that several environments share.
 
-Each episode begins with `random`, `numpy.random` and torch's seeded from its own seed, as in samplers. But several
-environments share a process: what one draws would depend on what the others have drawn meanwhile. So an environment
-that draws is given states of its own, which are put in force around each of its calls.
+As in samplers, each episode starts with `random`, `numpy.random` and torch's generators seeded from its own seed. In a
+shared process, the draws of an environment would depend on the draws of the others. So an environment that draws gets
+states of its own, which are set around each of its calls.
 
-Who draws is found out by looks at the generators after each reset and at the end of each episode: a look in each step
-would take longer than many a step. Only where something has drawn since the last look, and it is not known which
-environment did, there is a look in each step, until each environment has ended an episode.
+To find out who draws, the states are compared after each reset and at each end of an episode: a comparison after each
+step would take longer than many steps. Only after an unexplained draw are they compared at each step, until each
+environment has ended an episode.
 
-To seed them takes as long as two steps of a cheap environment, so nothing is seeded for one that has drawn nothing in a
-whole episode. Should it draw in a later reset, that one is made again, from seeds.
+Seeding takes as long as two steps of a cheap environment. So it is skipped for an environment that has drawn nothing in
+a whole episode; if it then draws in a later reset, it is reset again, with the generators seeded.
 """
 
 from __future__ import annotations
@@ -37,35 +37,35 @@ class EnvGenerators:
 
     Args:
         env_ids: The environments of this process.
-        is_shared: Whether the process is the caller's, whose own states are restored after each call.
-        found: Takes an environment that was found to draw, and the seconds that each of its calls takes longer.
+        is_shared: Whether this is the caller's process, whose own states are restored after each call.
+        found: Receives an environment that was found to draw, and the seconds this adds to each of its calls.
     """
 
     def __init__(self, env_ids: Collection[int], *, is_shared: bool, found: Callable[[int, float], None]) -> None:
-        self.drawing: set[int] = set()  # environments that have states of their own from their next reset on
-        self.is_idle = True  # whether steps may be taken as they are
+        self.drawing: set[int] = set()  # environments with states of their own, from their next reset
+        self.is_idle = True  # whether steps need no states set and no comparison
         self._env_ids = env_ids
         self._is_shared = is_shared
         self._found = found
-        self._seeds: dict[int, int] = {}  # of environments that draw: their episode's
-        self._states: dict[int, Any] = {}  # and what they have drawn from since then
-        self._looked: Any = None  # at the last look
-        self._kept: tuple[Any, Any] | None = None  # a look, and the states then: several resets need them
-        self._trusted: set[int] = set()  # environments that have drawn nothing in a whole episode, beside others
-        self._to_end: set[int] = set()  # environments that are looked at in each step until they end an episode
+        self._seeds: dict[int, int] = {}  # by drawing environment: its episode's seed
+        self._states: dict[int, Any] = {}  # by drawing environment: its states
+        self._looked: Any = None  # marks of the states at the last comparison
+        self._kept: tuple[Any, Any] | None = None  # marks, and the states then: shared by several resets
+        self._trusted: set[int] = set()  # environments that have drawn nothing in a whole episode, among others
+        self._to_end: set[int] = set()  # environments compared at each step until they end an episode
 
     def look_away(self) -> None:
-        """Take the states as they are: the caller may have drawn."""
+        """Accept the current states: the caller may have drawn."""
         if self._is_shared:
             self._looked = generator_marks()
 
     def reset(self, env_id: int, seed: int, reset: Callable[[], ResultT]) -> ResultT:
-        """Reset an environment, with the generators seeded for its episode if it may draw; return what `reset` does.
+        """Reset an environment, with the generators seeded for its episode if it may draw; return what `reset` returns.
 
-        It is called once more where it draws for the first time in a later episode.
+        `reset` is called twice if the environment draws for the first time in a later episode.
         """
         if env_id in self._trusted:
-            with turn():  # another thread would seem to be this environment
+            with turn():  # draws of another thread would count as this environment's
                 if self._kept is None or self._kept[0] is not self._looked:
                     self._look(None)
                     self._kept = self._looked, kept_generators()
@@ -82,13 +82,13 @@ class EnvGenerators:
             return reset()
 
     def _restore_kept(self, before: Any, kept: Any) -> None:
-        self._look(None)  # a step of another environment may have drawn, too, since these states were kept
+        self._look(None)  # a step of another environment may have drawn since these states were kept
         restore_generators(kept)
         self._looked = before
 
     @contextlib.contextmanager
     def beginning(self, env_id: int, seed: int) -> Iterator[None]:
-        """Begin an episode of an environment in a block, with the generators seeded for it."""
+        """Seed the generators, for a block that starts an episode of an environment."""
         with self._restored():
             self._look(None)
             fresh = set_states(seed, None)
@@ -101,7 +101,7 @@ class EnvGenerators:
 
     @contextlib.contextmanager
     def calling(self, env_id: int) -> Iterator[None]:
-        """Step an environment in a block, or call one of its methods."""
+        """Set an environment's states, for a block that steps it or calls one of its methods."""
         if env_id not in self._seeds:
             yield
             if env_id in self._to_end:
@@ -116,17 +116,17 @@ class EnvGenerators:
                 self._keep(env_id, seed, fresh)
 
     def end(self, env_id: int) -> None:
-        """Look at the end of an episode."""
-        self._to_end.discard(env_id)  # before the look, after which all are looked at for an episode again
+        """Compare the states at the end of an episode."""
+        self._to_end.discard(env_id)  # before the comparison, which may add all environments again
         if env_id not in self._seeds:
-            is_alone = len(self._env_ids) == 1  # then what it draws in steps is seeded by its reset
+            is_alone = len(self._env_ids) == 1  # then its reset seeds the draws of its steps
             if not self._look(env_id if is_alone else None) and not is_alone and env_id not in self.drawing:
                 self._trusted.add(env_id)
         self._settle()
 
     @contextlib.contextmanager
     def _restored(self) -> Iterator[None]:
-        """Restore the caller's states after a block, where the process is the caller's, and take them as they are."""
+        """Restore the caller's states after a block, if this is the caller's process."""
         if not self._is_shared:
             yield
             return
@@ -142,7 +142,7 @@ class EnvGenerators:
         self._settle()
 
     def _look(self, env_id: int | None) -> bool:
-        """Find out whether something has drawn since the last look: this environment; any of them if it is None."""
+        """Return whether the states have changed since the last comparison, by `env_id` or, if None, by any."""
         before, now = self._looked, generator_marks()
         if before == now:
             return False

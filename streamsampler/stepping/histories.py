@@ -1,4 +1,4 @@
-"""What the parent keeps of the episodes that go on, so that an environment can be restored. No I/O."""
+"""Record the current episode of each environment, to restore it. No I/O."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from streamsampler.workers.vec.rows import row_of
 
 _FIRST_CAPACITY = 64
 _TOGETHER = 64
-"""So many results are put into their places at once, which takes a tenth of what doing it with each takes."""
+"""So many results are stored together, which takes a tenth of the time of storing each."""
 
 
 class Histories:
-    """The seed, the actions and the rewards of the episode that goes on in each environment.
+    """The seed, actions and rewards of each environment's current episode.
 
-    Row t of an array is about timestep t of each environment's episode, from 1. Row 0 takes what is not kept. At most
-    `limit` timesteps of an episode are kept.
+    Row t of an array holds timestep t of each environment's episode, from 1; row 0 receives values beyond `limit`, the
+    most timesteps recorded of an episode.
     """
 
     def __init__(self, rows: Rows, n_envs: int, limit: int, with_digests: bool, parameters: ParameterSets) -> None:
         self.limit = limit
         self.seeds = [0] * n_envs
-        self.set_numbers = [0] * n_envs  # of the parameters of each environment's episode
+        self.set_numbers = [0] * n_envs  # the parameter set of each environment's episode
         self._parameters = parameters
         self._rows = rows
         self._capacity = 0
@@ -66,9 +66,9 @@ class Histories:
         self, ids: NDArray[np.int64], timesteps: NDArray[np.int64], actions: Any, rewards: NDArray[np.float64],
         observations: Any,
     ) -> None:  # fmt: skip
-        """Keep what is handed to the caller: of K environments, leaves of (K, ...); timestep 0 is a reset's.
+        """Record results the caller has received: of K environments, leaves of (K, ...); timestep 0 is a reset's.
 
-        The timesteps are kept as they are, and of all else copies: it is the caller's from now on.
+        `timesteps` is kept itself; all else is copied, as it is the caller's from now on.
         """
         self._recent.append((ids, timesteps, map_tree(np.copy, actions), rewards.copy()))
         if len(self._recent) == _TOGETHER:
@@ -80,18 +80,18 @@ class Histories:
                     self._digests[timestep, env_id] = digest(row_of(observations, row))
 
     def keep_round(self, actions: Any, rewards: NDArray[np.float64]) -> None:
-        """Keep copies of the results of all environments, leaves of (n_envs, ...), until `settle_rounds`."""
+        """Copy the results of all environments, leaves of (n_envs, ...), until `settle_rounds`."""
         kept = actions.copy() if actions.__class__ is np.ndarray else map_tree(np.copy, actions)
         self._rounds.append((kept, rewards.copy()))
 
     def settle_rounds(self, timesteps: NDArray[np.int64]) -> None:
-        """Put the rounds into their places, given the timesteps of all environments after the last one."""
-        self._settle()  # what is older
+        """Store the rounds, given all environments' timesteps after the last of them."""
+        self._settle()  # older results first
         rounds, self._rounds = self._rounds, []
         if rounds:
             all_actions, all_rewards = zip(*rounds, strict=True)
             before = np.arange(len(rounds) - 1, -1, -1)[:, None]
-            # Of an episode that has ended since then nothing is needed.
+            # Timesteps of an episode that has ended meanwhile go to row 0.
             index = self._places(np.maximum(timesteps - before, 0)), np.arange(len(timesteps))
             self._rewards[index] = np.stack(all_rewards)
             map_trees(lambda kept, *each: kept.__setitem__(index, np.stack(each)), self._actions, *all_actions)
@@ -108,15 +108,15 @@ class Histories:
             map_trees(lambda kept, *each: kept.__setitem__(index, np.concatenate(each)), self._actions, *all_actions)
 
     def begin(self, env_id: int) -> None:
-        """Begin an episode, with the seed and the parameters in the environment's rows."""
+        """Start an episode, with the seed and the parameters in the environment's rows."""
         self.seeds[env_id] = int(self._rows.seeds[env_id])
         self.set_numbers[env_id] = int(self._rows.parameters[env_id])
 
     def order(self, env_id: int, n: int, slot: int, remake: bool, *, arrived: bool = False) -> RestoreOrder:
-        """Return the order for an environment that is wanted as it was after n timesteps.
+        """Return the order to restore an environment as it was after n timesteps.
 
-        Of the last result, if it has `arrived` and is not handed out, there is no digest. Raises NotRestoredError where
-        so many are not kept; so does `order_of_result`.
+        A last result that has `arrived`, and that the caller has not received, has no digest. Raises NotRestoredError
+        if n exceeds `limit`.
         """
         if n > self.limit:
             raise NotRestoredError(
@@ -133,7 +133,7 @@ class Histories:
         )  # fmt: skip
 
     def order_of_result(self, env_id: int, n: int, remake: bool) -> RestoreOrder:
-        """Return the order for an environment whose n-th timestep has arrived, and is not handed out."""
+        """Return the order for an environment whose n-th timestep has arrived, before the caller receives it."""
         if n <= self.limit:
             self._settle()
             self._places(np.array([n]))
@@ -142,7 +142,7 @@ class Histories:
         return self.order(env_id, n, int(self._rows.slots[env_id]), remake, arrived=True)
 
     def order_of_reset(self, env_id: int, remake: bool) -> RestoreOrder:
-        """Return the order for an environment whose reset has arrived, and is not handed out."""
+        """Return the order for an environment whose reset has arrived, before the caller receives it."""
         order = self.order(env_id, 0, int(self._rows.slots[env_id]), remake, arrived=True)
         parameters = self._parameters.numbered(int(self._rows.parameters[env_id]))
         return replace(order, seed=int(self._rows.seeds[env_id]), parameters=parameters)

@@ -1,7 +1,7 @@
-"""Step environments of several agents as those of one agent: what all agents are shown at once is one observation.
+"""Step environments of several agents like those of a single agent: an observation holds the results of all agents.
 
-It is checked where the environment is, as what an environment of one agent returns: so what is wrong with it is a
-failure of the environment. By the rules of samplers it says who acts next, what actions brought, and who has ended.
+It is checked in the environment's process, so bad data are a failure of the environment. It follows the samplers' rules
+for who acts next, which rewards answer which actions, and which agents have ended.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ NO_ENDS: Ends = (False, False)
 
 
 class Turn(NamedTuple):
-    """What an environment of several agents shows of all at once."""
+    """The results of all agents at a reset or a step."""
 
-    result: JointResult  # what the reset or the step returned, copied
-    spaces: dict[str, Any]  # of agents that have appeared, where any may
-    # What agents have not got that had no last turn, where no agent is left; see `MultiAgentEnv.outstanding`.
+    result: JointResult  # a copy of the reset's or step's
+    spaces: dict[str, Any]  # of agents that have appeared, in an open environment
+    # When no agent is left, the outcome of agents without a last turn; see `MultiAgentEnv.outstanding`.
     outstanding: dict[str, Any]
-    acting: tuple[str, ...] = ()  # those that act next, in their order
-    rewards: Mapping[str, float] = {}  # what the last actions brought that are answered now, by agent
-    ended: Mapping[str, Ends] = {}  # how agents have ended, of those that had acted
+    acting: tuple[str, ...] = ()  # the agents that act next, in their order
+    rewards: Mapping[str, float] = {}  # by agent, the reward of actions that are answered now
+    ended: Mapping[str, Ends] = {}  # the ends of agents that had acted
 
     def __deepcopy__(self, memo: Any) -> Turn:
-        """Return this: it is a copy of what the environment has, and who is shown it gets copies."""
+        """Return this: it is a copy already, and readers receive copies."""
         return self
 
     def observation_of(self, agent: str) -> Any:
-        """Return what an agent sees that acts next, or has ended."""
+        """Return the observation of an agent that acts next, or has ended."""
         shown = self.result.observations
         return shown[agent] if agent in shown else self.outstanding[agent][0]
 
     def info_of(self, agent: str, infos: Mapping[str, Any]) -> Any:
-        """Return what the environment says of such an agent, given the infos that came with this."""
+        """Return the info of an agent that acts next, or has ended, from the infos of this result."""
         return infos.get(agent) if agent in self.result.observations else self.outstanding[agent][4]
 
 
 class JointEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Shows an environment of several agents as one of one agent, whose observations are `Turn`s.
+    """Wraps an environment of several agents as an environment of a single agent, with `Turn`s as observations.
 
-    An action is a dict by agent, the reward what all agents together got, and the ends are those of a trajectory of all
-    agents, as samplers record it. Infos are those of the environment.
+    An action is a dict by agent, the reward the sum over all agents, and the ends are the ends of a trajectory of all
+    agents, as samplers record it. Infos are unchanged.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
@@ -66,16 +66,14 @@ class JointEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     @property
     def spec(self) -> Any:  # type: ignore[override]
-        """What the environment is called."""
         return self.env.spec
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Reset the environment."""
         observations, infos = begin_of(self.env.reset(seed=seed, options=options))
         return self._referee.turn_of_reset(observations), dict(mapping_of(infos, "infos"))
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Take a step with the actions of those that act."""
+        """Step with the actions of the acting agents."""
         result: Any = self.env.step(action)
         if not isinstance(result, tuple) or len(result) != 5:
             raise UsageError("step must return (observations, rewards, terminated, truncated, infos), dicts by agent")
@@ -84,16 +82,15 @@ class JointEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class _Referee(GameTeller):
-    """Says who acts, what that brings and who has ended, by the rules that a `JointRecorder` has for its records."""
+    """Determines who acts, receives rewards and ends, by the rules of a `JointRecorder`."""
 
     def __init__(self, env: MultiAgentEnv) -> None:
         super().__init__(env)
-        self._values: dict[str, EnvValues] = {}  # of those that have been shown something
+        self._values: dict[str, EnvValues] = {}  # of agents with an observation so far
 
     def turn_of_reset(self, observations: Any) -> Turn:
-        """Return what a reset showed."""
         self._begin()
-        self._waiting: list[str] = []  # who has acted, and is not answered yet
+        self._waiting: list[str] = []  # agents with an unanswered action
         self._last_ends = NO_ENDS
         if self._env.is_open:
             self._values.clear()
@@ -103,10 +100,9 @@ class _Referee(GameTeller):
     def turn_of_step(
         self, actions: Mapping[str, Any], observations: Any, rewards: Any, terminated: Any, truncated: Any
     ) -> tuple[Turn, float, bool, bool]:
-        """Return what a step showed, what it brought in all, and how the trajectory ended, or twice False.
+        """Return a step's results, the sum of rewards, and how the trajectory ended, or twice False.
 
-        Raises DataError where it did not answer those who acted, or what it returned is no dict by agent, or does not
-        fit.
+        Raises DataError if it answered no acting agent, or returned no dict by agent, or values outside their spaces.
         """
         self._length += 1
         self._acted.update(dict.fromkeys(actions))
@@ -151,7 +147,7 @@ class _Referee(GameTeller):
     def _answers(
         self, rewards: Mapping[str, float], terminated: Mapping[str, Any], truncated: Mapping[str, Any]
     ) -> tuple[dict[str, float], dict[str, Ends], float]:
-        """Return what those got who acted and are answered, how they have ended, and what all got together."""
+        """Return rewards and ends of agents whose actions are answered now, and the sum of rewards."""
         answered, self._waiting = self._waiting, []
         if self._env.takes_turns:
             self._waiting = [agent for agent in answered if agent not in terminated]
@@ -186,7 +182,7 @@ class _Referee(GameTeller):
             ended[agent] = ends
 
     def _end_rest(self, outstanding: Mapping[str, Any], brought: dict[str, float], ended: dict[str, Ends]) -> float:
-        """Note the ends of agents that had no last turn; return what they got together."""
+        """Record the ends of agents without a last turn; return the sum of their rewards."""
         if not self._acted:
             raise self._nobody_acted()
         total = 0.0
@@ -202,7 +198,7 @@ class _Referee(GameTeller):
         return total
 
     def _next(self, shown: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return who acts next: all whose turn it is, but those that are about to join."""
+        """Return the agents that act next: all whose turn it is, without those about to join."""
         turn = self._env.turn(self._ended)
         if not (turn or self._length) and self._env.is_over(self._ended):
             raise self._nobody_acted()

@@ -1,4 +1,4 @@
-"""Make batches of several agents of the steps of a manager, by the recorders that samplers have for them."""
+"""Make batches of several agents from a manager's steps, with the samplers' recorders."""
 
 from __future__ import annotations
 
@@ -35,10 +35,9 @@ class _FirstTurn(NamedTuple):
 
 
 class JointStepsRecorder(StepsRecorder[_FirstTurn, RowTrajectory]):
-    """Records the steps of environments that have several agents.
+    """Records the steps of environments of several agents.
 
-    Each environment has a stand-in, which its recorder asks what a sampler's asks the environment: it answers from what
-    the steps brought.
+    Each environment has a stand-in, which answers the recorder's questions from the results of the steps.
     """
 
     def __init__(self, manager: BaseEnvManager, several: SeveralAgents, episodes: EnvEpisodes, max_held: int) -> None:
@@ -59,7 +58,7 @@ class JointStepsRecorder(StepsRecorder[_FirstTurn, RowTrajectory]):
             BatchInfos("agent_infos").record(np.arange(len(acted.get(name, ()))), infos)
 
     def _acted(self, steps: Steps) -> dict[str, list[tuple[int, str]]]:
-        """Return by policy who has acted: the row, and the agent."""
+        """Return by policy the row and agent of each action."""
         acted: dict[str, list[tuple[int, str]]] = {}
         for row, timestep in enumerate(steps.timesteps.tolist()):
             if timestep:
@@ -126,9 +125,9 @@ class JointStepsRecorder(StepsRecorder[_FirstTurn, RowTrajectory]):
     def _end_record(self, steps: Steps, row: int, episode: RowTrajectory) -> None:
         ends = bool(steps.terminated[row]), bool(steps.truncated[row])
         end: Any = End(episode.last, *ends, False, {}, episode.length)
-        nobody: Any = None  # to be asked, or shown progress
+        nobody: Any = None  # no driver here to ask, no progress to show
         self._rows.end(episode, end, nobody, nobody)
-        self._rows.rows[episode.row].parts()  # raises where an action is outside its space
+        self._rows.rows[episode.row].parts()  # raises if an action is outside its space
 
     def _forget(self, env_id: int) -> None:
         self._rows.leave_out(env_id)
@@ -142,7 +141,7 @@ class JointStepsRecorder(StepsRecorder[_FirstTurn, RowTrajectory]):
 
 
 class _Callers:
-    """Stands where `Players` stand: the caller plays all agents, and recorders need the names of policies alone."""
+    """Stands in for `Players`: the caller plays all agents, so recorders need the policies' names alone."""
 
     asked = ()
 
@@ -161,7 +160,7 @@ class _Callers:
 
 
 class _Caller:
-    """Stands where a `PlayingPolicy` stands."""
+    """Stands in for a `PlayingPolicy`."""
 
     crosses = False
 
@@ -169,10 +168,10 @@ class _Caller:
         self.name = name
 
     def join(self, agent_id: str, env: Any) -> None:
-        """Do nothing: that its spaces fit is checked where agents are shown something."""
+        """Do nothing: an agent's observations are checked against its spaces on arrival."""
 
     def begin(self, seats: Any, seed: int) -> None:
-        """Do nothing, as this."""
+        """Do nothing: policies are the caller's."""
 
     def agent_of(self, seat: Any) -> None:
-        """Return nothing: values are recorded by nobody."""
+        """Return None: no values are recorded."""

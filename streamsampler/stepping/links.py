@@ -1,4 +1,4 @@
-"""Worker processes with environments: what the parent knows of each, and asks of all, whatever connects them."""
+"""Connect a manager with its worker processes: the state of each, and the requests it has, for every engine."""
 
 from __future__ import annotations
 
@@ -30,32 +30,30 @@ class EnvLink(Link):
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
-        self.waiting: set[int] = set()  # environments whose requests have no answer yet
-        self.restoring: set[int] = set()  # environments that it is to restore, and has not
+        self.waiting: set[int] = set()  # environments with an unanswered request
+        self.restoring: set[int] = set()  # environments that the worker is to restore
         self.is_making = True  # whether it still makes its environments
-        self.spaces: Any = None  # theirs, when it has made them, pickled
-        self.asked: list[int] = []  # environments that are to carry out what is no step, and have not
-        self.answer: tuple[Any, ...] | None = None  # what the worker said to that last
+        self.spaces: Any = None  # its environments' spaces, once made, pickled
+        self.asked: list[int] = []  # environments with an unanswered request other than a step
+        self.answer: tuple[Any, ...] | None = None  # the worker's answer to the last of these
         self.error: WorkerError | None = None  # why it was lost
-        # Whether its loss was handed out: before, no other worker is started in its place, since what that one was
-        # asked for would count as lost, too.
+        # Whether its loss was reported. No replacement starts before: its requests would count as lost as well.
         self.is_told = False
         self.stillness = Stillness()
-        self.held: list[bytes] | None = None  # what the worker that takes its place, once it ended, is to be told
-        self.start_at = 0.0  # when that is, by the monotonic clock
+        self.held: list[bytes] | None = None  # messages for the replacement, once the worker has ended
+        self.start_at = 0.0  # when the replacement starts, by the monotonic clock
 
     @property
     def is_busy(self) -> bool:
-        """Whether the worker has something to do."""
         return self.is_making or bool(self.waiting or self.restoring or self.asked)
 
     @property
     @abstractmethod
     def n_moved(self) -> int:
-        """How many bytes are known to have gone there and back: a worker that reads or writes makes progress."""
+        """Bytes known to have been sent and received: a worker that reads or writes makes progress."""
 
     def write(self, data: bytes) -> None:
-        """Send a message. Nothing is waited for: what there is no room for is sent when there is."""
+        """Send a message without waiting: if the queue is full, it is sent later."""
         if self.ended:
             if self.held is not None:
                 self.held.append(data)
@@ -69,13 +67,13 @@ class EnvLink(Link):
         """Send a message to a worker that has not ended."""
 
     def take_over(self, ended: EnvLink) -> None:
-        """Do what a worker was to do that had ended, and in whose place this one is."""
+        """Inherit the requests and messages of the dead worker that this one replaces."""
         self.waiting, self.restoring, self.asked = ended.waiting, ended.restoring, ended.asked
         for data in ended.held or ():
             self.write(data)
 
     def forget(self) -> None:
-        """Wait for nothing of it: the worker has ended."""
+        """Wait for nothing more from a worker that has ended."""
         self.is_making, self.asked, self.held = False, [], None
         self.waiting.clear()
         self.restoring.clear()
@@ -89,7 +87,7 @@ class EnvPool(LinkedWorkers[EnvLinkT]):
 
     @abstractmethod
     def set_up(self, given: Payload) -> None:
-        """Let workers that are started from now on be given something else; all others have read theirs."""
+        """Set the payload of workers that start from now on; all others have read theirs."""
 
     @abstractmethod
     def new_rows(self, spaces: EnvSpaces) -> Rows:
@@ -97,18 +95,18 @@ class EnvPool(LinkedWorkers[EnvLinkT]):
 
     @abstractmethod
     def sleep(self, timeout: float | None, awaited: EnvLinkT | None = None) -> Any:
-        """Sleep until a worker says something, dies or is given up; return what `read` takes.
+        """Sleep until a worker sends a message, dies or is killed; return the argument for `read`.
 
-        May be interrupted. Without the answer of `awaited` nothing goes on: other workers need not end the sleep.
+        May be interrupted. If the caller needs the answer of `awaited`, other workers need not end the sleep.
         """
 
     @abstractmethod
     def read(self, ready: Any) -> list[Any]:
-        """Return what workers said: `Said`, and `Died`."""
+        """Return the workers' messages, as `Said`, and deaths, as `Died`."""
 
     @abstractmethod
     def nap(self, seconds: float) -> None:
-        """Sleep until a worker says something or ends, for about so many seconds: also for less than `sleep` can."""
+        """Sleep until a worker sends or ends, for about so many seconds, which may be less than `sleep` can measure."""
 
     def _let_end(self, link: EnvLinkT) -> None:
         link.write(pickle_frame(("exit",)))
@@ -121,21 +119,21 @@ class EnvPool(LinkedWorkers[EnvLinkT]):
 
     @property
     def is_ours(self) -> bool:
-        """Whether this is the process that started the workers, and not a forked copy of it."""
+        """Whether this process started the workers, and is no forked copy."""
         return self._is_ours()
 
     def give_up(self, link: EnvLinkT) -> None:
-        """Kill a worker, and take in nothing more of it."""
+        """Kill a worker, and receive nothing more from it."""
         link.close(END_SECONDS)
         link.forget()
         self._killed.pop(link.number, None)
 
 
 NewPool = Callable[[Payload, int, int | None, float], EnvPool[Any]]
-"""Starts worker processes with environments, given what `worker_main.new_worker` loads, how many there are, how many
-threads libraries compute on, and the seconds that all of them together may take to close."""
+"""Starts worker processes with environments. Arguments: the payload for `worker_main.new_worker`, the number of
+workers, the threads libraries compute on, and the seconds that all workers together may take to close."""
 
 
 def setup_of(given: Payload, threads: int | None, *, is_forked: bool = False) -> tuple[ProcessSetup, Levels]:
-    """Return what workers are given at their start; see `NewPool`."""
+    """Return the arguments that workers start with; see `NewPool`."""
     return ProcessSetup.of_this_process(given, 0, threads, is_forked=is_forked), levels_here()

@@ -1,9 +1,9 @@
-"""Count failures of environments, and bring those back that were lost: what all their schedulers have. Pure: no I/O.
+"""Count failures of environments and restore lost ones, for all schedulers of environments. Pure: no I/O.
 
-*All events of a wait are handled before anything is requested.* What a lost process reported before its loss is
-outdated: to act on it would ask the new process for it, and for the same once more after the loss.
+*All events of a wait are handled before any request.* Reports that a process sent before its loss are outdated: to act
+on them would send the request to the new process, and once more after the loss.
 
-*Nothing is looked up.* Whether an episode's actions are kept comes as an event, after the instruction `MakeOrders`.
+*The scheduler looks up nothing.* Whether an episode's actions are recorded is an event, after `MakeOrders`.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from streamsampler.stepping.requests import OpenRequests
 
 
 def subject_of(env_id: int) -> str:
-    """Return what equal losses of an environment have in common."""
+    """Return the common subject of equal losses of an environment."""
     return f"environment {env_id}"
 
 
 @dataclass(slots=True)
 class _Retry:
-    """What environments that failed do again, and when.
+    """Requests to retry for failed environments.
 
     Attributes:
-        number: That of their orders.
+        number: The number of their orders.
         env_ids: The environments.
-        resets: Those of which a reset is requested.
-        steps: Those of which a step is.
-        at: When that is.
+        resets: Environments to reset.
+        steps: Environments to step.
+        at: The time of the retry.
         is_restored: Whether they have orders.
         is_ready: Whether the orders are made.
     """
@@ -63,17 +63,17 @@ class _Retry:
 
 
 class LossScheduler(OpenRequests):
-    """Decides what becomes of environments that failed; see the module.
+    """Decides about environments that failed; see the module.
 
     Args:
-        n_envs: How many environments there are.
+        n_envs: The number of environments.
         losses: Counts failures against the quotas.
-        renew: Whether an environment that raised is made anew.
-        restart_wait: Seconds until an environment that raised is tried again.
+        renew: Whether an environment that raised is made again.
+        restart_wait: Seconds until an environment that raised is retried.
 
     Attributes:
-        over: Environments whose next result begins an episode.
-        restoring: Environments whose episodes are being restored: what was known of them may turn out wrong yet.
+        over: Environments whose next result starts an episode.
+        restoring: Environments being restored, which may still fail.
         losses: The same.
     """
 
@@ -84,7 +84,7 @@ class LossScheduler(OpenRequests):
         self.over, self.restoring = set(range(n_envs)), set[int]()
         self.losses = losses or Losses(Policy())
         self._renew, self._restart_wait = renew, restart_wait
-        # By environment, and whether its process died: how often its open request has failed.
+        # By environment, and whether its process died: the failures of its open request.
         self._attempts: dict[tuple[int, bool], int] = {}
         self._retries: list[_Retry] = []
         self._n_orders = 0
@@ -96,7 +96,7 @@ class LossScheduler(OpenRequests):
         return instructions
 
     def seconds_to_wait(self, limit: float | None, now: float) -> float | None:
-        """Return for how many seconds to wait for events at most, if the caller's limit is `limit`; None for any."""
+        """Return the most seconds to wait for events, if the caller's limit is `limit`; None for no limit."""
         if not self._retries:
             return limit
         left = max(0.0, min(retry.at for retry in self._retries) - now)
@@ -106,7 +106,7 @@ class LossScheduler(OpenRequests):
         """Handle the events of a wait, and decide.
 
         Args:
-            events: The events, in the order in which they came; none where only time has passed.
+            events: The events, in their order of arrival; empty if only time has passed.
             now: The time.
 
         Returns:
@@ -130,19 +130,19 @@ class LossScheduler(OpenRequests):
 
     @abstractmethod
     def _take_broken(self, event: Broken, *, is_outdated: bool) -> None:
-        """Decide about environments that failed, which are lost with their process since if that is outdated."""
+        """Decide about failed environments; if outdated, their process was lost afterwards."""
 
     @abstractmethod
     def _take_restored(self, event: Restored, *, is_outdated: bool) -> None:
-        """Decide what becomes of an environment that was restored, or was not."""
+        """Decide about an environment that was restored, or could not be."""
 
     @abstractmethod
     def _end_unrestored(self, env_id: int, why: str) -> None:
-        """End an episode that goes on and was not restored."""
+        """End a current episode that was not restored."""
 
     @abstractmethod
     def _decide(self) -> None:
-        """Decide what else is to be done, when all events are handled."""
+        """Decide on open resets, after all events."""
 
     def record_success(self, env_ids: Sequence[int]) -> None:
         """Forget all failures of environments whose requests were carried out."""
@@ -168,11 +168,10 @@ class LossScheduler(OpenRequests):
         self, event: Broken, going_on: Sequence[int] = (), anew: Sequence[int] = (), resets: Sequence[int] = (),
         steps: Sequence[int] = (),
     ) -> None:  # fmt: skip
-        """Let environments that failed do something: now, or when the environment that raised has had time to recover.
+        """Retry requests of failed environments: now, or after an environment that raised has had time to recover.
 
-        Only where its request is open, so that its caller sends it nothing meanwhile; what has failed for good is tried
-        again when its caller wants it. A process that is lost is not waited for here: whatever carries the requests
-        starts the next one in time.
+        It waits only with an open request, so that its caller sends nothing meanwhile; a final failure is retried when
+        the caller asks. A lost process needs no wait here: the transport delays the start of the next.
         """
         if not (going_on or anew or resets or steps):
             return
@@ -188,7 +187,7 @@ class LossScheduler(OpenRequests):
             self._retry_due()
 
     def _take_orders(self, event: OrdersMade) -> None:
-        """Carry on with environments whose orders are made; the episodes of those that have none end."""
+        """Continue with environments whose orders are made; end episodes without an order."""
         self.restoring.update(event.restored)
         for retry in self._retries:
             if retry.number == event.number:
@@ -196,7 +195,7 @@ class LossScheduler(OpenRequests):
                 retry.resets = [env_id for env_id in retry.resets if env_id not in event.unkept]
                 retry.steps = [env_id for env_id in retry.steps if env_id not in event.unkept]
                 if event.unkept:
-                    retry.at = -math.inf  # its request is open no more
+                    retry.at = -math.inf  # the environment's request is closed
         self._retry_due()
         for env_id, why in event.unkept.items():
             self._end_unrestored(env_id, why)
@@ -216,5 +215,5 @@ class LossScheduler(OpenRequests):
 
 
 def _is_lost(env_id: int, events: Sequence[EnvReport | OrdersMade]) -> bool:
-    """Whether an environment is lost with its process in one of some later events: what was said before is outdated."""
+    """Whether a later event reports the loss of an environment's process, which makes earlier reports outdated."""
     return any(isinstance(it, Broken) and it.is_new and env_id in it.env_ids for it in events)

@@ -44,7 +44,7 @@ from streamsampler.stepping.steps import Steps
 from streamsampler.stepping.transport import Transport
 
 EnvIds: TypeAlias = Sequence[int] | NDArray[np.int64]
-"""Numbers of environments, each from 0 to n_envs - 1."""
+"""Environments by their numbers, from 0 to n_envs - 1."""
 
 
 class BaseEnvManager(abc.ABC):
@@ -67,16 +67,16 @@ class BaseEnvManager(abc.ABC):
 
     @abc.abstractmethod
     def _new_transport(self) -> Transport:
-        """Return what carries requests to the environments, not started."""
+        """Return the transport of requests and results, not started."""
 
     def launch(self) -> None:
-        """Make the environments; the first call that needs them does so as well.
+        """Make the environments. The first call that needs them launches them as well.
 
-        After `close` it makes new ones, whose episodes are those of the first launch again.
+        After `close` it makes new ones, with the episodes of the first launch again.
 
         Raises:
-            UsageError: They are there already; or some have one agent, and some several; or `policy_of` does not suit
-                their agents.
+            UsageError: They are launched already; or some have a single agent, and others several; or `policy_of` does
+                not suit their agents.
         """
         if self._transport is not None:
             raise UsageError("the environments are there already: call close() before launch()")
@@ -110,7 +110,7 @@ class BaseEnvManager(abc.ABC):
             self._scheduler.close()
         self._closed = True
         if transport is not None:
-            if transport.is_ours and not transport.in_hand:  # after an interruption anything may be on its way
+            if transport.is_ours and not transport.in_hand:  # after an interruption, messages may be incomplete
                 self._count(transport)
             self._accounts.tick(running=False)
             transport.close()
@@ -129,7 +129,7 @@ class BaseEnvManager(abc.ABC):
         return transport
 
     def _there(self) -> Transport:
-        """Launch where that was not done; a call of another thread may be at work."""
+        """Launch if needed, without completing an interrupted call: another thread's call may be running."""
         if self._transport is None:
             if self._closed:
                 raise EnvsClosedError("the environments are closed: call manager.launch() for new ones")
@@ -144,7 +144,7 @@ class BaseEnvManager(abc.ABC):
 
     @property
     def observation_space(self) -> Any:
-        """The observation space that all environments have.
+        """The common observation space of all environments.
 
         Raises:
             UsageError: They differ: see `observation_spaces`.
@@ -153,7 +153,7 @@ class BaseEnvManager(abc.ABC):
 
     @property
     def action_space(self) -> Any:
-        """The action space that all environments have.
+        """The common action space of all environments.
 
         Raises:
             UsageError: They differ: see `action_spaces`.
@@ -168,17 +168,17 @@ class BaseEnvManager(abc.ABC):
 
     @property
     def are_stacked(self) -> bool:
-        """Whether observations of all environments are arrays together: their spaces differ in no shape and dtype."""
+        """Whether observations of all environments are stacked: their spaces differ in no shape and no dtype."""
         return self._launched().rows.has_views
 
     @property
     def action_spaces(self) -> tuple[Any, ...]:
-        """The action space of each environment, as `observation_spaces`."""
+        """The action space of each environment; they may differ."""
         spaces = self._launched().spaces.action
         return tuple(self._spaces_of(env_id, space, "action") for env_id, space in enumerate(spaces))
 
     def _spaces_of(self, env_id: int, space: Any, kind: Kind) -> Any:
-        """Return a space of an environment; of several agents, those of each, by agent id."""
+        """Return a space of an environment; for several agents, the space of each by agent id."""
         return space if self._several is None else self._several.spaces_of(env_id, kind)
 
     @property
@@ -189,7 +189,7 @@ class BaseEnvManager(abc.ABC):
 
     @property
     def autoreset(self) -> Autoreset:
-        """What becomes of an environment whose episode has ended."""
+        """The policy for an environment whose episode has ended."""
         return self._options.autoreset
 
     @property
@@ -199,7 +199,7 @@ class BaseEnvManager(abc.ABC):
 
     @property
     def stats(self) -> ManagerStats:
-        """What the manager did in its whole life; workers that have nothing to do are asked for the latest."""
+        """Counts since the manager was made. Idle workers are asked for their latest report."""
         if self._transport is not None:
             self._count(self._launched())
             self._accounts.tick(running=True)
@@ -215,15 +215,15 @@ class BaseEnvManager(abc.ABC):
         self, env_ids: EnvIds | None = None, *, seed: Any = None, options: Mapping[str, Any] | None = None,
         every_episode: bool = False,
     ) -> Steps:  # fmt: skip
-        """Reset environments, and wait for all of them. The results of steps that are open are discarded.
+        """Reset environments, and wait for all of them. The results of open steps are discarded.
 
         Args:
             env_ids: The environments; None for all.
-            seed: None goes on with the seeds of each environment. An integer begins them again, each environment with
-                seeds derived from it. A list has the seed of the next episode of each of `env_ids`, a dict by
-                environment; later episodes get seeds derived from it and their number.
-            options: Options of this reset, and of all resets until others are given; None changes nothing.
-            every_episode: Whether later episodes begin with the same seed as the next one, until seeds are given again.
+            seed: None continues the seeds of each environment. An integer restarts them, derived from it for each
+                environment. A list has the seed of the next episode of each of `env_ids`, a dict by environment; later
+                episodes get seeds derived from it and their number.
+            options: Options of this and all later resets, until changed; None changes nothing.
+            every_episode: Whether later episodes have the same seed as the next one, until seeds are given again.
 
         Returns:
             The results of these environments, in the order of `env_ids`.
@@ -238,14 +238,14 @@ class BaseEnvManager(abc.ABC):
         self, env_ids: EnvIds | None = None, *, seed: Any = None, options: Mapping[str, Any] | None = None,
         every_episode: bool = False,
     ) -> None:  # fmt: skip
-        """Begin to reset environments; `recv` returns the results. Arguments and errors are those of `reset`.
+        """Request resets without waiting; `recv` returns the results. Arguments and errors are those of `reset`.
 
-        Nothing is waited for: an environment whose step is open is reset when that has ended, during a later call.
+        An environment with an open step is reset when it has ended, during a later call.
         """
         self._request_resets(env_ids, seed, options, every_episode)
 
     def forget_options(self, env_ids: EnvIds | None = None) -> None:
-        """Let later resets of environments have no options, as if none had been given.
+        """Remove the options of later resets of environments.
 
         Raises:
             UsageError: A step or a reset of one of them is open.
@@ -279,21 +279,21 @@ class BaseEnvManager(abc.ABC):
         """Send actions to environments; `recv` returns the results.
 
         Args:
-            actions: Actions stacked to arrays of (K, ...), nested as the action space is; or a sequence of K actions;
-                or, without `env_ids`, a dict of actions by environment. Where environments have several agents: a dict
-                by policy, with an action for each row of `steps[policy]`, where `steps` has the last results of these
+            actions: Actions stacked to arrays of (K, ...), nested like the action space; or a sequence of K actions;
+                or, without `env_ids`, a dict of actions by environment. For environments of several agents: a dict by
+                policy, with an action for each row of `steps[policy]`, where `steps` has the last results of these
                 environments in this order.
-            env_ids: The K environments; None for all of them, or for those that the dict names.
+            env_ids: The K environments; None for all, or for those in the dict.
 
         Raises:
-            UsageError: An environment is unknown, or awaits no action; or a policy is unknown, or lacks though agents
-                of it are to act. Nothing is sent then.
+            UsageError: An environment is unknown, or does not wait for an action; or a policy is unknown, or is missing
+                although agents of it are to act. Nothing is sent then.
             ActionError: The actions are of another shape, kind or number.
         """
         self._send(actions, env_ids)
 
     def _send(self, actions: Any, env_ids: EnvIds | None, *, together: bool = False) -> list[int]:
-        """Do what `send` does, and return the environments in their order; see `Transport.step`."""
+        """Send actions; return the environments in their order. For `together`, see `Transport.step`."""
         transport, several = self._launched(), self._several
         by_env = several is None and env_ids is None and isinstance(actions, Mapping)
         if by_env and _are_by_env(actions, transport.rows.actions):
@@ -311,12 +311,12 @@ class BaseEnvManager(abc.ABC):
         return chosen
 
     def recv(self, min_envs: int | None = None, timeout: float | None = None) -> Steps:
-        """Return the results that have arrived, those of resets included; wait until there are enough.
+        """Wait for results, those of resets included, and return all that have arrived.
 
         Args:
-            min_envs: How many to wait for, at most as many as there are open requests; None for the manager's.
-            timeout: Seconds after which the results are returned that there are, also if there are none; None for the
-                manager's `recv_timeout`.
+            min_envs: How many to wait for, at most the number of open requests; None for the manager's `min_envs`.
+            timeout: Seconds after which the results so far are returned, even if there are none; None for the manager's
+                `recv_timeout`.
 
         Raises:
             UsageError: Nothing was sent.
@@ -337,10 +337,10 @@ class BaseEnvManager(abc.ABC):
         return self._awaited(self._send(actions, env_ids, together=True))
 
     def _begin_round(self, actions: Any) -> bool:
-        """Send an action to each environment, if all await one; return whether it was done.
+        """Send an action to each environment, if all wait for actions; return whether it was sent.
 
-        For what steps all environments at once, and needs no `Steps`: `_end_round` returns the results. Where it does
-        not, because not all goes well, `recv_from` does. Any other call may come in between.
+        For callers that step all environments at once and need no `Steps`: `_end_round` returns the results, or, if an
+        environment failed, `recv_from`. Any other call may come in between.
         """
         transport, everyone = self._transport, self._everyone
         if transport is None or transport.in_hand or not transport.is_ours:
@@ -354,21 +354,21 @@ class BaseEnvManager(abc.ABC):
         return True
 
     def _end_round(self) -> RoundResults | None:
-        """Return the results of `_begin_round`; None where they are for `recv_from`. May be called again."""
+        """Return the results of `_begin_round`; None if `recv_from` has them. May be called again."""
         if self._transport is None or self._transport.in_hand:
             return None
         return self._receiver.end_round(self._everyone)
 
     def recv_from(self, env_ids: EnvIds | None = None, timeout: float | None = None) -> Steps:
-        """Return the results of these environments, in their order; wait for all of them.
+        """Wait for all results of these environments, and return them in their order.
 
         Args:
-            env_ids: The environments; None for all of them.
-            timeout: Seconds to wait at most; None for any time.
+            env_ids: The environments; None for all.
+            timeout: Most seconds to wait; None for no limit.
 
         Raises:
             UsageError: An environment was sent nothing, or is unknown.
-            TimeoutError: Not all are there by then. Results that arrived are kept.
+            TimeoutError: Results are missing after `timeout`. Results that arrived are kept.
             WorkerError: An environment failed: see `on_failure`. Results that arrived are kept.
         """
         self._launched()
@@ -392,7 +392,7 @@ class BaseEnvManager(abc.ABC):
         return steps if self._several is None else self._several.shown(steps, self.autoreset)
 
     def _receive_until(self, is_enough: Callable[[], bool], seconds: float | None, awaited: Sequence[int] = ()) -> bool:
-        """Receive what arrives until it is enough; return False if time is up before. See `Transport.collect`."""
+        """Receive results until `is_enough`; return False if the time ends before. See `Transport.collect`."""
         deadline = None if seconds is None else time.monotonic() + seconds
         while not is_enough():
             left = None if deadline is None else deadline - time.monotonic()
@@ -405,7 +405,7 @@ class BaseEnvManager(abc.ABC):
         """Return the last observation of each environment: leaves of (n_envs, ...), or dicts by agent.
 
         Raises:
-            UsageError: A step or a reset of an environment is open, or it was never reset.
+            UsageError: An environment has an open step or reset, or was never reset.
         """
         rows = self._launched().rows
         busy = [*self._scheduler.in_states(EnvState.VOID), *self._scheduler.waiting]
@@ -416,19 +416,19 @@ class BaseEnvManager(abc.ABC):
 
     @property
     def ready(self) -> dict[int, Any]:
-        """The environments that await an action, with their observations."""
+        """The environments that wait for an action, with their observations."""
         rows = self._launched().rows
         ready = {env_id: rows.observation(env_id) for env_id in self._scheduler.in_states(EnvState.READY)}
         return ready if self._several is None else {env_id: by_agent(turn) for env_id, turn in ready.items()}
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Sleep until a result has arrived that `recv` will return, or an environment awaits an action.
+        """Wait until a result has arrived that `recv` will return, or an environment waits for an action.
 
         Args:
-            timeout: Seconds to wait at most; None for any time.
+            timeout: Most seconds to wait; None for no limit.
 
         Returns:
-            Whether there is one; False also where no request is open.
+            Whether either is so; False also if no request is open.
         """
         self._launched()
 
@@ -439,13 +439,13 @@ class BaseEnvManager(abc.ABC):
         return has_something()
 
     def random_actions(self, env_ids: EnvIds | None = None) -> Any:
-        """Return random actions, stacked: one for each of `env_ids`, or for each environment.
+        """Return random actions, stacked: for each of `env_ids`, or for each environment.
 
-        The n-th one of an environment is a function of the manager's seed, since the launch. Where environments have
-        several agents, a dict by policy, with an action for each agent that is to act in them.
+        The n-th random action of an environment since the launch is a function of the manager's seed. For environments
+        of several agents: a dict by policy, with an action for each acting agent.
 
         Raises:
-            UsageError: An environment is unknown; or, of several agents, awaits no action.
+            UsageError: An environment is unknown; or, of several agents, does not wait for an action.
         """
         transport, chosen = self._launched(), chosen_envs(env_ids, self.n_envs)
         if self._several is not None:
@@ -454,14 +454,14 @@ class BaseEnvManager(abc.ABC):
         return transport.rows.action_values.stacked(chosen, [self._own_spaces[env_id].sample() for env_id in chosen])
 
     def call(self, name: str, /, *args: Any, env_ids: EnvIds | None = None, **kwargs: Any) -> list[Any]:
-        """Call a method of environments, and return the results; or their attributes, if that is no method.
+        """Call a method of environments, and return the results; or return attributes, if the name is no method's.
 
-        The call is repeated with an environment that replaces a lost one: in its episode at its timestep, and before
-        the reset in later ones. An episode is reported as not restored if the result is another one then.
+        The call is repeated on an environment that replaces a lost one: in the same episode at its timestep, in later
+        ones before the reset. If its result then differs, the episode is reported as not restored.
 
         Raises:
-            AttributeError: An environment has none of that name.
-            UsageError: A step of one of them is open, or the method is one that the manager calls itself.
+            AttributeError: An environment has nothing of that name.
+            UsageError: A step of one of them is open, or only the manager may call this method.
         """
         if name in ("reset", "step", "close"):
             raise UsageError(f"call({name!r}) would go past the manager's accounts: use {name}() of the manager")
@@ -472,9 +472,9 @@ class BaseEnvManager(abc.ABC):
         return self._ask(env_ids, "get", name, lambda n: [None] * n)
 
     def set_attr(self, name: str, values: Any, env_ids: EnvIds | None = None) -> None:
-        """Set an attribute of environments: to the same value, or to those of a list with one for each of them.
+        """Set an attribute of environments: the same value for each, or the items of a list.
 
-        It is set where `set_wrapper_attr` of Gymnasium's wrappers sets it; one that is not there is made.
+        It is set on the wrapper that has it, as by Gymnasium's `set_wrapper_attr`; a new one is made if none has.
 
         Raises:
             UsageError: A step of one of them is open, or the list has more or fewer items.
@@ -486,19 +486,19 @@ class BaseEnvManager(abc.ABC):
         return self._ask(env_ids, "wrappers", "wrappers", lambda n: [None] * n)
 
     def set_parameters(self, parameters: Mapping[str, Any] | SetParameters, env_ids: EnvIds | None = None) -> None:
-        """Set parameters of environments before each of their resets, from the next one on.
+        """Set parameters of environments before each of their resets, from the next one.
 
-        Values are drawn from the episode's seed, where its environment lives, so that they are the same for any number
-        of workers; the info of a reset has them, as `infos["parameters"]`. They hold until others of the same names are
-        set, also for environments that are made anew.
+        Values are drawn in the environment's process from the episode's seed, so they are the same for any number of
+        workers; the info of a reset has them in `infos["parameters"]`. They hold until others of the same names are
+        set, also for environments that are made again.
 
         Args:
-            parameters: Constants, and distributions of `streamsampler.environments`, by name; or `SetParameters`
-                without an environment, which says how environments take them.
+            parameters: Constants, and distributions of `streamsampler.environments`, by name; or a `SetParameters`
+                without an environment, for another way to set them.
             env_ids: The environments; None for all.
 
         Raises:
-            UsageError: An environment takes no such parameters, or a step of one is open; nothing is set then.
+            UsageError: An environment has no such parameters, or a step of one is open; nothing is set then.
         """
         update = parameters if isinstance(parameters, SetParameters) else SetParameters(parameters)
         if update.has_environment:
@@ -512,7 +512,7 @@ class BaseEnvManager(abc.ABC):
         transport.in_hand = False
 
     def render(self, env_ids: EnvIds | None = None) -> list[Any]:
-        """Return what `render` of environments returns."""
+        """Return the results of `render` of environments."""
         return self._ask(env_ids, "render", "render", lambda n: [None] * n)
 
     def _ask(self, env_ids: Any, kind: str, name: str, arguments_for: Any) -> list[Any]:
@@ -530,13 +530,13 @@ class BaseEnvManager(abc.ABC):
 
 
 def _are_by_env(actions: Mapping[Any, Any], rows: Any) -> bool:
-    """Whether a dict has actions by environment; where the action space has no parts, no keys are the action itself."""
+    """Whether a dict has actions by environment; of an empty Dict space, an empty dict is an action."""
     is_action = not actions and isinstance(rows, dict) and not rows
     return not is_action and all(isinstance(key, int | np.integer) for key in actions)
 
 
 def _seeded(spaces: Sequence[Any], seed: int) -> list[Any]:
-    """Return a copy of each space with a generator of its own, whose seed follows from a manager's."""
+    """Copy each space, with a generator of its own, seeded from the manager's seed."""
     seeds = TrajectorySeeds(seed, 0)
     own = [copy.deepcopy(space) for space in spaces]
     for env_id, space in enumerate(own):

@@ -1,4 +1,4 @@
-"""What a manager of environments did, in numbers."""
+"""Count the results, losses and times of a manager of environments."""
 
 from __future__ import annotations
 
@@ -15,19 +15,18 @@ from streamsampler.stepping.env_times import WorkerReport
 
 @dataclass
 class ManagerStats(Stats):
-    """What a manager did in its whole life: `Stats` of a sampler, in which a trajectory is an episode.
+    """Counts since a manager was made: `Stats` as of a sampler, where a trajectory is an episode.
 
-    `kept_trajectories` are episodes whose end was handed out, `failed_trajectories` those that ended because their
-    environment failed, and `abandoned_trajectories` those that a reset by the caller cut short. `kept_timesteps` are
-    all that were handed out, `abandoned_timesteps` those whose results a reset discarded, and `lost_timesteps` those
-    that were run to restore environments. `episodes` stays empty, since a manager adds up no rewards. `seconds` is the
-    time since the launch, of all launches together; `workers` has what workers last said, which is at most about a
-    second old for those that are at work.
+    `kept_trajectories` are episodes that the caller received to their end, `failed_trajectories` ended because their
+    environment failed, and `abandoned_trajectories` by a reset of the caller. `kept_timesteps` are all that the caller
+    received, `abandoned_timesteps` those whose results a reset discarded, and `lost_timesteps` those run again to
+    restore environments. `episodes` stays empty, since a manager adds up no rewards. `seconds` is the time since the
+    launch, of all launches together. Busy workers report about once a second, so `workers` may be that old.
 
     Attributes:
         failures: How often an environment raised, or a worker died or hung.
-        restored: Environments that were made what they were.
-        not_restored: Environments that could not be, so that their episodes ended.
+        restored: Restored environments.
+        not_restored: Environments that could not be restored, so that their episodes ended.
     """
 
     failures: int = 0
@@ -36,14 +35,13 @@ class ManagerStats(Stats):
     _launched_at: float | None = None
 
     def tick(self, *, running: bool) -> None:
-        """Add the time since the last call, and begin to count, or stop."""
+        """Add the time since the last call; start or stop counting."""
         now = time.monotonic()
         if self._launched_at is not None:
             self.seconds += now - self._launched_at
         self._launched_at = now if running else None
 
     def take_worker(self, report: WorkerReport) -> None:
-        """Add what a worker says of its time."""
         self.reports += 1
         self.workers[report.worker] = self.workers[report.worker].plus(report.times)
         self.worker_timesteps[report.worker] += report.timesteps
@@ -51,7 +49,7 @@ class ManagerStats(Stats):
             self.take_measured(report.worker, report.timed)
 
     def take_results(self, timesteps: NDArray[np.int64], ended: NDArray[np.bool_], failed: NDArray[np.bool_]) -> None:
-        """Add results that are handed out: numbers of timesteps, 0 for a reset; (K,) each, as in `Steps`."""
+        """Add results that the caller receives: numbers of timesteps, 0 for a reset; (K,) each, as in `Steps`."""
         n_failed = int(np.count_nonzero(failed))
         self.kept_timesteps += int(np.count_nonzero(timesteps)) - n_failed
         self.kept_trajectories += int(np.count_nonzero(ended)) - n_failed
@@ -62,7 +60,7 @@ class ManagerStats(Stats):
 
         Args:
             batch: `Steps`.
-            how: See `Stats.take_infos`, as the rest.
+            how: See `Stats.take_infos`, as for the rest.
         """
         return super().take_infos(_InfosOf(batch.infos), how)
 

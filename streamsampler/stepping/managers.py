@@ -1,4 +1,4 @@
-"""The managers of environments: `EnvManager`, whose environments are in processes, and `SerialEnvManager`."""
+"""`EnvManager`, with environments in worker processes, and `SerialEnvManager`, with environments in this process."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 
 class AnyEnvManager(BaseEnvManager):
-    """What both managers are for others: vector environments of other libraries, and recorders of batches."""
+    """Adds the interfaces of other libraries, and recorders of batches, to both managers."""
 
     def vector_env(self, *, observation_mode: ObservationMode = "same") -> ManagedVectorEnv:
         """Return the environments as a `gymnasium.vector.VectorEnv`, in this manager's autoreset mode.
@@ -67,13 +67,13 @@ class AnyEnvManager(BaseEnvManager):
         Closing it closes the manager.
 
         Args:
-            observation_mode: Whether all environments have the "same" observation space, or may have "different" ones
-                that differ in their bounds alone; or the batched space and that of one environment, as Gymnasium's
-                vector environments take them.
+            observation_mode: As in Gymnasium's vector environments: "same" if all environments have the same
+                observation space, "different" if their bounds may differ; or the batched space and that of a single
+                environment.
 
         Raises:
-            UsageError: The manager has `max_episodes`, after which there would be nothing to step; or the environments
-                have other spaces.
+            UsageError: The manager has `max_episodes`, after which there would be nothing to step; or the spaces of the
+                environments do not fit together.
         """
         self._refuse_end()
         return ManagedVectorEnv(self, observation_mode)
@@ -93,7 +93,7 @@ class AnyEnvManager(BaseEnvManager):
         return ManagedVecEnv(self)
 
     def recorder(self, *, max_held: int = 1_000) -> StepsRecorder[Any, Any]:
-        """Return what makes batches of steps: `add` each `Steps` that is returned, then `take` whole episodes.
+        """Return a recorder that makes batches: `add` each returned `Steps`, then `take` whole episodes.
 
         ```python
         recorder = manager.recorder()
@@ -103,12 +103,12 @@ class AnyEnvManager(BaseEnvManager):
         batch = recorder.take(100)
         ```
 
-        It records the episodes that begin from now on. A batch is that of a sampler with the same seeds of trajectories
-        and actions, for any number of workers, synchronous or not; its agent version is 0. Where environments have
-        several agents, it is a `MultiAgentBatch`.
+        It records the episodes that start from now on. A batch equals that of a sampler with the same seeds and
+        actions, for any number of workers, synchronous or not; its agent version is 0. For environments of several
+        agents it is a `MultiAgentBatch`.
 
         Args:
-            max_held: How many episodes an environment may be ahead of another one, whose episode is waited for.
+            max_held: How many episodes an environment may be ahead of the slowest one.
 
         Raises:
             UsageError: The environments have different spaces.
@@ -131,7 +131,7 @@ class AnyEnvManager(BaseEnvManager):
 
 
 class _Fresh:
-    """What makes each environment, as it was before any was made: an environment that was there is used up by then."""
+    """Makes environments as they were before the first was made: an environment that was passed is used up by then."""
 
     def __init__(self, updates: Updates) -> None:
         self._updates = {
@@ -162,7 +162,7 @@ class _InThisProcess(Transport, Answers):
     ) -> None:
         self.losses = Losses(policy)
         self._errors = EnvErrors(policy, [list(updates)])
-        # Where the server shows what it does: nobody else looks.
+        # The server writes its progress here: nobody reads it.
         row: Any = SimpleNamespace(words=[0, 0, 0], timesteps_word=0, trajectory_word=1, phase_word=2)
         self._server = EpisodeServer(updates, 0, row, autoreset, own_generators=own_generators, is_shared=True)
         self._server.on_draws = self._warn_of_draws
@@ -177,7 +177,7 @@ class _InThisProcess(Transport, Answers):
             self.spaces = EnvSpaces(self._server.make())
         self.rows = self._server.rows = Rows(self.spaces, np.zeros)
 
-    def step(self, env_ids: Sequence[int], *, together: bool = False) -> None:  # noqa: ARG002 - they always are
+    def step(self, env_ids: Sequence[int], *, together: bool = False) -> None:  # noqa: ARG002 - always together
         self._work(env_ids, lambda: self._server.step(env_ids, self))
 
     def reset(self, env_ids: Sequence[int], options: Mapping[int, dict[str, Any] | None]) -> None:
@@ -186,8 +186,8 @@ class _InThisProcess(Transport, Answers):
                 self._server.set_options(env_id, options[env_id])
         self._work(env_ids, lambda: self._server.reset(env_ids, self))
 
-    def keep(self, env_id: int, phase: str, info: dict[str, Any]) -> None:  # noqa: ARG002 - nothing can go wrong later
-        self._infos[env_id] = {key: own_copy(value) for key, value in info.items()}  # it may use its arrays again
+    def keep(self, env_id: int, phase: str, info: dict[str, Any]) -> None:  # noqa: ARG002 - nothing fails later
+        self._infos[env_id] = {key: own_copy(value) for key, value in info.items()}  # it may reuse its arrays
 
     def give(self, env_ids: list[int]) -> None:
         infos, self._infos = self._infos, {}
@@ -198,7 +198,7 @@ class _InThisProcess(Transport, Answers):
         self._events.append(Broken.alone(env_id, raised))
 
     def _work(self, env_ids: Sequence[int], carry_out: Callable[[], Any]) -> Any:
-        """Know which environments run: whatever ends it but an `Exception` leaves them in between."""
+        """Record which environments run: any other end than an `Exception` interrupts them in the middle."""
         server, self._at_work = self._server, env_ids
         server.generators.look_away()
         collecting = server.times.collecting()
@@ -237,7 +237,7 @@ class _InThisProcess(Transport, Answers):
 
     def collect(self, timeout: float | None, awaited: Sequence[int] = ()) -> Sequence[EnvReport]:  # noqa: ARG002
         if not self._events and timeout:
-            threading.Event().wait(timeout)  # all has happened but what is to be tried again then
+            threading.Event().wait(timeout)  # only retries are due
         self.in_hand = True
         events, self._events = self._events, []
         return events
@@ -261,7 +261,7 @@ class _InThisProcess(Transport, Answers):
                 tried[env_id] = True
                 try:
                     values.append(self._server.request(env_id, kind, name, argument))
-                except SystemExit as error:  # which would end the caller's program
+                except SystemExit as error:  # it would end the caller's program
                     raise self._errors.raised(env_id, 0, name, summary_of(error), error, error) from error
                 tried[env_id] = False
             return values
@@ -281,49 +281,49 @@ class _InThisProcess(Transport, Answers):
 class SerialEnvManager(AnyEnvManager):
     """Steps environments one after the other in this process, with the calls of `EnvManager`.
 
-    A step is taken when its action is sent. The data are those of `EnvManager` with the same seed and actions.
+    An environment steps when its action is sent. Data equal those of `EnvManager` with the same seed and actions.
 
     Args:
         envs: An id for `gymnasium.make`, a callable that makes an environment, an environment, an `EnvSpec` or an
-            `EnvUpdate`; or a list with one for each environment. Where their spaces differ in more than their bounds,
+            `EnvUpdate`; or a list with an item for each environment. If their spaces differ in more than their bounds,
             values are not stacked.
-        n_envs: How many environments there are; may be left out where `envs` is a list.
-        seed: A non-negative integer from which the seeds of episodes are derived: episode k of environment e has that
-            of index e + k * n_envs. None draws one, which is in `seed`.
-        autoreset: What becomes of an environment whose episode has ended. "next_step": its next action is ignored, and
-            resets it. "same_step": it is reset in the same step; `Steps.last_observations` has the last observation,
+        n_envs: The number of environments; optional if `envs` is a list.
+        seed: A non-negative integer, from which the seeds of episodes are derived: episode k of environment e has the
+            seed of index e + k * n_envs. None draws a seed, and keeps it in `seed`.
+        autoreset: The policy for an environment whose episode has ended. "next_step": its next action is ignored, and
+            resets it. "same_step": the same step resets it; `Steps.last_observations` has the last observation,
             `infos["final_info"]` the last info. "disabled": the caller resets it. Gymnasium's
-            `AutoresetMode` is taken as well.
+            `AutoresetMode` works as well.
         max_episodes: How many episodes each environment runs after a reset by the caller; None for any number.
         min_envs: How many results `recv` waits for.
-        recv_timeout: Seconds that `recv` waits at most; None for any time.
-        on_failure: What becomes of an environment that raises. "restore": it is made anew, reset with the seed of its
-            episode, and the actions so far are applied again. If the rewards and the last observation are what they
-            were, to the bit, the step is tried once more, and only `failures` tells; otherwise it is as with "reset",
-            with a warning. If it raises again, that is an error, as with "raise". "reset": its episode ends, marked in
-            `Steps.failed`. "raise": the error is raised, and the environment is to be reset.
-        max_restarts: How often environments may raise within 60 seconds (`limits.restart_window`) before that is an
-            error with "restore" and "reset", too; see `MultiprocessingSampler`. A reset that fails is tried again so
-            often. With None, three equal failures of one environment are an error.
-        limits: Limits of time and restarts whose defaults fit most programs; see `Limits`.
-        renew: Whether an environment that raised is made anew before it is tried again. Otherwise the same object is
-            reset again, as suits one that takes long to make; with on_failure="reset" only what raised in a reset is
-            made anew.
-        own_generators: Whether each environment has states of its own of the global generators (`random`,
-            `numpy.random`, torch's), so that data are the same for any number of workers also where environments draw
-            from them. Otherwise only those have them that are found to draw, from then on, with a warning.
-        restart_wait: Seconds until an environment that failed is tried again; the others go on meanwhile.
-        restore_limit: Of longer episodes the actions are not kept: they end, as with "reset".
-        verify: With "restore", which observations are compared: the "last" one, or by their digests those of all
-            "steps", which takes time in each, and tells the first timestep that differs.
-        abnormal: A function of an info that says whether its environment failed without raising.
-        copy: Whether observations are copied. Otherwise they are read-only views, where their rows lie one after the
-            other, as those of all environments do, and of one. A view holds until its environment is sent its next
-            action, or is reset.
+        recv_timeout: Most seconds `recv` waits; None for no limit.
+        on_failure: The policy for an environment that raises. "restore": it is made again, reset with its episode's
+            seed, and stepped with the recorded actions. If rewards and last observation are equal to the bit, the step
+            is retried once, and counted in `failures`; otherwise it is treated as with "reset", with a warning. If it
+            raises again, so does the call, as with "raise". "reset": its episode ends, marked in `Steps.failed`.
+            "raise": the call raises, and the environment needs a reset.
+        max_restarts: How often environments may raise within 60 seconds (`limits.restart_window`) before the call
+            raises with "restore" and "reset", too; see `MultiprocessingSampler`. Failed resets are retried as often.
+            With None, three equal failures of an environment raise.
+        limits: Limits of time and restarts with defaults that fit most programs; see `Limits`.
+        renew: Whether an environment that raised is made again before it is retried. Otherwise the same object is
+            reset, which suits environments that take long to make; with on_failure="reset" only those that raised in a
+            reset are made again.
+        own_generators: Whether each environment has its own states of the global generators (`random`, `numpy.random`,
+            torch's), so that data are the same for any number of workers even if environments draw from them. Otherwise
+            an environment gets its own states once it is found to draw, with a warning.
+        restart_wait: Seconds until a failed environment is retried; the others continue meanwhile.
+        restore_limit: Actions of longer episodes are not recorded: on a failure they end, as with "reset".
+        verify: The observations compared by "restore": the "last" one, or digests of those of all "steps", which costs
+            time in each step, and finds the first timestep that differs.
+        abnormal: A function of an info: whether its environment failed without raising.
+        copy: Whether observations are copied. Otherwise they are read-only views if their rows lie one after the other,
+            as those of all environments or of a single environment do. A view holds until its environment receives its
+            next action or a reset.
         env_kwargs: Arguments for making the environments.
-        policy_of: Where environments have several agents (PettingZoo's), who plays whom, as in samplers: a dict of
-            policy names by agent id, or a function `(agent_id, trajectory_index) -> policy name`. None for the agent id
-            up to its last `_`, or the agent id that has none. `Steps` and `send` are by policy then: see
+        policy_of: For environments of several agents (PettingZoo's), the policy of each agent, as in samplers: a dict
+            of policy names by agent id, or a function `(agent_id, trajectory_index) -> policy name`. None for the agent
+            id up to its last `_`, or the whole id. `Steps` and `send` are by policy then: see
             `streamsampler/docs/stepping.md`.
 
     Raises:
@@ -376,36 +376,35 @@ class EnvManager(AnyEnvManager):
         with EnvManager("CartPole-v1", n_envs=8, seed=1) as manager:
             manager.async_reset()
             for _ in range(1000):
-                steps = manager.recv(min_envs=4)  # whichever are ready first
+                steps = manager.recv(min_envs=4)  # the first to be ready
                 manager.send(manager.random_actions(steps.env_ids), steps.env_ids)
 
-    Each episode is a function of its seed and its actions, whatever the number of workers and the timing.
+    Each episode is a function of its seed and its actions, for any number of workers and any timing.
 
     Args:
-        envs: See `SerialEnvManager`, as all other arguments that are not named here.
-        n_workers: How many processes there are; None for the cores that this process may use.
-        engine: How they are connected to this process; see `MultiprocessingSampler`. Data are the same.
-        start_method: How they are started; see `MultiprocessingSampler`.
-        step_timeout: Seconds, while its caller waits, in which a worker may show no progress, such as the beginning of
-            another step; then it is killed, with its Python stacks in the error. None for no limit.
+        envs: See `SerialEnvManager`, as for all other arguments not listed here.
+        n_workers: The number of processes; None for the cores this process may use.
+        engine: The connection to the workers; see `MultiprocessingSampler`. Data are the same.
+        start_method: The way to start processes; see `MultiprocessingSampler`.
+        step_timeout: Seconds without progress, such as the start of another step, after which a worker is killed while
+            its caller waits; the error has its Python stacks. None for no limit.
         reset_timeout: The same for resets; None for `step_timeout`.
-        on_failure: What becomes of environments that raise, or whose worker dies or hangs. "restore": they are made
-            anew, in a new process if need be, reset with the seeds of their episodes, and the actions so far are
-            applied again. If the rewards and the last observation are what they were, to the bit, the open step is
-            tried once more (after a death, nine times), and only `failures` tells; otherwise it is as with "reset",
-            with a warning. An environment that fails again at that is an error, as with "raise". "reset": their
-            episodes end, marked in `Steps.failed`, and new ones begin. "raise": the error is raised, and the
-            environments are to be reset.
+        on_failure: The policy for environments that raise, or whose worker dies or hangs. "restore": they are made
+            again, in a new process if need be, reset with their episodes' seeds, and stepped with the recorded actions.
+            If rewards and last observation are equal to the bit, the open step is retried once (after a death, nine
+            times), and counted in `failures`; otherwise they are treated as with "reset", with a warning. If the
+            environment fails again, the call raises, as with "raise". "reset": their episodes end, marked in
+            `Steps.failed`, and new ones start. "raise": the call raises, and the environments need a reset.
         max_restarts: How often workers may die or hang and environments raise within 60 seconds
-            (`limits.restart_window`) before that is an error with "restore" and "reset", too; see
+            (`limits.restart_window`) before the call raises with "restore" and "reset", too; see
             `MultiprocessingSampler`.
-        restart_wait: Seconds until a worker that was lost is started again, and an environment that raised is tried
-            again; the others go on meanwhile.
+        restart_wait: Seconds until a lost worker is started again, and an environment that raised is retried; the
+            others continue meanwhile.
         worker_threads: How many threads libraries compute on in each worker; None for no limit.
 
     Raises:
         UsageError: An argument cannot work.
-        SamplerError: This system lacks what the engine needs.
+        SamplerError: This system lacks a requirement of the engine.
     """
 
     def __init__(
@@ -441,7 +440,7 @@ class EnvManager(AnyEnvManager):
         self._new_pool = new_pool_of(check_engine(engine, method, {}), method)
         self._policy = options.policy(max_restarts=max_restarts, **kept)
         self._timeouts = step_timeout, reset_timeout, limits.construction_timeout
-        watch_of(*self._timeouts)  # raises where one of them cannot work
+        watch_of(*self._timeouts)  # raises here if a timeout is invalid
         super().__init__(updates_of(envs, n_envs, env_kwargs), options, seed, self.n_workers)
 
     def _new_transport(self) -> Transport:
@@ -454,8 +453,8 @@ class EnvManager(AnyEnvManager):
         )  # fmt: skip
 
     def worker_pids(self) -> list[int | None]:
-        """Return the workers' process ids, by worker number; None for one that is not started again yet.
+        """Return the workers' process ids, by worker number; None for a worker that is not started again yet.
 
-        Another thread may ask for them, whatever the manager is at.
+        Any thread may call this at any time.
         """
         return cast("ProcessTransport", self._there()).pids()

@@ -1,8 +1,7 @@
-"""Carry what does not lie in shared memory: by pickle, in the messages beside the rows.
+"""Send values outside shared memory, by pickle, in messages that refer to rows.
 
-A message that says of environments whose arrays lie in shared memory brings the rest, values that are no arrays of one
-size: actions with the request of a step, and observations with its answer. Where all parts of a space are arrays,
-messages are as short as they can be; and where no memory is shared, they bring all.
+These values are no arrays of a fixed size: actions with the request of a step, and observations with its answer. If a
+space consists of arrays alone, messages carry only ids; without shared memory they carry everything.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from streamsampler.workers.explain import summary_of
 _ACTIONS = "the action of an environment"
 
 
-# To a worker: what the agent may have defined in the caller's script goes by value.
 def step_frame(rows: Rows, env_ids: Sequence[int], *, together: bool) -> bytes:
     """Return a message that requests steps with the actions in rows; see `Transport.step`."""
     if not rows.actions_are_carried:
@@ -30,33 +28,32 @@ def step_frame(rows: Rows, env_ids: Sequence[int], *, together: bool) -> bytes:
 
 
 def put_actions(rows: Rows, env_ids: Sequence[int], carried: Payload) -> None:
-    """Write what `step_frame` was given in the other process."""
+    """Write the actions and seeds of a `step_frame` into this process's rows."""
     actions, seeds = loads(carried)
     for env_id, parts in zip(env_ids, actions, strict=True):
         rows.action_values.put_carried(0, env_id, parts)
-    rows.put_carried_seeds(env_ids, seeds)  # a step of an environment whose episode is over begins one
+    rows.put_carried_seeds(env_ids, seeds)  # a step after an episode's end starts an episode
 
 
 def given_frame(rows: Rows, actions: Mapping[int, Any]) -> bytes:
-    """Return a message with whole actions, which are of another dtype than the rows'."""
+    """Return a message with whole actions, whose dtype differs from the rows'."""
     return pickle_frame(("actions", dumps(actions, _ACTIONS).owned() if rows.actions_are_carried else actions))
 
 
-# From a worker.
 def packed_result(rows: Rows, env_id: int, info: dict[str, Any]) -> bytes:
-    """Return what a result has besides what lies in rows."""
+    """Pickle the parts of a result outside the rows."""
     if not rows.observations_are_carried:
         return pickled(info)
     try:
         return pickled((info, rows.carried_result(env_id)))
-    except Exception as error:  # anything: it is user code
+    except Exception as error:  # any error: this runs user code
         if not rows.observations_have_objects:
             raise
         raise SerializationError(f"its observation or info cannot be pickled: {summary_of(error)}") from error
 
 
 def unpacked_result(rows: Rows, env_id: int, packed: bytes) -> dict[str, Any]:
-    """Write what a result has besides what lies in rows, and return its info."""
+    """Write the parts of a result outside the rows; return its info."""
     result = pickle.loads(packed)
     if not rows.observations_are_carried:
         info: dict[str, Any] = result

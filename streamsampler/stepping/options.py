@@ -1,4 +1,4 @@
-"""The arguments of managers of environments, checked."""
+"""Check the arguments of managers of environments."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ Verify = Literal["last", "steps"]
 Updates = Mapping[int, EnvUpdate]
 
 RESTORE_LIMIT: Final = 100_000
-"""How many timesteps of an episode are kept at most, unless a manager is told another number."""
+"""The default of the most timesteps recorded of an episode."""
 
 _GYMNASIUMS = frozenset(mode.value for mode in AutoresetMode)
 
 
 def mode_of(autoreset: Autoreset | AutoresetMode) -> Autoreset:
-    """Return an autoreset mode by its name, also where it is Gymnasium's, or its value there, such as "NextStep"."""
+    """Return an autoreset mode by its name, from Gymnasium's enum, or its values there, such as "NextStep"."""
     if isinstance(autoreset, str) and autoreset in _GYMNASIUMS:
         autoreset = AutoresetMode(autoreset)
     return cast("Autoreset", autoreset.name.lower()) if isinstance(autoreset, AutoresetMode) else autoreset
 
 
 def is_abnormal(info: Mapping[str, Any]) -> bool:
-    """Return whether an info says that its environment is abnormal: a true `info["abnormal"]`."""
+    """Return whether an info reports a failure of its environment: a true `info["abnormal"]`."""
     return bool(info.get("abnormal", False))
 
 
 @dataclass(frozen=True)
 class ManagerOptions:
-    """What all managers of environments take; see `EnvManager`.
+    """The common options of all managers of environments; see `EnvManager`.
 
     Raises:
         UsageError: A value cannot work.
@@ -66,7 +66,7 @@ class ManagerOptions:
 
     def __post_init__(self) -> None:
         positive("n_envs", self.n_envs)
-        PolicyNames(self.policy_of)  # raises where it is none
+        PolicyNames(self.policy_of)  # raises if it is invalid
         if self.autoreset not in ("next_step", "same_step", "disabled"):
             raise UsageError(f'autoreset must be "next_step", "same_step" or "disabled", got {self.autoreset!r}')
         if self.max_episodes is not None:
@@ -93,17 +93,17 @@ class ManagerOptions:
             positive_seconds("restart_wait", self.restart_wait)
 
     def policy(self, **fields: Any) -> Policy:
-        """Return the quotas: where failures end no call, exceptions count as deaths and hangs do."""
+        """Return the quotas: unless failures end the call, exceptions count like deaths and hangs."""
         return Policy(restart_on=() if self.on_failure == "raise" else (BaseException,), **fields)
 
 
 def watch_of(
     step_timeout: float | None, reset_timeout: float | None, construction_timeout: float | None
 ) -> Watch | None:
-    """Return what finds workers that hang, by their phase; None where there is no time limit.
+    """Return the watch for workers that hang, by phase; None without a time limit.
 
-    Timeouts are seconds without progress. For a reset, None is the `step_timeout`; for the construction, which counts
-    from a worker's start, it is 60, or the longer one of the others.
+    Timeouts are seconds without progress. None is the `step_timeout` for a reset; for the construction, which counts
+    from a worker's start, it is 60, or the longest of the others.
     """
     given = {"step_timeout": step_timeout, "reset_timeout": reset_timeout, "construction_timeout": construction_timeout}
     for name, seconds in given.items():
@@ -119,7 +119,7 @@ def watch_of(
 
 
 def n_envs_of(envs: Any, n_envs: int | None) -> int:
-    """Return how many environments there are: so many as a list has, where it is not said."""
+    """Return the number of environments: by default, of items in a list."""
     if n_envs is not None:
         return n_envs
     items = items_by_worker(envs)
@@ -129,13 +129,13 @@ def n_envs_of(envs: Any, n_envs: int | None) -> int:
 
 
 def updates_of(envs: Any, n_envs: int, env_kwargs: Mapping[str, Any] | None) -> Updates:
-    """Return what makes each environment, of what a sampler takes, or a list or `PerWorker` with one for each."""
+    """Return the `EnvUpdate` of each environment, from a sampler's `envs`, or a list or `PerWorker` of them."""
     items = items_by_worker(envs)
     if items is None:
         update = as_env_update(envs, env_kwargs=env_kwargs)
         if isinstance(update, SpecEnvUpdate | NewEnvUpdate):
             return dict.fromkeys(range(n_envs), update)
-        payload = dumps(update, "the environment")  # it has an environment, of which each gets a copy
+        payload = dumps(update, "the environment")  # it has an environment; each gets a copy
         return {env_id: loads(payload) for env_id in range(n_envs)}
     if len(items) != n_envs:
         raise UsageError(f"envs has {len(items)} items, but there are {n_envs} environments")
@@ -143,12 +143,12 @@ def updates_of(envs: Any, n_envs: int, env_kwargs: Mapping[str, Any] | None) -> 
     first_of = {id(item): env_id for env_id, item in reversed(list(enumerate(items)))}
     for env_id, item in enumerate(items):
         if first_of[id(item)] != env_id and not isinstance(updates[env_id], SpecEnvUpdate | NewEnvUpdate):
-            updates[env_id] = loads(dumps(updates[env_id], "the environment"))  # one for each, not one for all
+            updates[env_id] = loads(dumps(updates[env_id], "the environment"))  # the same object twice: copy it
     return updates
 
 
 def chosen_envs(env_ids: Any, n_envs: int) -> list[int]:
-    """Return numbers of environments, each once; None are all of them."""
+    """Return a list of distinct environments; None is all of them."""
     if env_ids is None:
         return list(range(n_envs))
     if isinstance(env_ids, str | bytes | Mapping) or not isinstance(env_ids, Iterable):
@@ -162,7 +162,7 @@ def chosen_envs(env_ids: Any, n_envs: int) -> list[int]:
             f"{env_ids.dtype} of shape {env_ids.shape}"
         )
     if isinstance(env_ids, np.ndarray) and env_ids.dtype == np.int64 and (not len(env_ids) or env_ids.min() >= 0):
-        chosen: list[int] = env_ids.tolist()  # as `Steps` has them
+        chosen: list[int] = env_ids.tolist()  # the type in `Steps`
     elif isinstance(env_ids, list) and set(map(type, env_ids)) == {int} and min(env_ids) >= 0:
         chosen = list(env_ids)  # quicker
     else:
@@ -179,7 +179,7 @@ def _hint(env_ids: Any) -> str:
 
 
 def copied_options(options: Any) -> dict[str, Any] | None:
-    """Return a copy of the options of a reset, for the workers; None for none."""
+    """Copy a reset's options, as workers receive them; None for none."""
     if options is None:
         return None
     if not isinstance(options, Mapping):

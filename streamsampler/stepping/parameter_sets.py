@@ -1,4 +1,4 @@
-"""Parameters of environments, by number: an episode that is restored has those that it began with. Pure: no I/O."""
+"""Number the parameters of environments, so that a restored episode has those it started with. Pure: no I/O."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from streamsampler.environments.parameters import Parameters, SetParameters
 
 @dataclass(frozen=True)
 class NumberedParameters:
-    """What resets of an environment set: numbered from 1 on as they were given, with the `SetParameters`, pickled."""
+    """Parameters that an environment's resets set: a pickled `SetParameters`, numbered from 1."""
 
     number: int
     payload: Payload
 
 
 class ParameterSets:
-    """What was given to the environments of a manager."""
+    """All parameters given to a manager's environments and still in use."""
 
     def __init__(self) -> None:
-        self.latest: dict[int, NumberedParameters] = {}  # what resets set from now on, by environment
+        self.latest: dict[int, NumberedParameters] = {}  # by environment, for its next resets
         self._values: dict[int, Parameters] = {}
         self._known: dict[int, NumberedParameters] = {}
         self._n_given = 0
 
     def set(self, env_ids: Iterable[int], update: SetParameters, in_use: Iterable[int]) -> None:
-        """Let environments have other parameters, besides those of other names that they have.
+        """Add parameters of environments, or replace those of the same names.
 
-        `in_use` are the numbers of all episodes that go on. Raises SerializationError where they cannot be pickled.
+        `in_use` has the numbers of all current episodes. Raises SerializationError if the parameters cannot be pickled.
         """
-        given: dict[int, NumberedParameters] = {}  # by the number of those before
+        given: dict[int, NumberedParameters] = {}  # by the number they replace
         for env_id in env_ids:
             before = self.latest[env_id].number if env_id in self.latest else 0
             if before not in given:
@@ -50,5 +50,5 @@ class ParameterSets:
         return numbered
 
     def numbered(self, number: int) -> NumberedParameters | None:
-        """Return those of a number; None for 0."""
+        """Return the parameters with a number; None for 0."""
         return self._known[number] if number else None

@@ -1,4 +1,4 @@
-"""What `call` and `set_attr` did to environments, to do it again with those that replace them. Pure: no I/O."""
+"""Record `call` and `set_attr` on environments, to repeat them on their replacements. Pure: no I/O."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from streamsampler.core.serialization import dumps, loads
 from streamsampler.workers.restoring import NotRestoredError
 
 BEFORE = -1
-"""The timestep of what was requested before the reset that began the episode."""
+"""The timestep of requests before the reset that started the episode."""
 
 _MOST = 1_000
 
@@ -24,22 +24,22 @@ TOO_MANY = (
 class PastRequest(NamedTuple):
     """A call of a method, or the setting of an attribute."""
 
-    timestep: int  # how many the episode had by then; `BEFORE` for none, and no reset
+    timestep: int  # of the episode at the time; `BEFORE` for a request before the reset
     kind: str  # "call" or "set"
     name: str
     arguments: Any
-    raised: bool = False  # what it did before that is repeated, too
-    digest: bytes | None = None  # of its result; None where it has none that is compared
+    raised: bool = False  # its effects before that are repeated, too
+    digest: bytes | None = None  # of its result; None if it is not compared
     is_moved: bool = False  # whether it was requested in an earlier episode, and is repeated before the reset
 
 
 def digest_of_result(value: Any) -> bytes | None:
-    """Return the digest of what a method returned, the same before and after it was pickled; None if it cannot be."""
+    """Return the digest of a method's result, the same before and after pickling; None if it cannot be pickled."""
     if value is None:
         return None
     try:
         payload = dumps(loads(dumps(value, "a result")), "a result")
-    except Exception:  # anything: it is user code
+    except Exception:  # any error: this runs user code
         return None
     digest = hashlib.blake2b(payload.data, digest_size=16)
     for buffer in payload.buffers:
@@ -54,7 +54,7 @@ class PastRequests:
         self._of: list[list[tuple[int, PastRequest]]] = [[] for _ in range(n_envs)]  # with the episode's number
 
     def record(self, env_id: int, episode: int, request: PastRequest) -> bool:
-        """Keep a request that was carried out in an episode; return whether it is the first one too many."""
+        """Record a request of an episode; return whether it is the first beyond the limit."""
         kept = self._of[env_id]
         if len(kept) == _MOST:
             kept[:] = _needed(kept, episode)
@@ -64,9 +64,9 @@ class PastRequests:
         return False
 
     def to_repeat(self, env_id: int, episode: int | None) -> Sequence[PastRequest]:
-        """Return requests in order, as they are to be repeated with the episode that goes on, None for none.
+        """Return the requests to repeat, in order, for a current episode, or None.
 
-        Raises NotRestoredError where there were too many.
+        Raises NotRestoredError if there were too many.
         """
         kept = self._of[env_id]
         if len(kept) > _MOST:
@@ -75,12 +75,12 @@ class PastRequests:
 
 
 def _needed(kept: Sequence[tuple[int, PastRequest]], episode: int) -> list[tuple[int, PastRequest]]:
-    """Return the requests without attributes that were set in earlier episodes, and to something else since."""
+    """Drop the attributes set in earlier episodes and set again since."""
     needed = []
     set_later: set[str] = set()
     for number, request in reversed(kept):
         if request.kind == "call":
-            set_later.clear()  # it may have looked at them
+            set_later.clear()  # it may have read them
         elif number != episode:
             if request.name in set_later:
                 continue

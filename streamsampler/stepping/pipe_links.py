@@ -1,4 +1,4 @@
-"""Worker processes with environments, reached by pipes and shared memory: the engine `processes`."""
+"""Worker processes with environments, connected by pipes and shared memory: the engine `processes`."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from streamsampler.stepping.pipe_worker import main
 from streamsampler.stepping.rows import EnvSpaces, Rows, buffer_rows, bytes_needed
 
 _SELECTABLE = 1024
-"""Descriptors below this can be selected."""
+"""`select` accepts descriptors below this."""
 
 
 class EnvFiles(SharedFiles):
-    """What the workers of a pool share: the rows of all environments, too, in a file that is empty at first."""
+    """The files shared with all workers of a pool, with one for all rows, which is empty at first."""
 
     def _open(self) -> None:
         self.rows_fd = self.own(anonymous_file("streamsampler-rows"))
@@ -34,22 +34,21 @@ class EnvFiles(SharedFiles):
 
 
 class PipeEnvLink(PipeLink, EnvLink):
-    """A worker process with environments, a pipe there and one back."""
+    """A worker process with environments, and its two pipes."""
 
     def __init__(self, start: WorkerStart, number: int) -> None:
         super().__init__(start, number)
         self._reader = FrameReader(self.answers_fd)
-        self.unsent = bytearray()  # what the pipe had no room for
+        self.unsent = bytearray()  # bytes for which the pipe was too full
         self._n_sent = 0
         self._poll = select.poll()
 
     @property
     def n_moved(self) -> int:
-        """How many bytes went through its pipes."""
         return self._n_sent + self._reader.n_read
 
     def read(self) -> list[Any] | None:
-        """Return the messages that are whole."""
+        """Return the complete messages."""
         messages = self._reader.read()
         if messages is None:
             return None
@@ -72,11 +71,11 @@ class PipeEnvLink(PipeLink, EnvLink):
             self._poll.register(fd, select.POLLIN)
 
     def sleep(self, timeout: float | None) -> None:
-        """Sleep until this worker says something, or ends."""
+        """Sleep until this worker sends a message, or ends."""
         self._poll.poll(None if timeout is None else math.ceil(1000 * timeout))
 
     def flush(self) -> None:
-        """Send what the pipe had no room for, as far as there is room now."""
+        """Send as many unsent bytes as the pipe has room for."""
         while self.unsent and (sent := self._write(self.unsent)):
             del self.unsent[:sent]
         if not self.unsent and self.commands_fd in self._start.selector.get_map():
@@ -88,12 +87,12 @@ class PipeEnvLink(PipeLink, EnvLink):
         except BlockingIOError:
             return 0
         except BrokenPipeError:
-            return len(data)  # the worker's end is noticed where its answers are read
+            return len(data)  # the worker's end is found by reading its answers
         self._n_sent += sent
         return sent
 
     def unregister(self) -> None:
-        """Let the selector report nothing more of this worker."""
+        """Remove this worker from the selector."""
         self.unsent.clear()
         self.flush()
         super().unregister()
@@ -113,20 +112,19 @@ class PipeEnvPool(ProcessPool[PipeEnvLink], EnvPool[PipeEnvLink]):
         return PipeEnvLink(self._how, number)
 
     def set_up(self, given: Payload) -> None:
-        """Let workers that are started from now on be given something else."""
         self._files.set_up(setup_of(given, self._threads))
 
     def new_rows(self, spaces: EnvSpaces) -> Rows:
         """Return the rows of environments, in memory that workers open."""
         size, fd = bytes_needed(spaces), self._files.rows_fd
         os.ftruncate(fd, size)
-        os.posix_fallocate(fd, 0, size)  # a full machine is an OSError here, and not a SIGBUS in a step
+        os.posix_fallocate(fd, 0, size)  # without enough memory, an OSError here instead of a SIGBUS in a step
         return Rows(spaces, buffer_rows(mmap.mmap(fd, size)))
 
     def sleep(self, timeout: float | None, awaited: PipeEnvLink | None = None) -> Sequence[Any]:
-        """Sleep until a worker says something, dies or is given up; see `EnvPool.sleep`.
+        """Sleep until a worker sends a message, dies or is killed; see `EnvPool.sleep`.
 
-        Where each of them ended the sleep, this process would take the core from those that are at work.
+        If every worker ended the sleep, this process would take the core from the busy ones.
         """
         has_other_work = self._unstarted or self._killed or any(link.unsent for link in self._links)
         if awaited is None or awaited.ended or has_other_work:
@@ -135,11 +133,10 @@ class PipeEnvPool(ProcessPool[PipeEnvLink], EnvPool[PipeEnvLink]):
         return self._selector.select(0)
 
     def read(self, ready: Sequence[Any]) -> list[Any]:
-        """Return what workers said."""
         return self._with_given_up(self._said(ready))
 
     def nap(self, seconds: float) -> None:
-        """Sleep until a worker says something or ends, for at most so many seconds."""
+        """Sleep until a worker sends a message or ends, for at most so many seconds."""
         if self._unstarted:
             return
         fds = [key.fd for key in self._selector.get_map().values()]

@@ -1,4 +1,4 @@
-"""A worker process whose environments are stepped from the parent, from its descriptors on."""
+"""Run a worker process with environments on its pipes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from streamsampler.stepping.worker_main import EnvChannel, new_worker
 
 
 def main(number: int, fds: Sequence[int]) -> None:
-    """Run a worker until it is to exit; see `begin`, where the other descriptor is that of the rows."""
+    """Run a worker until it is to exit; see `begin`: `others` has the descriptor of the rows."""
     begun = begin(number, fds)
     worker = new_worker(begun, PipeEnvChannel(begun))
     worker.run()
@@ -32,19 +32,16 @@ class PipeEnvChannel(EnvChannel):
         (self._rows_fd,) = begun.others
 
     def read(self) -> list[tuple[int, bytes]] | None:
-        """Wait for messages."""
         return self._reader.read()
 
     def write(self, frame: bytes) -> None:
-        """Send a message."""
         view = memoryview(frame)
         while view:
             view = view[os.write(self._answers_fd, view) :]
 
     def open_rows(self, spaces: EnvSpaces) -> Rows:
-        """Return the rows of all environments, which the parent has, too."""
+        """Return the rows of all environments, which its manager shares."""
         return Rows(spaces, buffer_rows(mmap.mmap(self._rows_fd, 0)))
 
     def tell_of_copy(self) -> None:
-        """Tell the parent of this forked copy of the worker."""
         self.write(COPY_FRAME)

@@ -1,4 +1,4 @@
-"""Show each policy of the caller, in the results of a manager, what its agents act on and how they have ended."""
+"""Split a manager's results by the caller's policies: observations to act on, and ends of agents."""
 
 from __future__ import annotations
 
@@ -23,38 +23,38 @@ from streamsampler.workers.vec.rows import singles_of
 
 
 class AgentStep(NamedTuple):
-    """What one agent is shown."""
+    """The results of a single agent."""
 
     agent_id: str
     policy: PolicySpaces
-    observation: Any  # what it acts on next, or its last one
-    reward: float = 0.0  # what its last action brought; 0 before the first one
+    observation: Any  # for its next action, or its last one
+    reward: float = 0.0  # of its last action; 0 before the first
     ends: Ends = NO_ENDS
     info: Any = None
 
 
 class EnvStep(NamedTuple):
-    """What the agents of one environment are shown."""
+    """The results of an environment's agents."""
 
-    acting: Sequence[AgentStep]  # those that act next, in their order
-    ended: Sequence[AgentStep]  # those that have ended since the last result
-    turn: Turn  # what the last action led to, or the reset
-    begun: Turn | None = None  # what the reset showed that followed in the same step
+    acting: Sequence[AgentStep]  # agents that act next, in their order
+    ended: Sequence[AgentStep]  # agents that have ended since the last result
+    turn: Turn  # of the last action, or of the reset
+    begun: Turn | None = None  # of a reset in the same step
 
 
 class PolicySteps:
-    """What the agents that one policy plays are shown in the results of environments: K of them, which act next.
+    """The results of environments for the K agents of a policy that act next.
 
     Attributes:
-        rows: (K,) int64: which row of the `Steps` each agent's environment has.
+        rows: (K,) int64: the row of each agent's environment in the `Steps`.
         env_ids: (K,) int64: the environments.
         agent_ids: (K,) str: the agents.
-        observations: Leaves of (K, ...): what to act on. Of agents that have ended, their last observations.
-        rewards: (K,) float64: what each agent's last action brought; 0 before its first one.
+        observations: Leaves of (K, ...): the observations to act on; in `ended`, last observations.
+        rewards: (K,) float64: the reward of each agent's last action; 0 before its first.
         terminated: (K,) bool; False for agents that act.
         truncated: (K,) bool; False for agents that act.
-        info_by_row: The infos that are not empty, by the agent's position among the K.
-        ended: The same of those agents of the policy that have ended: they send no action. None in there.
+        info_by_row: The non-empty infos, by the agent's position among the K.
+        ended: The same for agents of the policy that have ended, and send no action; there it is None.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class PolicySteps:
 
     @cached_property
     def observations(self) -> Any:
-        """Leaves of (K, ...), as above."""
+        """Leaves of (K, ...): the observations to act on; in `ended`, last observations."""
         return self._policy.stacked_observations(self._shown)
 
     @cached_property
@@ -86,12 +86,12 @@ class PolicySteps:
 
     @cached_property
     def action_masks(self) -> NDArray[np.bool_] | None:
-        """(K, n) bool: which actions are allowed, all where nothing is said; None where the space has no masks."""
+        """(K, n) bool: the allowed actions, all if no mask is given; None if the space has no masks."""
         return self._policy.masks([(it, self.info_by_row.get(row)) for row, it in enumerate(self._shown)])
 
 
 class JointSteps:
-    """What the agents of K environments are shown."""
+    """The results of the agents of K environments."""
 
     def __init__(self, envs: Sequence[EnvStep], known: Mapping[str, PolicySpaces]) -> None:
         self.envs, self._known = envs, known
@@ -102,7 +102,7 @@ class JointSteps:
         return JointSteps([self.envs[row] for row in np.arange(len(self.envs))[index].tolist()], self._known)
 
     def of_policy(self, name: str, env_ids: NDArray[np.int64]) -> PolicySteps:
-        """Return what agents of a policy are shown, by the environment of each row; raise KeyError if there is none."""
+        """Return the results of a policy's agents, given the environment of each row; raise KeyError if unknown."""
         if name not in self._known:
             raise KeyError(f"there is no policy {name!r} here; the policies are {listed(self._known)}")
         policy, rows = self._known[name], list(enumerate(self.envs))
@@ -112,7 +112,7 @@ class JointSteps:
 
 
 class PolicySpaces:
-    """A policy of the caller: the spaces of the agents that it plays."""
+    """A policy of the caller, with the spaces of its agents."""
 
     def __init__(self, name: str, agent_id: str, spaces: tuple[Any, Any], warn: Callable[[str, str], Any]) -> None:
         self.name, self._first, self._spaces = name, agent_id, spaces
@@ -121,16 +121,14 @@ class PolicySpaces:
         self._find_mask = MaskFinder(None, spaces[1], warn)
 
     def join(self, agent_id: str, spaces: tuple[Any, Any]) -> None:
-        """Play an agent, too; raise UsageError if its spaces are others."""
+        """Add an agent; raise UsageError if its spaces differ."""
         if not same_spaces(self._spaces, spaces):
             raise differing_spaces(self.name, {self._first: self._spaces, agent_id: spaces})
 
     def stacked_observations(self, observations: Sequence[Any]) -> Tree:
-        """Return observations as a batch: leaves of (K, ...)."""
         return _stacked(self._observations, self._spaces[0], observations)
 
     def stacked_actions(self, actions: Sequence[Any]) -> Tree:
-        """Return actions as a batch: leaves of (K, ...)."""
         return _stacked(self._actions, self._spaces[1], actions)
 
     def actions(self, batch: Any, n: int) -> list[Any]:
@@ -140,7 +138,7 @@ class PolicySpaces:
         return singles_of(self._spaces[1], nested(self._spaces[1], iter(self._actions.checked(batch, n))))
 
     def masks(self, shown: Sequence[tuple[Any, Any]]) -> NDArray[np.bool_] | None:
-        """Return the masks of actions, given observations and infos; None where the space has none."""
+        """Return the masks of actions, from observations and infos; None if the space has none."""
         if (size := self._find_mask.size) is None:
             return None
         found: list[Mask | None] = [self._find_mask(observation, info) for observation, info in shown]
@@ -163,5 +161,4 @@ def _is_empty(batch: Any) -> bool:
 
 
 def listed(names: Mapping[str, Any]) -> str:
-    """Return names as they stand in messages."""
     return ", ".join(map(repr, names))

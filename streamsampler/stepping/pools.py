@@ -1,4 +1,4 @@
-"""Choose what connects processes with environments to their parent. Imports nothing that only POSIX has."""
+"""Choose the connection between a manager and its worker processes. Imports nothing that only POSIX has."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from streamsampler.stepping.links import NewPool
 
 
 def new_pool_of(engine: EngineName, start_method: StartMethod) -> NewPool:
-    """Return what starts the processes of environments: `start_method` is how `multiprocessing` does it.
+    """Return the starter of worker processes; `start_method` is `multiprocessing`'s.
 
-    Raises UsageError where an engine connects workers alone, SamplerError where it cannot start processes here.
+    Raises UsageError if the engine runs only samplers' workers, SamplerError if it cannot start processes here.
     """
     if engine not in STEPPING_ENGINES:
         known = " and ".join(f'engine="{name}"' for name in STEPPING_ENGINES)
         raise UsageError(f'engine="{engine}" steps no environments from this process: {known} do')
     if engine == "processes":
-        from streamsampler.stepping.pipe_links import PipeEnvPool  # of which another system lacks what it imports
+        from streamsampler.stepping.pipe_links import PipeEnvPool  # imports modules that other systems lack
 
         return PipeEnvPool
     from streamsampler.engines.queued_workers import check_startable

@@ -1,4 +1,4 @@
-"""Environments in worker processes, stepped from this one.
+"""Step environments in worker processes.
 
 ::
 
@@ -8,11 +8,10 @@
     │        │◀── answers: whose results are there, infos (pipe) ───────────────│          │
     └────────┘                                                                  └──────────┘
 
-All rows lie in one anonymous memory file, and each has one writer. A message wakes the other end for a group of
-environments. Nothing is locked, and nothing is pickled in a step but infos that are not empty, and values that are no
-arrays of one size (see `stepping.objects`). What starts, watches and ends the processes is what does it for samplers:
-that of the engine `processes`, as here; or that of the engine `queues`, where queues are in the place of pipes, and
-what lies in rows travels in the messages.
+All rows lie in an anonymous memory file, each with a single writer. A message wakes the other end for a group of
+environments. Nothing is locked; a step pickles only non-empty infos and values that are no arrays of a fixed size (see
+`stepping.objects`). Processes are started, watched and ended by the samplers' engines: `processes`, as drawn here, or
+`queues`, with queues for the pipes and the rows' contents in the messages.
 """
 
 from __future__ import annotations
@@ -57,25 +56,25 @@ from streamsampler.workers.explain import summary_of
 from streamsampler.workers.logs import handle_records, levels_here
 
 NewServer = Callable[[Any, int, WorkerRow], EnvServer]
-"""Makes what runs the environments of a process, from their updates, the worker number and the worker's row."""
+"""Makes the server of a process's environments, from their updates, the worker number and the worker's row."""
 
 _LOG = logging.getLogger("streamsampler")
 
 _REPORT_SECONDS = 1.0
-"""How long workers may take that have nothing to do, to say where their time went."""
+"""How long to wait for the reports of idle workers."""
 
 _LONGEST_SLEEP = 1e6
-"""Seconds of one sleep at most: the system takes no more than 2**31 milliseconds. Whoever waits longer sleeps again."""
+"""Seconds of the longest sleep: the system accepts at most 2**31 milliseconds. Longer waits sleep again."""
 
 _WATCHED = (Phase.RESET, Phase.ENV_CONSTRUCTION)
-"""What has a time limit of its own; that of steps holds for all else."""
+"""Phases with a time limit of their own; all others have that of steps."""
 
 
 class ProcessTransport(Transport):
-    """Carries requests to worker processes, which are started again where they are lost and needed.
+    """Carries requests to worker processes, and starts lost ones again when they are needed.
 
-    Environment e lives in process e * n_workers // n_envs. `watch` finds the workers that hang, by their phase; None
-    where there is no time limit. Libraries compute on so many `threads` in a worker.
+    Environment e lives in process e * n_workers // n_envs. `watch` finds hung workers, by phase; None without a time
+    limit. In a worker, libraries compute on `threads` threads.
     """
 
     _pool: EnvPool[Any]
@@ -103,7 +102,7 @@ class ProcessTransport(Transport):
         self._hangs: dict[int, Hang] = {}
 
     def start(self) -> None:
-        """Start the workers, all at once, and let each make its environments."""
+        """Start all workers at once; each makes its environments."""
         self._pool = self._new_pool(self._given(self._updates), len(self._envs_of), self._threads, self._close_timeout)
         self._close = weakref.finalize(self, _end, self._pool)
         self._settings = ProcessSettings.of_this_process(), levels_here()
@@ -143,9 +142,9 @@ class ProcessTransport(Transport):
         link.write(pickle_frame(("rows", dumps(given, "the spaces, options and parameters of environments").owned())))
 
     def _link(self, number: int) -> EnvLink:
-        """Return the link to a worker; start the worker again if it has ended, without waiting for it.
+        """Return the link to a worker; start a worker that has ended again, without waiting for it.
 
-        What a worker is to be told that must not be started yet is kept until it is.
+        If it must not start yet, its messages are kept until it does.
         """
         link: EnvLink = self._pool[number]
         if not (link.ended and link.is_told):
@@ -160,7 +159,7 @@ class ProcessTransport(Transport):
         return new
 
     def _seconds_to_start(self, limit: float | None) -> float | None:
-        """Return for how many seconds to wait at most: until a worker is to be started that is needed."""
+        """Return how long to wait at most: until a needed worker is due to start."""
         times = [link.start_at for link in self._pool if link.held is not None]
         if times:
             seconds = max(0.0, min(times) - time.monotonic())
@@ -173,19 +172,18 @@ class ProcessTransport(Transport):
             self._link(ended.number)
 
     def step(self, env_ids: Sequence[int], *, together: bool = False) -> None:
-        """Request steps, with one message to each worker."""
+        """Request steps, with a message to each worker."""
         for number, ids in self._by_worker(env_ids):
             self._post(number, ids, step_frame(self.rows, ids, together=together))
 
     def reset(self, env_ids: Sequence[int], options: Mapping[int, dict[str, Any] | None]) -> None:
-        """Request resets."""
         self._options.update(options)
         for number, ids in self._by_worker(env_ids):
             of_these = dumps({e: options[e] for e in ids if e in options}, "the options of a reset").owned()
             self._post(number, ids, pickle_frame(("reset", ids, of_these, self.rows.carried_seeds(ids))))
 
     def restore(self, orders: Sequence[RestoreOrder]) -> None:
-        """Request that environments become what they were, from workers that are started for it if need be."""
+        """Request that environments be restored, by workers that are started for it if need be."""
         of_env = {order.env_id: order for order in orders}
         for number, ids in self._by_worker(list(of_env)):
             link = self._link(number)
@@ -194,21 +192,21 @@ class ProcessTransport(Transport):
             link.restoring.update(ids)
 
     def give_up(self, env_ids: Sequence[int]) -> None:
-        """Let environments take steps again that could not be restored."""
+        """Let environments that could not be restored step again."""
         for number, ids in self._by_worker(env_ids):
             link = self._link(number)
             link.write(pickle_frame(("give_up", ids)))
-            link.waiting.difference_update(ids)  # it has ignored what they were sent
+            link.waiting.difference_update(ids)  # it has ignored their steps
 
     def forget_options(self, env_ids: Sequence[int]) -> dict[int, dict[str, Any] | None]:
-        """Let later resets of environments have no options; return those that they had."""
+        """Remove the options of later resets; return them."""
         had = {env_id: self._options.pop(env_id, None) for env_id in env_ids}
         for number, ids in self._by_worker(env_ids):
             self._pool[number].write(pickle_frame(("options", dumps(dict.fromkeys(ids), "no options").owned())))
         return had
 
     def send_settings(self) -> None:
-        """Let workers have this process's settings and the levels of its loggers, if they have changed."""
+        """Send this process's settings and log levels to the workers, if they have changed."""
         if (settings := (ProcessSettings.of_this_process(), levels_here())) != self._settings:
             self._settings = settings
             frame = pickle_frame(("settings", self._pickled_settings()))
@@ -233,10 +231,10 @@ class ProcessTransport(Transport):
         link.waiting.update(env_ids)
 
     def request(self, env_ids: Sequence[int], kind: str, name: str, arguments: Sequence[Any]) -> list[Any]:
-        """Carry out what is no step, in all workers at once."""
+        """Carry out requests other than steps, in all workers at once."""
         of_one = dict(zip(env_ids, arguments, strict=True))
         if kind == "parameters":
-            self._parameters.update(of_one)  # for workers that are started later
+            self._parameters.update(of_one)  # for workers that start later
         by_worker = self._by_worker(env_ids)
         frames = [request_frame(ids, kind, name, [of_one[env_id] for env_id in ids]) for _, ids in by_worker]
         for (number, ids), frame in zip(by_worker, frames, strict=True):
@@ -268,7 +266,7 @@ class ProcessTransport(Transport):
                 continue
             try:
                 values.update(zip(env_ids, self._values(number, link.answer, env_ids, name, tried), strict=True))
-            except Exception as error:  # the others answered, too
+            except Exception as error:  # other workers answered, too
                 raised = raised or error
         if raised is not None:
             raise raised
@@ -282,7 +280,7 @@ class ProcessTransport(Transport):
         if kind == "raised":
             _, summary, _, pickled = about
             original = self._original(summary, pickled)
-            # What is no `Exception` would end the caller's program.
+            # Any other exception would end the caller's program.
             raise original if isinstance(original, Exception) else self._raised(number, env_ids[0], name, *about[1:])
         try:
             values: list[Any] = loads(about[0])
@@ -293,7 +291,7 @@ class ProcessTransport(Transport):
         return values
 
     def collect(self, timeout: float | None, awaited: Sequence[int] = ()) -> Sequence[EnvReport]:
-        """Return what has happened; sleep until something does, or time is up."""
+        """Return events; sleep until the first, or until the time is up."""
         deadline = None if timeout is None else time.monotonic() + timeout
         by_worker = self._by_worker(awaited) if awaited else ()
         while True:
@@ -331,7 +329,7 @@ class ProcessTransport(Transport):
                 self._pool[event.worker_number].is_told = True
 
     def _await(self, done: Callable[[], bool], seconds: float | None = None) -> None:
-        """Take in what workers say until something is done, or time is up; events are kept for `collect`."""
+        """Receive workers' messages until `done`, or until the time is up; events are kept for `collect`."""
         deadline = None if seconds is None else time.monotonic() + seconds
         while not done():
             left = None if deadline is None else deadline - time.monotonic()
@@ -342,10 +340,9 @@ class ProcessTransport(Transport):
     def _turn(
         self, timeout: float | None, *, collects: bool = False, awaited: EnvLink | None = None
     ) -> list[EnvReport]:
-        """Sleep until a worker says something or dies, for at most `timeout` seconds; kill those that hang.
+        """Sleep until a worker sends a message or dies, for at most `timeout` seconds; kill workers that hang.
 
-        With `collects` nothing is left half done if this is interrupted while it sleeps. See `EnvPool.sleep` for
-        `awaited`.
+        With `collects`, an interruption during the sleep leaves nothing half done. For `awaited`, see `EnvPool.sleep`.
         """
         watch = self._watch
         limit = timeout if watch is None else min(watch.interval, watch.interval if timeout is None else timeout)
@@ -391,7 +388,7 @@ class ProcessTransport(Transport):
         return [] if self._noted(link, message) else self._outcome(link, message)
 
     def _noted(self, link: EnvLink, message: Any) -> bool:
-        """Keep what a worker says besides what becomes of environments; return whether it is that."""
+        """Keep a worker's message that is no environment's outcome; return whether it was none."""
         match message:
             case ("spaces", spaces):
                 link.is_making, link.spaces = False, spaces
@@ -425,9 +422,9 @@ class ProcessTransport(Transport):
         raise ProtocolError("a worker sent what is no message")
 
     def _done(self, link: EnvLink, env_ids: list[int], infos: Mapping[int, tuple[str, bytes]]) -> list[EnvReport]:
-        """Return the results of environments; those have failed that cannot be unpickled.
+        """Return the results of environments; results that cannot be unpickled are failures.
 
-        `infos` are where a result is more than what lies in the rows: what the environment did, and the rest, pickled.
+        `infos` has the parts of results outside the rows: the phase, and the pickle.
         """
         link.waiting.difference_update(env_ids)
         readable: dict[int, Any] = {}
@@ -436,7 +433,7 @@ class ProcessTransport(Transport):
         for env_id, (phase, info) in infos.items():
             try:
                 result = unpacked_result(self.rows, env_id, info)
-            except Exception as reason:  # anything: it is user code
+            except Exception as reason:  # any error: this runs user code
                 what = "its observation or info" if self.rows.observations_have_objects else "its info"
                 error = DataError(f"{what} cannot be unpickled here: {summary_of(reason)}")
                 error.__cause__ = reason
@@ -448,23 +445,23 @@ class ProcessTransport(Transport):
                     readable[env_id] = result
         if not failed:
             return [Done(env_ids, readable)]
-        link.write(pickle_frame(("ended", unreadable)))  # the worker does not know that they failed
+        link.write(pickle_frame(("ended", unreadable)))  # the worker does not know these failures
         return [Done([env_id for env_id in env_ids if env_id not in unreadable], readable), *failed]
 
     def reports(self) -> Sequence[WorkerReport]:
-        """Return what workers have said of their time since the last call; ask those that have nothing to do."""
+        """Return the workers' reports since the last call; request them of idle workers."""
         idle = [link for link in self._pool if not (link.is_busy or link.ended)]
         for link in idle:
             link.write(pickle_frame(("report",)))
         n_before = len(self._reports)
-        # A worker that dies meanwhile, or is stopped, says nothing: its death is noticed in time.
+        # A worker that dies or is stopped meanwhile does not answer: the time limit covers the stopped one.
         self._await(lambda: len(self._reports) - n_before >= sum(not link.ended for link in idle), _REPORT_SECONDS)
         reports, self._reports = self._reports, []
         return reports
 
     def pids(self) -> list[int | None]:
-        """Return the workers' process ids; None for one that is to be started again."""
-        links = getattr(self, "_pool", ())  # other threads may ask before there are any
+        """Return the workers' process ids; None for a worker that is to be started again."""
+        links = getattr(self, "_pool", ())  # another thread may ask before the start
         return [None if link.ended else link.pid for link in links]
 
     def interrupted(self, waiting: Collection[int]) -> Sequence[Broken]:  # noqa: ARG002 - all of them are lost
@@ -478,7 +475,7 @@ class ProcessTransport(Transport):
         return events
 
     def _lost(self, death: Died) -> list[EnvReport]:
-        """Return what the death of a worker means; a new one is started when its environments are needed."""
+        """Return the failure of a dead worker's environments; a new worker starts when they are needed."""
         link, hang = self._pool[death.worker], self._hangs.pop(death.worker, None)
         seen = self._pool.board.progress(link.number) if hang is None else hang.progress
         phase = Phase.ENV_CONSTRUCTION if link.is_making else seen.phase
@@ -503,12 +500,11 @@ class ProcessTransport(Transport):
         return self._errors.raised(env_id, number, phase, summary, cause, self._original(summary, pickled))
 
     def _original(self, summary: str, pickled: bytes | None) -> BaseException | None:  # noqa: ARG002 - for a subclass
-        """Return what an environment raised, in one line and pickled; None where it is not known here."""
+        """Return an environment's exception, from its pickle; None if it is unknown here."""
         return unpickled(pickled)
 
     @property
     def is_ours(self) -> bool:
-        """Whether this is the process that started the workers, and not a forked copy of it."""
         return self._pool.is_ours
 
     def close(self) -> None:
@@ -519,7 +515,7 @@ class ProcessTransport(Transport):
 
 
 def _end(pool: EnvPool[Any], *, read_answers: bool = True) -> None:
-    """Let workers close their environments, and end them; log what environments raise by it."""
+    """Let workers close their environments, and end them; log exceptions of `close`."""
     for said in pool.close(read_answers=read_answers):
         if isinstance(said, Died):
             continue

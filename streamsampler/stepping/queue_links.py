@@ -1,8 +1,7 @@
-"""Worker processes with environments, reached by queues of `multiprocessing`: the engine `queues`.
+"""Worker processes with environments, connected by queues of `multiprocessing`: the engine `queues`.
 
-Rows are shared by no processes: what one of them writes travels in messages. So there is no memory with a name that a
-killed process could leave, and none whose size must be known before the workers start. Imports nothing that only POSIX
-has.
+Processes share no rows: messages carry their contents. So no named memory can survive a killed process, and no size
+must be known before the workers start. Imports nothing that only POSIX has.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from streamsampler.stepping.rows import EnvSpaces, Rows
 class QueueEnvLink(QueueProcess, EnvLink):
     """A worker process with environments, and a pair of queues."""
 
-    n_moved = 0  # how many bytes have come from it
+    n_moved = 0  # bytes received from it
 
     def _send(self, data: bytes) -> None:
         self._put(data)
@@ -45,23 +44,20 @@ class QueueEnvPool(QueuedWorkers[QueueEnvLink], EnvPool[QueueEnvLink]):
         return QueueEnvLink(self._how, number)
 
     def set_up(self, given: Payload) -> None:
-        """Let workers that are started from now on be given something else."""
         self._how = replace(self._how, setup=setup_of(given, **self._of_setup))
 
     def new_rows(self, spaces: EnvSpaces) -> Rows:
-        """Return the rows of environments, of which each worker has its own."""
+        """Return the manager's rows; each worker has its own."""
         return Rows(spaces, np.zeros, is_shared=False)
 
     def sleep(self, timeout: float | None, awaited: QueueEnvLink | None = None) -> bool:  # noqa: ARG002 - all end it
-        """Sleep until a worker says something, dies or is given up."""
         return self._sleep(self._within(timeout))
 
     def read(self, ready: bool) -> list[Any]:
-        """Return what workers said."""
         return self._with_given_up(self._read() if ready else [])
 
     def nap(self, seconds: float) -> None:
-        """Sleep until a worker says something or ends, for about so many seconds: whole milliseconds."""
+        """Sleep until a worker sends a message or ends, for about so many seconds: whole milliseconds."""
         if not self._unstarted:
             self._sleep(seconds)
 

@@ -1,7 +1,4 @@
-"""A worker process whose environments are stepped from the parent, from its queues on.
-
-Imports nothing that only POSIX has.
-"""
+"""Run a worker process with environments on its queues. Imports nothing that only POSIX has."""
 
 from __future__ import annotations
 
@@ -33,14 +30,12 @@ class QueueEnvChannel(EnvChannel):
         self._commands, self._answers = ends.commands, ends.answers
 
     def read(self) -> list[tuple[int, bytes]] | None:
-        """Wait for a message."""
         try:
             return [split(self._commands.get())]
         except (EOFError, OSError):
             return None
 
     def write(self, frame: bytes) -> None:
-        """Send a message."""
         self._answers.put(frame)
 
     def open_rows(self, spaces: EnvSpaces) -> Rows:
@@ -48,4 +43,4 @@ class QueueEnvChannel(EnvChannel):
         return Rows(spaces, np.zeros, is_shared=False)
 
     def tell_of_copy(self) -> None:
-        """Do nothing: a copy has none of the worker's ends."""
+        """Do nothing: a forked copy has none of the worker's ends."""

@@ -1,4 +1,4 @@
-"""Receive what a transport reports, let the scheduler decide, and carry its instructions out."""
+"""Receive a transport's reports, let the scheduler decide, and carry out its instructions."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ from streamsampler.workers.restoring import NotRestoredError
 _LOG = logging.getLogger("streamsampler")
 
 _ATTEMPTS = 10
-"""How often it is tried to carry out what is no step, where workers are lost meanwhile."""
+"""How often a request other than a step is tried while workers are lost."""
 
 
 class Receiver:
-    """What stands between a manager, its transport and the scheduler of its environments.
+    """Connects a manager, its transport and the scheduler of its environments.
 
     Args:
-        transport: What carries requests.
-        scheduler: What decides.
+        transport: Carries requests.
+        scheduler: Decides.
         episodes: The episodes of the environments.
         options: The manager's arguments.
-        accounts: Where failures are counted.
+        accounts: Counts failures.
     """
 
     def __init__(
@@ -64,12 +64,12 @@ class Receiver:
         self._episodes = episodes
         self._on_failure = options.on_failure
         self._accounts = accounts
-        self._orders: dict[int, RestoreOrder] = {}  # that are not carried out yet
-        # The seed and the options of resets that are not requested yet; None for no others.
+        self._orders: dict[int, RestoreOrder] = {}  # not carried out yet
+        # Resets not requested yet: the seed and the options, None where unchanged.
         self._due: dict[int, tuple[int | None, dict[str, Any] | None]] = {}
 
     def carry_out(self, instructions: Sequence[EnvInstruction]) -> None:
-        """Carry instructions out.
+        """Carry out instructions.
 
         Raises:
             WorkerError: An environment failed: see `on_failure`.
@@ -161,21 +161,21 @@ class Receiver:
             return RestoreOrder(env_id, remake=True) if remake else None
 
     def begin_round(self, env_ids: list[int]) -> None:
-        """Request a step of each environment, whose actions lie in rows; see `EnvScheduler.can_begin_round`."""
+        """Step all environments with the actions in rows; see `EnvScheduler.can_begin_round`."""
         self._transport.in_hand = True
         self._scheduler.in_round = True
         self._transport.step(env_ids, together=True)
         self._transport.in_hand = False
 
     def open_round(self) -> None:
-        """Give an account of the round that is under way, if there is one; see `EnvScheduler.open_round`."""
+        """Set the states as for single steps, if a round is open; see `EnvScheduler.open_round`."""
         if self._scheduler.in_round:
             self._transport.in_hand = True
             self._scheduler.open_round()
             self._transport.in_hand = False
 
     def end_round(self, env_ids: list[int]) -> RoundResults | None:
-        """Return the results of the round that is under way, if all go well; otherwise open it, and return None."""
+        """Return the results of the open round, if no environment fails; otherwise open it, and return None."""
         transport, scheduler = self._transport, self._scheduler
         if not scheduler.in_round:
             return None
@@ -195,12 +195,12 @@ class Receiver:
     def _are_abnormal(self, env_ids: list[int], infos: Mapping[int, dict[str, Any]]) -> bool:
         try:
             return any(map(self._episodes.is_abnormal, infos.values()))
-        except BaseException:  # of the user's function: the results may be received again
+        except BaseException:  # of the user's function: the results can be received again
             self._open_answered(env_ids, infos)
             raise
 
     def _open_answered(self, env_ids: list[int], infos: Mapping[int, dict[str, Any]] | None) -> None:
-        """Open a round whose results are there, if their infos are known."""
+        """Open a round whose results have arrived, unless their infos are missing."""
         self._scheduler.open_round()
         if infos is not None:
             self._episodes.keep_infos(infos)
@@ -208,7 +208,7 @@ class Receiver:
         self._transport.in_hand = False
 
     def receive(self, timeout: float | None, awaited: Sequence[int] = ()) -> None:
-        """Wait for events, and do what follows from them; see `Transport.collect`.
+        """Wait for events, and carry out the scheduler's instructions; see `Transport.collect`.
 
         Raises:
             WorkerError: An environment failed: see `on_failure`.
@@ -234,12 +234,12 @@ class Receiver:
         _LOG.info("an environment failed: %s", event.error)
 
     def mend(self, to_reset: Collection[int] = ()) -> None:
-        """Let transport and scheduler agree again, where a call was interrupted in the middle.
+        """Make transport and scheduler consistent, after a call was interrupted in the middle.
 
-        What the caller was about to receive has failed; other environments come back as after a failure.
+        Results that the caller was about to receive have failed; other environments are restored as after a failure.
 
         Args:
-            to_reset: Environments that their caller resets now: a step that was interrupted is not taken again.
+            to_reset: Environments that their caller resets now; an interrupted step of theirs is not run again.
         """
         self._scheduler.mend()
         lost = self._transport.interrupted(self._scheduler.waiting)
@@ -248,16 +248,16 @@ class Receiver:
         self._transport.in_hand = False
 
     def ask(self, env_ids: list[int], kind: str, name: str, arguments: list[Any]) -> list[Any]:
-        """Carry out what is no step, and keep what may have changed the environments.
+        """Carry out a request other than a step, and record it if it may have changed the environments.
 
-        Where a worker is lost meanwhile, and environments are restored, it is carried out in the restored ones.
+        If a worker is lost meanwhile and environments are restored, the request is carried out in the restored ones.
         """
         argument_of = dict(zip(env_ids, arguments, strict=True))
         values: dict[int, Any] = {}
         left, attempt = env_ids, 1
         while left:
             lost: WorkerError | None = None
-            self._transport.in_hand = True  # until what may have changed environments is kept
+            self._transport.in_hand = True  # until requests that may have changed environments are recorded
             try:
                 answered = dict(zip(left, self._transport.request(left, kind, name, arguments), strict=True))
             except UnansweredError as unanswered:
@@ -282,14 +282,14 @@ class Receiver:
     def _keep(
         self, kind: str, name: str, argument_of: Mapping[int, Any], tried: Mapping[int, bool], values: Mapping[int, Any]
     ) -> None:
-        """Keep what a request did to environments, to repeat it with those that replace them.
+        """Record a request, to repeat it on replacements of these environments.
 
         Args:
             kind: See `EnvServer.request`.
-            name: As above.
-            argument_of: What each environment was given.
-            tried: The environments that it reached, and whether it raised in each.
-            values: What they returned.
+            name: The name of the method or attribute.
+            argument_of: The arguments by environment.
+            tried: The environments it reached, and whether it raised in each.
+            values: The results by environment.
         """
         if kind not in ("call", "set"):
             return
@@ -300,8 +300,8 @@ class Receiver:
                 _LOG.warning("environment %d cannot be restored from now on: %s", env_id, TOO_MANY)
 
     def hand_out(self, env_ids: list[int]) -> Steps:
-        """Return the results of environments, which have arrived."""
-        abnormal = self._episodes.abnormal(env_ids)  # before anything changes: it is the user's function
+        """Return the arrived results of environments."""
+        abnormal = self._episodes.abnormal(env_ids)  # first, since it calls the user's function, which may raise
         self._scheduler.received, self._transport.in_hand = env_ids, True
         steps = self._episodes.hand_out(env_ids, abnormal)
         self._scheduler.received, self._transport.in_hand = (), False
@@ -309,10 +309,10 @@ class Receiver:
         return steps
 
     def reset(self, resets: Mapping[int, tuple[int | None, dict[str, Any] | None]]) -> None:
-        """Reset environments, each as soon as it is at nothing else; results that they have until then are discarded.
+        """Reset environments, each as soon as its open request is closed; results until then are discarded.
 
         Args:
-            resets: By environment, the seed and the options; None for those that it has.
+            resets: By environment, the seed and the options; None where unchanged.
         """
         for env_id, (seed, options) in resets.items():
             earlier = self._due.get(env_id, (None, None))

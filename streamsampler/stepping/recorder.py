@@ -1,4 +1,4 @@
-"""Make batches of the steps of a manager: each environment's episodes, in the order of their indices."""
+"""Make batches from a manager's steps: each environment's episodes, in the order of their indices."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ EpisodeT = TypeVar("EpisodeT")
 class StepsRecorder(ABC, Generic[StartT, EpisodeT]):
     """Records the steps that a manager returns, and makes batches of whole episodes; see `EnvManager.recorder`.
 
-    Episode k of environment e has the index e + k * n_envs. A batch has the episodes with the lowest indices that were
-    not taken yet, in this order: so that an environment is quick, or that its episodes are short, puts no more of its
-    episodes into a batch. Episodes that failed, or that a reset cut short, are left out.
+    Episode k of environment e has the index e + k * n_envs. A batch has the episodes with the lowest indices not yet
+    taken, in this order, so quick environments and short episodes are not over-represented. Failed episodes, and those
+    cut short by a reset, are left out.
 
     Attributes:
         n_left_out: How many episodes were left out.
@@ -47,64 +47,63 @@ class StepsRecorder(ABC, Generic[StartT, EpisodeT]):
         self._manager, self._episodes = manager, episodes
         self._max_held = positive("max_held", max_held)
         n_envs, first = manager.n_envs, episodes.first_to_come
-        self._n_results = episodes.n_results.copy()  # of each environment, before the next one that is added
-        self._now: dict[int, EpisodeT] = {}  # the episodes that go on, by environment
-        self._begun: dict[int, StartT] = {}  # what resets showed in the step that ended the episode before
+        self._n_results = episodes.n_results.copy()  # the number of each environment's next result to add
+        self._now: dict[int, EpisodeT] = {}  # current episodes, by environment
+        self._begun: dict[int, StartT] = {}  # resets in the step that ended the previous episode
         self._next = [first] * n_envs  # the number of each environment's first episode that has not ended
-        self._seeds: dict[int, int] = {}  # of episodes that were not taken, by index
-        self._ended: dict[int, EpisodeT | None] = {}  # by index; None for what is left out
+        self._seeds: dict[int, int] = {}  # of episodes not yet taken, by index
+        self._ended: dict[int, EpisodeT | None] = {}  # by index; None for left-out episodes
         self._waited_for = first * n_envs  # the least index of an episode that has not ended
-        self._ready: list[int] = []  # those before it that were not taken
+        self._ready: list[int] = []  # indices before it, not yet taken
         self._is_broken_off = False  # whether some columns have timesteps that others lack
         self.n_left_out = 0
 
     @abstractmethod
     def _check_infos(self, steps: Steps, agent_infos: Any) -> None:
-        """Raise DataError if what the agent said is no infos of these steps."""
+        """Raise DataError if these are no infos of the agent's actions in these steps."""
 
     @abstractmethod
     def _starts_of(self, steps: Steps) -> tuple[Mapping[int, StartT], Mapping[int, StartT], Any]:
-        """Return what resets showed, by row: in rows of their own, and in those of ends; and what `_record` needs."""
+        """Return resets, by row: in rows of their own, and in rows of ends; and `prepared` for `_record`."""
 
     @abstractmethod
     def _new_episode(self, env_id: int, index: int, start: StartT | None) -> EpisodeT:
-        """Begin to record an episode."""
+        """Start the record of an episode."""
 
     @abstractmethod
     def _record(self, steps: Steps, rows: list[int], prepared: Any, agent_infos: Any) -> None:
-        """Record timesteps of episodes that go on: of some rows, with what `_starts_of` has prepared."""
+        """Record timesteps of current episodes: of some rows, with `prepared` from `_starts_of`."""
 
     @abstractmethod
     def _end_record(self, steps: Steps, row: int, episode: EpisodeT) -> None:
-        """End the record of an episode, given its last timestep; raise DataError where something is wrong with it."""
+        """End the record of an episode, given its last timestep; raise DataError if its data are bad."""
 
     @abstractmethod
     def _forget(self, env_id: int) -> None:
-        """Forget the episode of an environment, which goes on or has just ended."""
+        """Discard the episode of an environment, a current one or the last to end."""
 
     @abstractmethod
     def _keep(self, episodes: list[EpisodeT]) -> None:
-        """Forget what was recorded but these episodes."""
+        """Discard all records except these episodes."""
 
     @abstractmethod
     def _batch_of(self, indices: list[int], episodes: list[EpisodeT]) -> TrajectoryBatch[Any, Any]:
-        """Return a batch of episodes."""
+        """Make a batch of episodes."""
 
     def add(self, steps: Steps, agent_infos: Mapping[str, Any] | None = None) -> None:
-        """Record steps; add all that the manager returns, once, in its order; with `copy=False` before the next `send`.
+        """Record steps. Add all that the manager returns, once, in its order; with `copy=False` before the next `send`.
 
         Args:
             steps: The results of K environments, or a selection of them.
-            agent_infos: What the agent said of the actions that led to them: leaves of (K, ...). Where environments
-                have several agents, such a dict for each policy that has infos, with a row for each of its actions.
+            agent_infos: The agent's infos for the actions of these steps: leaves of (K, ...). For environments of
+                several agents, such a dict for each policy with infos, with a row for each of its actions.
 
         Raises:
-            UsageError: Steps were left out, or added twice; the environments were launched anew; an earlier call was
-                broken off; or an environment is more than `max_held` episodes ahead of another one, whose episode is
-                waited for.
-            ActionError: An action of an episode that has ended is outside its space, though the environment took it:
-                the episode is left out.
-            DataError: `agent_infos` are no dict of K rows, or an info is no dict with strings as keys: nothing is
+            UsageError: Steps were left out, or added twice; the environments were launched again; an earlier call was
+                interrupted; or an environment is more than `max_held` episodes ahead of the slowest one.
+            ActionError: An action of an ended episode is outside its space, though the environment accepted it: the
+                episode is left out.
+            DataError: `agent_infos` is no dict of K rows, or an info is no dict with strings as keys: nothing is
                 recorded.
         """
         if self._manager._episodes is not self._episodes:
@@ -143,7 +142,7 @@ class StepsRecorder(ABC, Generic[StartT, EpisodeT]):
             )
 
     def _rows_to_record(self, steps: Steps, starts: Mapping[int, StartT]) -> list[int]:
-        """Begin the episodes that begin, and return the rows of timesteps of those that this recorder saw begin."""
+        """Start new episodes; return the rows with timesteps of episodes recorded from their start."""
         rows = []
         where = zip(steps.env_ids.tolist(), steps.episodes.tolist(), steps.timesteps.tolist(), strict=True)
         for row, (env_id, number, timestep) in enumerate(where):
@@ -158,15 +157,15 @@ class StepsRecorder(ABC, Generic[StartT, EpisodeT]):
         return rows
 
     def _begin(self, env_id: int, number: int, start: StartT | None) -> None:
-        """Begin an episode, unless it is before the first one; one that goes on was cut short."""
+        """Start an episode, unless the recorder was made later; a current one was cut short."""
         self._begun.pop(env_id, None)
-        while self._next[env_id] < number:  # a reset discarded what there was of it
+        while self._next[env_id] < number:  # a reset discarded these episodes
             self._close(env_id, None)
         if self._next[env_id] == number and env_id not in self._now:
             self._now[env_id] = self._new_episode(env_id, env_id + number * len(self._next), start)
 
     def _end(self, steps: Steps, row: int) -> DataError | None:
-        """End an episode; return what is wrong with it, for which it is left out."""
+        """End an episode; return the reason for which it is left out, if any."""
         env_id = int(steps.env_ids[row])
         if steps.failed[row]:
             self._close(env_id, None)
@@ -209,7 +208,7 @@ class StepsRecorder(ABC, Generic[StartT, EpisodeT]):
 
     @property
     def missing(self) -> list[int]:
-        """The environments whose episode is waited for: nothing that ended after it can be taken."""
+        """The environments with the slowest episodes: later ones cannot be taken before these end."""
         least = min(self._next)
         return [env_id for env_id, number in enumerate(self._next) if number == least]
 
@@ -218,15 +217,15 @@ class StepsRecorder(ABC, Generic[StartT, EpisodeT]):
         return len(self._ready)
 
     def take(self, n_trajectories: int | None = None) -> TrajectoryBatch[Any, Any]:
-        """Return the next trajectories in the order of their indices, and keep those that come after them.
+        """Return the next trajectories in the order of their indices; later ones stay.
 
         Args:
-            n_trajectories: How many; None for all that there are.
+            n_trajectories: How many; None for all available.
 
         Raises:
-            UsageError: So many have not ended, and the error names the environments that are waited for; or an earlier
-                call was broken off.
-            DataError: Infos of these trajectories cannot stand side by side.
+            UsageError: Fewer have ended, and the error names the environments to wait for; or an earlier call was
+                interrupted.
+            DataError: Infos of these trajectories do not fit together.
         """
         self._refuse_broken_off()
         if n_trajectories is not None:
@@ -254,7 +253,7 @@ class StepsRecorder(ABC, Generic[StartT, EpisodeT]):
         if episodes:
             delivery = Delivery(0, gather(episodes, np.empty), spaces=spaces)
             numbers = np.array(indices)
-            bounds = [0, *(np.flatnonzero(np.diff(numbers) != 1) + 1).tolist(), len(indices)]  # of those without a gap
+            bounds = [0, *(np.flatnonzero(np.diff(numbers) != 1) + 1).tolist(), len(indices)]  # of runs without a gap
             for first, stop in pairwise(bounds):
                 segments.append(Segment(delivery, first, stop, range(indices[first], indices[first] + stop - first)))
         return make(
@@ -265,7 +264,7 @@ class StepsRecorder(ABC, Generic[StartT, EpisodeT]):
 
 
 class RowsRecorder(StepsRecorder[dict[str, Any], RowTrajectory]):
-    """Records the steps of environments that have one agent."""
+    """Records the steps of environments of a single agent."""
 
     def __init__(self, manager: BaseEnvManager, spaces: tuple[Any, Any], episodes: EnvEpisodes, max_held: int) -> None:
         super().__init__(manager, episodes, max_held)
@@ -326,7 +325,7 @@ class RowsRecorder(StepsRecorder[dict[str, Any], RowTrajectory]):
         trajectory.terminated, trajectory.truncated = bool(steps.terminated[row]), bool(steps.truncated[row])
 
     def _forget(self, env_id: int) -> None:
-        """Do nothing: what was recorded of it is forgotten with the timesteps before those that are kept."""
+        """Do nothing: its timesteps are discarded with all those before the kept ones."""
 
     def _keep(self, episodes: list[RowTrajectory]) -> None:
         self._timesteps.keep(episodes)

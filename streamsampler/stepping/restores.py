@@ -1,4 +1,4 @@
-"""Make an environment what it was, where it lives: apply the actions of its episode again, and compare. No I/O."""
+"""Restore an environment, in its own process: repeat the actions of its episode, and compare. No I/O."""
 
 from __future__ import annotations
 
@@ -21,32 +21,31 @@ from streamsampler.workers.restoring import NotRestoredError, own_copy
 
 @dataclass(frozen=True)
 class RestoreOrder:
-    """Make an environment what it was: n timesteps after the reset of its episode."""
+    """Restore an environment to n timesteps after its episode's reset."""
 
     env_id: int
-    remake: bool = False  # whether it is there, and to be made anew
-    seed: int | None = None  # None if there is no episode, and the environment is made anew only
+    remake: bool = False  # whether it exists, and is made again
+    seed: int | None = None  # None without an episode: the environment is only made again
     actions: Any = None  # the n actions: leaves of (n, ...), or a list
     n_timesteps: int = 0
     rewards: Sequence[float] | NDArray[np.float64] = ()  # float64, of the last actions: as many as are known
-    slot: int = 0  # where the last observation lies in the rows
-    digests: NDArray[np.uint32] | None = None  # (n + 1,) of observations, or of all but the last one; None: not kept
-    # Those of the reset, where they are forgotten since; None where they are those that are remembered. For a sampler
-    # its `ResetOrder`.
+    slot: int = 0  # of the last observation in the rows
+    digests: NDArray[np.uint32] | None = None  # (n + 1,) of observations, or of all but the last; None: not recorded
+    # The reset's options if they were removed since; None for the environment's current ones. For a sampler its
+    # `ResetOrder`.
     options: Any = None
-    parameters: NumberedParameters | None = None  # that the reset set
-    requests: Sequence[PastRequest] = ()  # to be repeated before and between these actions
-    carried: Sequence[Any] = ()  # what of the last observation does not lie in memory that is shared
+    parameters: NumberedParameters | None = None  # set by the reset
+    requests: Sequence[PastRequest] = ()  # to repeat before and between these actions
+    carried: Sequence[Any] = ()  # the parts of the last observation outside shared memory
 
 
 def replay(
     reset: Callable[..., Any], step: Callable[[Any], Any], actions: Iterable[Any], order: RestoreOrder, rows: Rows,
     repeat: Callable[[PastRequest], None],
 ) -> Iterator[None]:  # fmt: skip
-    """Reset an environment, apply actions, and compare what it returns bit by bit.
+    """Reset an environment, repeat the actions, and compare its results bit by bit.
 
-    Yields after the reset, and after each timestep; raises NotRestoredError where it does not return what it did
-    before.
+    Yields after the reset and after each timestep; raises NotRestoredError at the first difference.
     """
     assert order.seed is not None
     requests: dict[int, list[PastRequest]] = defaultdict(list)
@@ -73,12 +72,12 @@ def replay(
 
 
 class _ReplayComparison:
-    """Stands where a script's recorder stands, and compares what the environment returns now and returned before.
+    """Takes the place of a script's recorder, and compares the environment's results with the earlier ones.
 
-    `seen` holds one observation, the last one.
+    `seen` holds a single observation, the last.
     """
 
-    # No observation has this shape, and no reward this class: all come to the methods.
+    # No observation has this shape, no reward this class: so the script calls the methods for all.
     encoded_observations = observation_dtype = observation_shape = reward_class = None
 
     def __init__(self, order: RestoreOrder, seen: Any) -> None:
@@ -86,13 +85,13 @@ class _ReplayComparison:
         self._n, self._rewards, self._digests = order.n_timesteps, order.rewards, order.digests
 
     def begin(self, info: Any) -> None:
-        """Infos are not compared."""
+        """Do nothing: infos are not compared."""
 
     def record_env_info(self, step: int, info: Any) -> None:
-        """Infos are not compared."""
+        """Do nothing: infos are not compared."""
 
     def record_observation(self, observation: Any) -> None:
-        """Keep the last observation; raise NotRestoredError where a digest tells that it is another one."""
+        """Keep the last observation; raise NotRestoredError if its digest differs."""
         t = len(self.float_rewards)
         if self._digests is not None or t == self._n:
             self.seen.put(0, 0, observation)
@@ -100,7 +99,7 @@ class _ReplayComparison:
             raise _differs(f"its observation of timestep {t} is another one than before")
 
     def record_reward(self, reward: Any) -> None:
-        """Raise NotRestoredError where the reward is known, and another one."""
+        """Raise NotRestoredError if the earlier reward is known and differs."""
         known = len(self.float_rewards) - (self._n - len(self._rewards))
         self.float_rewards.append(reward)
         if known < 0:
@@ -110,12 +109,11 @@ class _ReplayComparison:
             raise _differs(f"its reward of timestep {len(self.float_rewards)} is {reward}, and was {before}")
 
     def flags(self, terminated: Any, truncated: Any) -> tuple[bool, bool]:
-        """Return as booleans what the environment said."""
         return bool(terminated), bool(truncated)
 
 
 def _compare_last(order: RestoreOrder, seen: Sequence[tuple[str, Any]], rows: Rows) -> None:
-    """Raise NotRestoredError where the last observation is not what lies in the rows."""
+    """Raise NotRestoredError if the last observation differs from the rows'."""
     rows.observation_values.put_carried(order.slot, order.env_id, order.carried)
     before = rows.observation_values.parts(order.slot, order.env_id)
     for (path, now), (_, then) in zip(seen, before, strict=True):

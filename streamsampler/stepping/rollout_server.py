@@ -37,7 +37,7 @@ _VECTOR = (
 
 
 class RolloutServer(EnvServer):
-    """Serves the environments of one process, each of them made and asked as in a worker of a sampler."""
+    """Serves the environments of a process, made and called as in a sampler's worker."""
 
     _tells = True
 
@@ -46,7 +46,7 @@ class RolloutServer(EnvServer):
         max_episode_length: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__(updates, worker_number, row)
-        self.generators = EnvGenerators((), is_shared=False, found=lambda *_: None)  # they are refused
+        self.generators = EnvGenerators((), is_shared=False, found=lambda *_: None)  # draws raise an error here
         self._payloads = dict(updates)
         self._construction_seed = TrajectorySeeds(seed, 0)[0]
         self._orders: dict[int, ResetOrder] = {}
@@ -54,10 +54,10 @@ class RolloutServer(EnvServer):
         self._undrawn: tuple[Any, ...] = ()
         self._limit = math.inf if max_episode_length is None else max_episode_length
         self._lengths = dict.fromkeys(updates, 0)
-        self._games: dict[int, GameTeller] = {}  # of those environments that have several agents
+        self._games: dict[int, GameTeller] = {}  # of environments of several agents
 
     def make(self) -> list[tuple[Any, Any]]:
-        """Make the environments, or change them; return the observation space and the action space of each."""
+        """Make the environments, or update them; return the observation space and the action space of each."""
         old, self.envs = self.envs, {}
         try:
             for env_id, payload in self._payloads.items():
@@ -80,17 +80,17 @@ class RolloutServer(EnvServer):
         return [spaces_of(env) for env in self.envs.values()]
 
     def take_actions(self, actions: Mapping[int, Any]) -> None:
-        """Keep actions that are of another dtype than the rows': the next steps are taken with them."""
+        """Keep actions of another dtype than the rows', for the next steps."""
         self._given.update(actions)
 
     def set_options(self, env_id: int, options: Any) -> None:
-        """Remember how an environment's next trajectory begins."""
+        """Set the order of an environment's next reset."""
         self._orders[env_id] = options
 
     def _begin(self, env_id: int, slot: int) -> dict[str, Any]:
         self.show(env_id, RESETTING)
         self.not_restored.discard(env_id)
-        self._is_over[env_id] = True  # until it has begun
+        self._is_over[env_id] = True  # until the reset has returned
         observation, info = self._told_reset(env_id)
         self._show_begin(env_id, slot, observation)
         if info.__class__ is not dict:
@@ -138,11 +138,11 @@ class RolloutServer(EnvServer):
         return info  # type: ignore[no-any-return]
 
     def _end(self, env_id: int, slot: int, observation: Any, info: dict[str, Any]) -> dict[str, Any]:
-        self._refuse_draws()  # wherever a trajectory ends, since what the call returns are whole ones
+        self._refuse_draws()  # at each end: calls return whole trajectories
         return super()._end(env_id, slot, observation, info)
 
     def request(self, env_id: int, kind: str, name: str, arguments: Any) -> Any:
-        """Carry out a request; "update" changes an environment, "facts" returns its `EnvFacts` and `GameFacts`."""
+        """Carry out a request; "update" updates an environment, "facts" returns its `EnvFacts` and `GameFacts`."""
         match kind:
             case "update":
                 self._payloads = {env_id: arguments}

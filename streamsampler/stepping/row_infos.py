@@ -1,4 +1,4 @@
-"""Infos of single rows as arrays with masks, in the form of Gymnasium's vector environments."""
+"""Join infos of single rows to arrays with masks, in the form of Gymnasium's vector environments."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def joined_infos(info_by_row: Mapping[int, dict[str, Any]], n_rows: int) -> Info
 
 
 def _with_masks(columns: Infos, by_row: Mapping[int, Mapping[str, Any]], n_rows: int) -> Infos:
-    """Return infos with a mask for each key, also for a key that all rows have, and for one of dicts."""
+    """Add a mask for each key, even of keys in all rows and of nested dicts."""
     infos: Infos = {}
     for key in dict.fromkeys(key for info in by_row.values() for key in info):
         having = {row: info[key] for row, info in by_row.items() if key in info}
-        values = columns.get(key, {})  # an empty dict leaves no columns
+        values = columns.get(key, {})  # empty dicts leave no columns
         infos[key] = values if isinstance(values, np.ndarray) else _with_masks(values, having, n_rows)
         mask = infos[f"_{key}"] = np.zeros(n_rows, np.bool_)
         mask[list(having)] = True

@@ -1,8 +1,8 @@
-"""One row for each environment: what its worker writes there alone, and what the parent writes there alone.
+"""A row for each environment: some columns are written by its worker alone, the others by its manager alone.
 
-Leaves of spaces whose values are arrays of one size lie in memory that both share. Values of others (Text, Sequence,
-Graph, OneOf, custom spaces) are Python objects, of which each of the two has its own: they travel in messages, see
-`stepping.objects`. Where the two share no memory, all travels so.
+Values that are arrays of a fixed size lie in memory shared by both. Values of other spaces (Text, Sequence, Graph,
+OneOf, custom spaces) are Python objects, so each process has its own: they travel in messages, see `stepping.objects`.
+Without shared memory, all values travel so.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KINDS: tuple[Kind, ...] = ("observation", "action")
 
 
 class EnvSpaces:
-    """The observation space and the action space of each environment: the same object where it equals the first one."""
+    """The observation space and the action space of each environment: the first one's object for all equal spaces."""
 
     def __init__(self, pairs: Sequence[tuple[Any, Any]]) -> None:
         self.observation, self.action = (
@@ -38,7 +38,7 @@ class EnvSpaces:
         )
 
     def common(self, kind: Kind) -> Any:
-        """Return the space that all environments have; raise UsageError with both if two have others."""
+        """Return the common space of all environments; raise UsageError with two that differ."""
         each = self.observation if kind == "observation" else self.action
         first = each[0]
         for env_id, space in enumerate(each):
@@ -53,30 +53,30 @@ class EnvSpaces:
 _ALIGNMENT = 64
 
 CarriedResult: TypeAlias = tuple[int, list[Any], list[Any] | None, list[Any] | None]
-"""What the parent does not see of a result: the slot of the observation; parts of the observation, and of an episode's
-last one; and, where nothing is shared, the numbers."""
+"""The parts of a result outside shared memory: the slot; parts of the observation, and of an episode's last; and,
+without shared memory, the numbers."""
 
 
 class Rows:
     """The rows of all environments; environment e has row e of every array.
 
-    Observations are double-buffered: a result is written to the slot that the one before does not lie in, so that both
-    stay readable until the next action is sent.
+    Observations are double-buffered: each result goes to the other slot than its predecessor, so that both stay
+    readable until the next action is sent.
 
     Attributes:
         observations: Leaves of (2, n_envs, ...), by slot; written by the environment's worker.
-        last_observations: Leaves of (n_envs, ...): the last observation of an episode where the environment was reset
-            in the same step; written by the worker.
-        actions: Leaves of (n_envs, ...); written by the parent.
+        last_observations: Leaves of (n_envs, ...): the last observation of an episode, if the same step reset the
+            environment; written by the worker.
+        actions: Leaves of (n_envs, ...); written by the manager.
         rewards, terminated, truncated: (n_envs,), of the last step; written by the worker.
-        slots: (n_envs,) where the last observation lies; written by the worker.
-        seeds: (n_envs,) the seed of each environment's next reset; written by the parent.
-        parameters: (n_envs,) the number of the parameters that the last reset set, 0 for none; written by the worker.
+        slots: (n_envs,) the slot of the last observation; written by the worker.
+        seeds: (n_envs,) the seed of each environment's next reset; written by the manager.
+        parameters: (n_envs,) the number of the parameters set by the last reset, 0 for none; written by the worker.
         has_views: Whether the environments' observations lie in `observations`.
-        plain_dtype, plain_shape, plain_leaves: Where observations are one array, its dtype and shape, and by slot where
-            they are written, (n_envs, ...): one of just these is written as it is, which is quicker.
-        observations_are_carried, actions_are_carried: Whether some parts of them come in messages, because they are no
-            arrays of one size, or nothing is shared: see `stepping.objects`.
+        plain_dtype, plain_shape, plain_leaves: If observations are single arrays: their dtype and shape, and by slot
+            the array (n_envs, ...). An observation of exactly these is written directly, which is quicker.
+        observations_are_carried, actions_are_carried: Whether parts of them travel in messages, see
+            `stepping.objects`: they are no arrays of a fixed size, or no memory is shared.
     """
 
     def __init__(self, spaces: EnvSpaces, allocate: Allocate, *, is_shared: bool = True) -> None:
@@ -89,11 +89,11 @@ class Rows:
         self.observation_values, self.last_values = observations(n_slots=2), observations(n_slots=1)
         self.action_values = EnvValues(spaces.action, 1, "action", ActionError, allocate, is_shared=is_shared)
         self.has_views = self.observation_values.is_stacked
-        self.is_shared = is_shared  # whether the worker and the parent have the same arrays, and not their own ones
+        self.is_shared = is_shared  # whether worker and manager share these arrays
         self.observations_have_objects = self.observation_values.has_objects
         self.observations_are_carried = self.observation_values.is_carried
         self.actions_are_carried = self.action_values.is_carried
-        self._ended: set[int] = set()  # environments with a last observation that was not carried yet
+        self._ended: set[int] = set()  # environments with a last observation that no message has carried yet
         self.observations = self.observation_values.arrays
         self.last_observations, self.actions = (
             map_tree(operator.itemgetter(0), it.arrays) for it in (self.last_values, self.action_values)
@@ -111,14 +111,14 @@ class Rows:
         self.plain_leaves: Sequence[Any] = () if only is None else tuple(only)
 
     def put_observation(self, slot: int, env_id: int, value: Any) -> None:
-        """Write an observation of an environment to a slot; raise ObservationError where it does not fit its space."""
+        """Write an observation to a slot; raise ObservationError if it does not fit its space."""
         if value.__class__ is np.ndarray and value.dtype is self.plain_dtype and value.shape == self.plain_shape:
             self.plain_leaves[slot][env_id] = value
         else:
             self.observation_values.put(slot, env_id, value)
 
     def free_slots(self, place: Any) -> list[int]:
-        """Return, of each environment of a place, the slot that its last observation does not lie in."""
+        """Return the slot for the next observation of each environment of a `place_of`."""
         slots = self.slots[place]
         n_second = np.count_nonzero(slots)
         if n_second == 0 or n_second == len(slots):
@@ -127,7 +127,7 @@ class Rows:
         return free
 
     def put_results(self, place: Any, rewards: list[Any]) -> None:
-        """Write the rewards of the environments of a place, and that their last observations lie in the free slots."""
+        """Write the rewards of environments of a `place_of`, and switch to the slots of their new observations."""
         self.slots[place] ^= 1
         self.rewards[place] = rewards
 
@@ -141,16 +141,16 @@ class Rows:
             self._ended.add(env_id)
 
     def observation(self, env_id: int) -> Any:
-        """Return a copy of the last observation of an environment."""
+        """Copy the last observation of an environment."""
         return self.observation_values.read(self.slots[env_id], env_id)
 
     def new_value(self, env_id: int) -> EnvValues:
-        """Return what takes an observation of one environment, in slot 0, as environment 0; nested as in the rows."""
+        """Return room for an observation of an environment: slot 0, environment 0; nested as in the rows."""
         space = self._spaces.observation[0 if self.has_views else env_id]
         return EnvValues([space], 1, "observation", ObservationError, np.zeros)
 
     def kept_action(self, env_id: int, kept: Any, index: int) -> Any:
-        """Return a copy of one of the actions of an environment that were kept, as `action` does."""
+        """Return a copy of a recorded action of an environment, in the form of `action`."""
         if self.action_values.is_stacked:
             return unstacked(kept, index)
         space = self._spaces.action[env_id]
@@ -159,15 +159,15 @@ class Rows:
         return nested(space, (_alone(leaf, part) for (_, leaf), part in of_leaves))
 
     def action(self, env_id: int) -> Any:
-        """Return a copy of the action of an environment, as `VecWorker` and Gymnasium's vector environments pass it."""
+        """Copy an environment's action, in the form `VecWorker` and Gymnasium's vector environments pass it."""
         return self.action_values.read_unstacked(0, env_id)
 
     def actions_of(self, env_ids: Sequence[int], place: Any) -> Sequence[Any]:
-        """Return the actions of environments, whose place is known; see `action`."""
+        """Return the actions of environments; `place` is their `place_of`. See `action`."""
         actions = self.actions
         if actions.__class__ is not np.ndarray or actions.dtype.hasobject:
             return [self.action(env_id) for env_id in env_ids]
-        return list(actions[place] if actions.ndim == 1 else actions[place].copy())  # of one dimension: no views
+        return list(actions[place] if actions.ndim == 1 else actions[place].copy())  # scalars are no views
 
     def put_all_actions(self, actions: Any) -> None:
         """Write the actions of all environments, in order; see `EnvValues.put_some`."""
@@ -179,7 +179,7 @@ class Rows:
             self.action_values.put_some(0, list(range(len(self.rewards))), actions)
 
     def carried_result(self, env_id: int) -> CarriedResult:
-        """Return what the parent does not see of an environment's result."""
+        """Return the parts of an environment's result outside shared memory."""
         slot, has_ended = int(self.slots[env_id]), env_id in self._ended
         self._ended.discard(env_id)
         observation = self.observation_values.carried(slot, env_id)
@@ -188,7 +188,7 @@ class Rows:
         return slot, observation, last, numbers
 
     def put_carried_result(self, env_id: int, result: CarriedResult) -> None:
-        """Write what `carried_result` returned."""
+        """Write the value of `carried_result`."""
         slot, observation, last, numbers = result
         self.observation_values.put_carried(slot, env_id, observation)
         if last is not None:
@@ -199,28 +199,28 @@ class Rows:
                 column[env_id] = number
 
     def carried_seeds(self, env_ids: Sequence[int]) -> list[int] | None:
-        """Return the seeds of the next resets of environments, where the worker does not see them; None otherwise."""
+        """Return the seeds of environments' next resets; None if the worker shares the rows."""
         return None if self.is_shared else self.seeds[list(env_ids)].tolist()
 
     def put_carried_seeds(self, env_ids: Sequence[int], seeds: Sequence[int] | None) -> None:
-        """Write what `carried_seeds` returned."""
+        """Write the value of `carried_seeds`."""
         if seeds is not None:
             self.seeds[list(env_ids)] = seeds
 
 
 def _alone(space: AnySpace, part: Any) -> Any:
-    """Return a copy of a part of a value, which lies in no array: a scalar where it has no dimensions."""
+    """Copy a part of a value outside arrays: a scalar if it has no dimensions."""
     return snapshot(part) if row_spec(space)[1].hasobject else np.array(part)[()]
 
 
 def bytes_needed(spaces: EnvSpaces) -> int:
-    """Return how many bytes `buffer_rows` needs for rows."""
+    """Return the size of the buffer for `buffer_rows`."""
     total = 0
 
     def count(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         nonlocal total
         total += -(-math.prod(shape) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
-        return np.broadcast_to(np.empty((), dtype), shape)  # of one number in memory
+        return np.broadcast_to(np.empty((), dtype), shape)  # occupies the memory of a single number
 
     Rows(spaces, count)
     return total

@@ -1,4 +1,4 @@
-"""A manager of environments as a `VecEnv` of Stable-Baselines3; needs `pip install stable-baselines3`."""
+"""Give a manager's environments the interface `VecEnv` of Stable-Baselines3; needs `pip install stable-baselines3`."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 class ManagedVecEnv(VecEnv):  # type: ignore[misc]
     """Steps all environments of a manager at once; for Stable-Baselines3's algorithms and wrappers.
 
-    `seed(s)` gives environment e the seed s + e at the next reset, as Stable-Baselines3 does. Later episodes get seeds
-    derived from it, where Stable-Baselines3's environments draw on: the same for any number of workers.
+    As in Stable-Baselines3, `seed(s)` gives environment e the seed s + e at the next reset. Later episodes get seeds
+    derived from it, the same for any number of workers; Stable-Baselines3's own environments go on drawing instead.
 
     An episode that ended because its environment failed is truncated, and marked with `info["env_failed"]`.
 
     Args:
-        manager: The manager, which `close` closes; its environments are reset in the step that ends an episode.
+        manager: The manager, in autoreset mode "same_step"; `close` closes it.
 
     Raises:
         UsageError: The manager has another autoreset mode.
@@ -75,11 +75,11 @@ class ManagedVecEnv(VecEnv):  # type: ignore[misc]
         return steps
 
     def step_async(self, actions: Any) -> None:
-        """Send one action to each environment.
+        """Send an action to each environment.
 
         Raises:
-            ActionError: They are of another shape, kind or number than those of the action space. Whole numbers may be
-                floats, as a policy of Stable-Baselines3 gives them for `MultiBinary`.
+            ActionError: They are of another shape, kind or number than those of the action space. Integer actions may
+                be floats, as Stable-Baselines3's policies give them for `MultiBinary`.
         """
         if self._whole is not None and isinstance(actions, np.ndarray) and actions.dtype.kind == "f":
             actions = _whole(actions, self._whole)
@@ -124,14 +124,14 @@ class ManagedVecEnv(VecEnv):  # type: ignore[misc]
         self.manager.close()
 
     def get_images(self) -> list[Any]:
-        """Return what each environment renders as pixels."""
+        """Return each environment's rendered pixels."""
         if self.render_mode != "rgb_array":
             warnings.warn(f'the render mode is {self.render_mode!r}, and images need "rgb_array"', stacklevel=2)
             return [None] * self.num_envs
         return self.manager.render()
 
     def has_attr(self, attr_name: str) -> bool:
-        """Return whether all environments have an attribute; it stays where it is."""
+        """Return whether all environments have an attribute, without sending it here."""
         return all(self.env_method("has_wrapper_attr", attr_name))
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
@@ -139,7 +139,7 @@ class ManagedVecEnv(VecEnv):  # type: ignore[misc]
         return self.manager.get_attr(attr_name, self._chosen(indices))
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
-        """Set an attribute of environments to one value, which may be a list."""
+        """Set an attribute of environments to the same value, which may be a list."""
         chosen = self._chosen(indices)
         self.manager.set_attr(attr_name, [value] * len(chosen), chosen)
 
@@ -158,7 +158,7 @@ class ManagedVecEnv(VecEnv):  # type: ignore[misc]
 
 
 def _whole(actions: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return actions as integers if that is what they are; others are left to be refused."""
+    """Cast actions to integers if that changes no value; others raise later."""
     with np.errstate(invalid="ignore"):
         cast = actions.astype(dtype)
     return cast if np.array_equal(cast, actions) else actions

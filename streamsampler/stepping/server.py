@@ -1,7 +1,7 @@
-"""Serve the environments of one process: reset them, step them, call them; write what they return into their rows.
+"""Serve the environments of a process: reset, step and call them; write their results into their rows.
 
-A request is answered with what an environment did; who asked decides what becomes of it. In a process of its own a
-worker carries requests and answers over its channel, and in the caller's process they are calls.
+Failures are answers like results: the requester decides what follows. In a worker process, requests and answers travel
+over its channel; in the caller's process, they are calls.
 """
 
 from __future__ import annotations
@@ -41,58 +41,58 @@ _CLOSING: Final = phase_number(Phase.CLOSE)
 _WAITING: Final = phase_number(Phase.WAITING)
 
 _TOGETHER_SECONDS = 5e-4
-"""Results that are there wait for others for this long at most, so that one wake-up of the parent serves several."""
+"""A finished result waits at most this long for others, so that a single wake-up of the manager serves several."""
 
 
 class Answers(ABC):
-    """Takes the answers of environments."""
+    """Receives the answers of environments."""
 
-    failures: tuple[type[BaseException], ...]  # what an environment may raise; all else ends the call
-    are_awaited: bool  # whether somebody sleeps until answers come: they are given as soon as others would be late
-    bring_all: bool = False  # whether results bring what lies in rows, too
+    failures: tuple[type[BaseException], ...]  # exceptions of environments; any other ends the call
+    are_awaited: bool  # whether the caller sleeps until the first answer: answers do not wait for slow steps
+    bring_all: bool = False  # whether answers carry the rows' contents, too
 
     @abstractmethod
     def keep(self, env_id: int, phase: str, info: dict[str, Any]) -> None:
-        """Keep the info of a result that is given later."""
+        """Keep the info of a result that `give` answers later."""
 
     @abstractmethod
     def give(self, env_ids: list[int]) -> None:
-        """Give results, which lie in rows."""
+        """Answer with results, which are in the rows."""
 
     @abstractmethod
     def fail(self, env_id: int, phase: str, error: BaseException) -> None:
-        """Tell that an environment raised, and what it was doing."""
+        """Answer with an environment's exception, and the phase it raised in."""
 
 
 class EnvServer(ABC):
-    """Serves the environments of one process. Its row of the board shows the one in hand as a trajectory."""
+    """Serves the environments of a process. The board shows the running one in place of a trajectory."""
 
-    rows: Rows  # set before the first reset, as `fresh` and `on_draws`
-    fresh: Callable[[int], EnvUpdate]  # returns what makes an environment, as it was before anything was made of it
-    # Takes the number and the name of an environment that is found to draw from the global generators, and what its
-    # states take, in seconds for each of its calls.
+    rows: Rows  # set before the first reset, like `fresh` and `on_draws`
+    fresh: Callable[[int], EnvUpdate]  # makes an environment as it was at first
+    # Receives the number and name of an environment found to draw from the global generators, and the seconds that its
+    # own states add to each of its calls.
     on_draws: Callable[[int, str, float], None]
     generators: EnvGenerators
-    _tells = False  # whether `_told` changes what steps return
+    _tells = False  # whether `_told` changes the results of steps
 
     def __init__(self, env_ids: Collection[int], worker_number: int, row: WorkerRow) -> None:
         self._worker_number = worker_number
-        self._is_over = dict.fromkeys(env_ids, True)  # the next step begins an episode
-        self._ended = set(env_ids)  # whose rows may say that the episode has ended, those of an earlier process too
+        self._is_over = dict.fromkeys(env_ids, True)  # whether the next step starts an episode
+        self._ended = set(env_ids)  # environments whose rows may show an ended episode, even an earlier process's
         self.envs: dict[int, gymnasium.Env[Any, Any]] = {}
-        self.making = min(env_ids)  # the environment that is made, or was made last
-        self.not_restored: set[int] = set()  # they take no steps until they are given up, or reset
+        self.making = min(env_ids)  # the environment being made, or made last
+        self.not_restored: set[int] = set()  # they ignore steps until they are released or reset
         self.times = EnvTimes(worker_number)
         self._row = row
         self._n_stepped = 0
-        self._seconds: dict[int, float] = {}  # what a step of each takes: falls at once, as others may take the core
+        self._seconds: dict[int, float] = {}  # of each one's step: follows a quick step at once, as cores are shared
 
     @abstractmethod
     def make(self) -> list[tuple[Any, Any]]:
         """Make the environments; return the observation space and the action space of each."""
 
     def reset(self, env_ids: Sequence[int], answers: Answers) -> None:
-        """Reset environments, one after the other; each answer is given as soon as it is there."""
+        """Reset environments, one after the other; answer each at once."""
         began = perf_counter()
         try:
             for env_id in env_ids:
@@ -110,7 +110,7 @@ class EnvServer(ABC):
 
     @abstractmethod
     def _begin(self, env_id: int, slot: int) -> dict[str, Any]:
-        """Reset an environment, `_show_begin` of its episode, and return the info."""
+        """Reset an environment, `_show_begin` its episode, and return the info."""
 
     def _show_begin(self, env_id: int, slot: int, observation: Any) -> None:
         rows = self.rows
@@ -120,10 +120,10 @@ class EnvServer(ABC):
         self._is_over[env_id] = False
 
     def step(self, env_ids: Sequence[int], answers: Answers) -> None:  # noqa: C901 - one loop, see below
-        """Take steps, one after the other, with the actions in rows; an episode that is over begins anew instead.
+        """Step environments, one after the other, with the actions in rows; after an episode's end, reset instead.
 
-        All steps of environments are taken in this loop: so everything that it touches is in local variables, and what
-        comes of many is written to rows at once. Environments are left out that could not be restored.
+        Every step of an environment runs in this loop: so it uses local variables only, and writes results to rows many
+        at a time. Environments that could not be restored are skipped.
         """
         rows, envs, is_over, ended = self.rows, self.envs, self._is_over, self._ended
         failures, awaited, bring_all = answers.failures, answers.are_awaited, answers.bring_all
@@ -132,7 +132,7 @@ class EnvServer(ABC):
         n_before = n_stepped = self._n_stepped
         place = place_of(env_ids)
         dtype, shape, leaves = rows.plain_dtype, rows.plain_shape, rows.plain_leaves
-        no: Any = np.False_  # there is one
+        no: Any = np.False_  # a single object
         phase_of_times, expected_seconds = self.times.phase, self._seconds
         finished = _Finished(rows, answers, env_ids, place)
         began = now = given_at = perf_counter()
@@ -141,7 +141,7 @@ class EnvServer(ABC):
                 env_ids, self._actions_of(env_ids, place), rows.free_slots(place), strict=True
             ):
                 if not_restored and env_id in not_restored:
-                    continue  # the parent does not know yet
+                    continue  # its manager does not know yet
                 if awaited:
                     expected = expected_seconds.get(env_id, 0.0)
                     if finished.env_ids and now + expected - given_at > _TOGETHER_SECONDS:
@@ -153,11 +153,11 @@ class EnvServer(ABC):
                     if is_over[env_id]:
                         info = self._begin(env_id, slot)
                     else:
-                        # What `show` does: a call more would take a hundredth of what a step takes here.
+                        # `show` written out: calling it would take a hundredth of a whole step.
                         words[env_word], words[phase_word] = env_id + 1, STEPPING
                         n_stepped = words[count_word] = n_stepped + 1
                         phase_of_times[0], is_asked = IN_STEP, True
-                        if generators.is_idle:  # a block that does nothing would take a twentieth of it
+                        if generators.is_idle:  # an empty block would take a twentieth of a step
                             observation, reward, terminated, truncated, info = envs[env_id].step(action)
                         else:
                             with generators.calling(env_id):
@@ -194,7 +194,7 @@ class EnvServer(ABC):
                 else:
                     if not bring_all:
                         finished.rewards.append(reward)
-                    finished.env_ids.append(env_id)  # last: Ctrl-C may come in between, and leaves what is whole
+                    finished.env_ids.append(env_id)  # last: an interrupt by Ctrl-C before it leaves whole results
                 if awaited:
                     before, now = now, perf_counter()
                     took = now - before
@@ -211,12 +211,12 @@ class EnvServer(ABC):
     def _told(
         self, env_id: int, action: Any, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any
     ) -> tuple[Any, Any, Any, Any, Any]:
-        """Return what is told of a step, where that is something else than what it returned."""
+        """Return the results of a step as they are to be sent."""
         raise NotImplementedError
 
     @abstractmethod
     def _taken_info(self, info: Any) -> dict[str, Any]:
-        """Return an info that is not empty; raise DataError if it is none."""
+        """Check an info, which is not empty, and return it; raise DataError."""
 
     def _take_flags(
         self, env_id: int, slot: int, observation: Any, terminated: Any, truncated: Any, info: dict[str, Any]
@@ -243,7 +243,7 @@ class EnvServer(ABC):
             self._ended.discard(env_id)
 
     def _fail(self, env_id: int, error: BaseException, answers: Answers) -> None:
-        # A step that begins an episode is a reset.
+        # A step that starts an episode is a reset.
         phase = "reset" if self._row.words[self._row.phase_word] in (RESETTING, MAKING) else "step"
         self.end_episodes([env_id])
         answers.fail(env_id, phase, error)
@@ -256,11 +256,11 @@ class EnvServer(ABC):
         return error
 
     def end_episodes(self, env_ids: Sequence[int]) -> None:
-        """Let the next step of environments be a reset, as that of an environment that raised."""
+        """Make the next step of environments a reset, as after an exception."""
         self._is_over.update(dict.fromkeys(env_ids, True))
 
     def show(self, env_id: int, phase: int) -> None:
-        """Show which environment runs, and what it does: that its reset or step begins is progress."""
+        """Show which environment runs, and in which phase: the start of a reset or step counts as progress."""
         row = self._row
         words = row.words
         words[row.trajectory_word] = env_id + 1
@@ -268,15 +268,14 @@ class EnvServer(ABC):
         self._n_stepped = words[row.timesteps_word] = self._n_stepped + 1
 
     def rest(self) -> None:
-        """Show that no environment runs."""
         words = self._row.words
         words[self._row.trajectory_word] = 0
         words[self._row.phase_word] = _WAITING
 
     def restore(self, order: RestoreOrder) -> str:
-        """Bring an environment back to the timestep of an order; return the reason where it differs from the lost one.
+        """Restore an environment to the timestep of an order; return how it differs from the lost one, or "".
 
-        Raises what the environment's reset raised, which is tried again as any reset.
+        Raises exceptions of the environment's reset, which is retried like any reset.
         """
         env_id, why_not = order.env_id, ""
         self._is_over[env_id] = True
@@ -312,12 +311,12 @@ class EnvServer(ABC):
         self._is_over[env_id] = False
 
     def _prepare(self, order: RestoreOrder) -> str:  # noqa: ARG002 - for a subclass
-        """Do what comes before the reset of an order; return the reason where the environment is another one."""
+        """Make the environment ready for the order's reset; return how it differs from the lost one, or ""."""
         return ""
 
     @abstractmethod
     def _reset_of(self, order: RestoreOrder) -> Callable[..., Any]:
-        """Return what resets the environment of an order: `reset(seed=seed)`."""
+        """Return the function `reset(seed=seed)` of an order."""
 
     def _replaying(self, order: RestoreOrder) -> contextlib.AbstractContextManager[None]:  # noqa: ARG002 - likewise
         return contextlib.nullcontext()
@@ -326,18 +325,18 @@ class EnvServer(ABC):
         return order.actions  # type: ignore[no-any-return]
 
     def _repeat(self, env_id: int, request: PastRequest) -> None:
-        """Repeat a request; raise NotRestoredError where its result shows that the environment is another one."""
+        """Repeat a request; raise NotRestoredError if its result differs."""
         raise self._refused((env_id, request))
 
     def _told_step(self, env_id: int, action: Any) -> tuple[Any, Any, Any, Any, Any]:
         return self._told(env_id, action, *self.envs[env_id].step(action))
 
     def take_actions(self, actions: Mapping[int, Any]) -> None:
-        """Keep actions that are of another dtype than the rows'."""
+        """Keep actions of another dtype than the rows', for the next steps."""
         raise self._refused(actions)
 
     def set_parameters(self, env_id: int, parameters: Any) -> None:  # noqa: ARG002 - for a subclass
-        """Let an environment's resets set parameters from the next one on."""
+        """Set parameters at each of an environment's resets, from the next one."""
         raise self._refused(parameters)
 
     def _refused(self, what: Any) -> ProtocolError:
@@ -345,13 +344,12 @@ class EnvServer(ABC):
 
     @abstractmethod
     def set_options(self, env_id: int, options: Any) -> None:
-        """Remember how episodes of an environment begin from now on."""
+        """Set the options of an environment's resets from now on."""
 
     def request(self, env_id: int, kind: str, name: str, arguments: Any) -> Any:
-        """Carry out what is no step; return its result.
+        """Carry out a request other than a step; return its result.
 
-        The kind is "call", "get", "set", "render", "wrappers", or what a subclass adds; the name that of what is called
-        or got.
+        `kind` is "call", "get", "set", "render", "wrappers", or a subclass's; `name` is the method's or attribute's.
         """
         if env_id not in self.envs and kind != "parameters":
             raise UsageError(
@@ -378,7 +376,7 @@ class EnvServer(ABC):
         raise self._refused(kind)
 
     def close_all(self) -> dict[int, BaseException]:
-        """Close the environments, and return what they raised, by environment."""
+        """Close the environments; return their exceptions, by environment."""
         raised: dict[int, BaseException] = {}
         while self.envs:
             env_id, env = self.envs.popitem()
@@ -391,17 +389,17 @@ class EnvServer(ABC):
 
 
 class _Finished:
-    """Results that are not given yet: they are written to rows, and given to `answers`, all at once."""
+    """Results not answered yet: they are written to rows, and given to `answers`, all at once."""
 
     __slots__ = ("_answers", "_asked", "_place", "_rows", "env_ids", "rewards")
 
     def __init__(self, rows: Rows, answers: Answers, asked: Sequence[int], place: Any) -> None:
         self._rows, self._answers, self._asked, self._place = rows, answers, asked, place
-        self.env_ids: list[int] = []  # whose they are; their observations and ends are written already
-        self.rewards: list[Any] = []  # none where these are written, too
+        self.env_ids: list[int] = []  # their environments; observations and ends are written already
+        self.rewards: list[Any] = []  # empty if these are written, too
 
     def give(self) -> None:
-        """Write what is left to write, and give them."""
+        """Write the rest of the results, and answer."""
         if self.env_ids:
             env_ids, self.env_ids = self.env_ids, []
             if self.rewards:
@@ -412,12 +410,12 @@ class _Finished:
 
 
 def name_of_class(cls: type) -> str:
-    """Return what a class is called in every process; the class itself may be another object there."""
+    """Return a class's full name: in another process, the class may be another object."""
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def class_names(env: Any) -> set[str]:
-    """Return the names of the classes of all wrappers of an environment, base classes included."""
+    """Return the names of the classes of an environment's wrappers, base classes included."""
     names: set[str] = set()
     while isinstance(env, gymnasium.Wrapper):
         names.update(map(name_of_class, type(env).__mro__))
@@ -426,7 +424,7 @@ def class_names(env: Any) -> set[str]:
 
 
 def _called(env: Any, env_id: int, name: str, positional: Any, named: Any) -> Any:
-    """Return what a method returns, or an attribute that is none: arguments are ignored then, as Gymnasium does."""
+    """Call a method and return its result; return any other attribute and ignore arguments, as Gymnasium does."""
     member = member_of(env, env_id, name)
     if callable(member):
         return member(*positional, **named)
@@ -440,7 +438,7 @@ def _called(env: Any, env_id: int, name: str, positional: Any, named: Any) -> An
 
 
 def member_of(env: Any, env_id: int, name: str) -> Any:
-    """Return an attribute of an environment or of a wrapper; raise AttributeError with its name if there is none."""
+    """Return an attribute of an environment or a wrapper; raise an AttributeError that names it."""
     try:
         return env.get_wrapper_attr(name)
     except AttributeError:

@@ -1,7 +1,7 @@
-"""Several agents in a manager's environments, in the caller's process: what policies are shown, and what they send.
+"""Connect the policies of a manager's caller with several agents in its environments: results and actions by policy.
 
-Who acts is read from the rows and the episodes whenever it is needed, and kept nowhere else: so an environment that was
-restored, reset or interrupted awaits the actions of those that its last result names.
+Who acts is read from the rows and the episodes each time, and stored nowhere else: so an environment that was restored,
+reset or interrupted waits for actions of the agents in its last result.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _LOG = logging.getLogger("streamsampler")
 
 
 class SeveralAgents:
-    """The agents of a manager's environments, and which policy plays whom.
+    """The agents of a manager's environments, and their policies.
 
-    `now` returns the number of the episode that an environment is in, and what it showed last; None for what it showed
-    where its next result begins an episode.
+    `now` returns the number of an environment's episode and its last result; None as the result if the next one starts
+    an episode.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class SeveralAgents:
         self._now, self._n_envs = now, len(facts)
         self._warned: set[str] = set()
         self._policies: dict[str, PolicySpaces] = {}
-        self._fitting: set[tuple[int, str, str]] = set()  # to compare spaces takes long
+        self._fitting: set[tuple[int, str, str]] = set()  # spaces compared already: a comparison is slow
         self._spaces = [dict(it.spaces) for it in facts]
         self._playing = [_Playing(-1) for _ in facts]
         self._seeds = TrajectorySeeds(seed, 0)
@@ -62,13 +62,13 @@ class SeveralAgents:
                 self._policies[name] = PolicySpaces(name, agent, spaces, self._warn)
             if (env_id, agent, name) not in self._fitting:
                 self._policies[name].join(agent, spaces)
-                if self.facts[env_id].possible_agents is not None:  # others come without end
+                if self.facts[env_id].possible_agents is not None:  # otherwise agents appear without end
                     self._fitting.add((env_id, agent, name))
             policies[agent] = self._policies[name]
         return policies[agent]
 
     def _warn(self, where: str, text: str) -> None:
-        """Warn once of each place in which something has the name of a mask, and is none."""
+        """Warn once at each place with a value that is named like a mask but is none."""
         if where not in self._warned:
             self._warned.add(where)
             _LOG.warning("%s", text)
@@ -84,7 +84,7 @@ class SeveralAgents:
         return game.observation_space if kind == "observation" else game.action_space
 
     def shown(self, steps: Steps, autoreset: str) -> Steps:
-        """Return results with what each agent is shown; observations and actions become dicts by agent, copied."""
+        """Return results split by agent; observations and actions become dicts by agent, copied."""
         lasts = steps.last_observations
         envs = [self._env_step(steps, row, lasts[row], autoreset) for row in range(len(steps))]
         observations, last, previous = (
@@ -126,15 +126,15 @@ class SeveralAgents:
             yield AgentStep(agent, policy, before.observation_of(agent), ends=(False, True))
 
     def _acting(self, env_id: int) -> list[tuple[int, Turn, str]]:
-        """Return who is to act, with the number of the episode, and what the last result showed."""
+        """Return the acting agents, with the number of the episode and the last result."""
         number, turn = self._now(env_id)
         return [] if turn is None else [(number, turn, agent) for agent in turn.acting]
 
     def joint_actions(self, env_ids: Sequence[int], actions: Any) -> list[dict[str, Any]]:
         """Return the actions of each environment, by agent.
 
-        By policy, there is a batch with an action for each of its agents that is to act, by environment and then in the
-        order of agents. Raise UsageError where a policy is unknown or lacks, ActionError where its batch does not fit.
+        A policy's batch has an action for each acting agent of it, by environment and then in the order of agents.
+        Raises UsageError if a policy is unknown or missing, ActionError if its batch does not fit.
         """
         if not isinstance(actions, Mapping) or not all(isinstance(name, str) for name in actions):
             raise UsageError(
@@ -156,7 +156,7 @@ class SeveralAgents:
         return found
 
     def _places(self, env_ids: Sequence[int]) -> dict[str, list[tuple[int, str]]]:
-        """Return who is to act, by policy: the position of its environment in `env_ids`, and the agent."""
+        """Return the acting agents by policy: the position of the environment in `env_ids`, and the agent."""
         places: dict[str, list[tuple[int, str]]] = {}
         for place, env_id in enumerate(env_ids):
             for number, _, agent in self._acting(env_id):
@@ -164,9 +164,9 @@ class SeveralAgents:
         return places
 
     def random_actions(self, env_ids: Sequence[int]) -> dict[str, Any]:
-        """Return random actions of all that are to act in environments: by policy, a batch as `joint_actions` takes it.
+        """Return random actions of all acting agents: by policy, a batch in the form of `joint_actions`.
 
-        Those of an agent are a function of the manager's seed, the environment, the agent, and how many it drew.
+        An agent's n-th random action is a function of the manager's seed, the environment and the agent.
         """
         drawn = {
             name: [self._drawing_space(env_ids[place], agent).sample() for place, agent in places]
@@ -185,17 +185,17 @@ class SeveralAgents:
 
 @dataclass
 class _Playing:
-    """What is known of one episode of an environment, by its number."""
+    """The policies and spaces in an episode of an environment."""
 
     number: int
-    policies: dict[str, PolicySpaces] = field(default_factory=dict)  # that play, by agent
-    spaces: dict[str, Space[Any]] = field(default_factory=dict)  # which draw random actions, by agent
+    policies: dict[str, PolicySpaces] = field(default_factory=dict)  # by agent
+    spaces: dict[str, Space[Any]] = field(default_factory=dict)  # to draw random actions from, by agent
 
 
 def several_agents(
     spaces: EnvSpaces, policy_of: Any, seed: int, now: Callable[[int], tuple[int, Turn | None]]
 ) -> SeveralAgents | None:
-    """Return the agents of environments that have several; None where each has one. See `SeveralAgents`."""
+    """Return the agents of environments of several agents; None if each has a single agent. See `SeveralAgents`."""
     facts = [it.facts for it in spaces.observation if isinstance(it, JointSpace) and it.facts is not None]
     if not facts:
         if policy_of is not None:
@@ -209,5 +209,5 @@ def several_agents(
 
 
 def by_agent(turn: Turn) -> dict[str, Any]:
-    """Return copies of what agents are shown, by agent id."""
+    """Return copies of the agents' observations, by agent id."""
     return {agent: own_copy(it) for agent, it in turn.result.observations.items()}

@@ -1,4 +1,4 @@
-"""What a manager of environments hands out: the results of one request of each of some environments."""
+"""The results that a manager of environments returns."""
 
 from __future__ import annotations
 
@@ -21,37 +21,35 @@ _NO_ARRAYS = "info_by_row", "joint"
 
 @dataclass(frozen=True, eq=False)
 class Steps:
-    """The results of K environments, each of the last request to it: a step, or a reset.
+    """The results of K environments, each of its last request: a step, or a reset.
 
-    Observations are leaves of (K, ...), and so are actions: objects where values of a space are no arrays of one size,
-    as those of Text, Sequence, Graph, OneOf and custom spaces. Where environments have spaces of other shapes, dtypes
-    or structures, they are not stacked: (K,) objects, each of its environment's space.
+    Observations and actions are leaves of (K, ...): arrays of objects for Text, Sequence, Graph, OneOf and custom
+    spaces. If spaces differ in shapes, dtypes or structures, they are not stacked: (K,) objects, each of its
+    environment's space.
 
-    In a row that is the result of a reset, `timesteps` is 0, no reward was got, and `actions` and
-    `previous_observations` mean nothing.
+    In the row of a reset, `timesteps` and the reward are 0, and `actions` and `previous_observations` have no meaning.
 
-    Where environments have several agents, observations and actions are (K,) dicts by agent, rewards are those of all
-    agents together, and the ends are those of the whole episode. `steps["policy name"]` has what concerns the agents
-    that one policy plays.
+    For environments of several agents, observations and actions are (K,) dicts by agent, rewards are sums over agents,
+    and the ends are those of the whole episode. `steps["policy name"]` has the results of a policy's agents.
 
     Attributes:
-        env_ids: (K,) int64, the environments; none is there twice.
-        observations: Leaves of (K, ...): what to act on next. With autoreset "same_step", where an episode has ended,
-            the first observation of the next episode.
+        env_ids: (K,) int64, the environments, each once.
+        observations: Leaves of (K, ...): the observations to act on next. With autoreset "same_step", after an
+            episode's end the first observation of the next episode.
         rewards: (K,) float64.
         terminated: (K,) bool.
         truncated: (K,) bool.
-        info_by_row: The infos that are not empty, as the environments returned them, by row; see `infos`.
-        last_observations: Leaves of (K, ...): what the actions led to. Where an episode has ended its true last
+        info_by_row: The non-empty infos, as the environments returned them, by row; see `infos`.
+        last_observations: Leaves of (K, ...): the observations after the actions: at an episode's end its true last
             observation, elsewhere the same as `observations`.
-        episodes: (K,) int64, the number of the episode that each row belongs to, from 0 in each environment.
+        episodes: (K,) int64, the number of each row's episode, from 0 in each environment.
         timesteps: (K,) int64, the number of the timestep in its episode, from 1; 0 for a reset.
         actions: Leaves of (K, ...): the actions that were sent.
-        previous_observations: Leaves of (K, ...): the observations that the actions were chosen for.
+        previous_observations: Leaves of (K, ...): the observations before the actions.
         failed: (K,) bool, whether the episode ended because its environment failed; it is truncated as well.
-        seeds: (K,) int64, what the episode was reset with.
+        seeds: (K,) int64, the seed of each row's episode.
         result_numbers: (K,) int64, how many results of the environment came before, since the launch.
-        joint: What each agent is shown, where environments have several; else None.
+        joint: The results by agent, for environments of several agents; else None.
     """
 
     env_ids: NDArray[np.int64]
@@ -75,14 +73,14 @@ class Steps:
 
     @property
     def ended(self) -> NDArray[np.bool_]:
-        """(K,) bool: whether the row is the last one of its episode."""
+        """(K,) bool: whether the row is the last of its episode."""
         return self.terminated | self.truncated
 
     @cached_property
     def infos(self) -> Infos:
-        """The infos as Gymnasium's vector environments have them: `key` of (K, ...), and its mask `_key` of (K,).
+        """The infos in the form of Gymnasium's vector environments: `key` of (K, ...), and its mask `_key` of (K,).
 
-        A row that lacks the key is False in the mask, and 0, False or None in the array. Nested dicts have masks, too.
+        A row without the key is False in the mask, and 0, False or None in the array. Nested dicts have masks, too.
 
         Raises:
             DataError: They are no dicts with strings as keys.
@@ -91,19 +89,19 @@ class Steps:
 
     @property
     def policies(self) -> tuple[str, ...]:
-        """The names of the policies of which an agent is to act or has ended in these rows.
+        """The names of the policies of agents that act next or have ended in these rows.
 
         Raises:
-            UsageError: The environments have one agent.
+            UsageError: The environments have a single agent.
         """
         return self._of_agents.policies
 
     def __getitem__(self, policy: str) -> PolicySteps:
-        """Return what these rows have of the agents that a policy plays.
+        """Return these rows' results for a policy's agents.
 
         Raises:
-            UsageError: The environments have one agent.
-            KeyError: There is no such policy.
+            UsageError: The environments have a single agent.
+            KeyError: The policy is unknown.
         """
         return self._of_agents.of_policy(policy, self.env_ids)
 
@@ -126,5 +124,5 @@ class Steps:
         return Steps(info_by_row=infos, joint=joint, **selected)
 
     def by_env(self) -> dict[int, Steps]:
-        """Return the rows by environment: `Steps` of one row each."""
+        """Return the rows by environment: `Steps` of a single row each."""
         return {int(env_id): self.select(slice(row, row + 1)) for row, env_id in enumerate(self.env_ids)}

@@ -1,4 +1,4 @@
-"""What a manager needs of the place where its environments live."""
+"""The interface between a manager and the place where its environments live."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LOG = logging.getLogger("streamsampler")
 
 
 class UnansweredError(Exception):
-    """Workers were lost while their environments carried out what is no step: the first error, and others' values."""
+    """Workers were lost during a request other than a step: the first error, and the values of other environments."""
 
     def __init__(self, error: WorkerError, values: dict[int, Any]) -> None:
         super().__init__(str(error))
@@ -31,11 +31,11 @@ class Transport(abc.ABC):
     """Carries requests to environments, and their results back.
 
     Attributes:
-        losses: The quotas, against which losses before the end of `start` are counted here.
-        in_hand: Whether a call is at something that must not be left half done: what was read is not recorded yet, or
-            what is recorded is not sent. It stays True where an unexpected exception, such as Ctrl-C, ends the
-            call there: then `interrupted` is to be called before anything else.
-        tried: Where a request raised, which environments it reached, and whether it raised in each.
+        losses: The quotas; losses before the end of `start` are counted here.
+        in_hand: Whether a call is in a section that must not be left half done: messages are read and not recorded, or
+            recorded and not sent. After an unexpected exception there, such as Ctrl-C, it stays True: then
+            `interrupted` must be called before anything else.
+        tried: After a request raised, the environments it reached, and whether it raised in each.
     """
 
     rows: Rows
@@ -50,65 +50,64 @@ class Transport(abc.ABC):
         """Make the environments."""
 
     def send_settings(self) -> None:  # noqa: B027 - environments in this process have them
-        """Give environments in other processes the settings of this one, where they have changed since."""
+        """Send this process's settings to environments in other processes, if they have changed."""
 
     @abc.abstractmethod
     def step(self, env_ids: Sequence[int], *, together: bool = False) -> None:
-        """Request steps of environments, whose actions lie in their rows.
+        """Request steps of environments, with the actions in their rows.
 
-        With `together` nothing goes on before all results are there: then each worker gives all of its own at once.
-        Otherwise it gives results that are there before others would be late.
+        With `together`, the caller needs all results at once: then each worker sends all of its own in a single
+        message. Otherwise it sends finished results before they would wait for slow steps.
         """
 
     @abc.abstractmethod
     def reset(self, env_ids: Sequence[int], options: Mapping[int, dict[str, Any] | None]) -> None:
-        """Request resets; the seeds lie in the rows. Environments that have no options here keep theirs."""
+        """Request resets, with the seeds in the rows. Environments missing in `options` keep theirs."""
 
     @abc.abstractmethod
     def restore(self, orders: Sequence[RestoreOrder]) -> None:
-        """Request that environments become what they were; a `Restored` tells whether each is."""
+        """Request that environments be restored; a `Restored` reports the outcome of each."""
 
     @abc.abstractmethod
     def give_up(self, env_ids: Sequence[int]) -> None:
-        """Let environments take steps again that could not be restored."""
+        """Let environments that could not be restored step again."""
 
     @abc.abstractmethod
     def forget_options(self, env_ids: Sequence[int]) -> dict[int, dict[str, Any] | None]:
-        """Let later resets of environments have no options; return those that they had."""
+        """Remove the options of later resets; return them."""
 
     @abc.abstractmethod
     def interrupted(self, waiting: Collection[int]) -> Sequence[Broken]:
-        """Give up whatever may be half done, given the requests without answers; return the environments lost."""
+        """Discard all half-done work, given the environments with unanswered requests; return the lost environments."""
 
     @abc.abstractmethod
     def collect(self, timeout: float | None, awaited: Sequence[int] = ()) -> Sequence[EnvReport]:
-        """Return what has happened since the last call; wait for it if it is nothing yet.
+        """Return the events since the last call; wait for the first if there is none.
 
-        `in_hand` is False while it waits, and True when it returns: the caller sets it to False when all is recorded.
-        Without the results of the `awaited`, in their order, nothing goes on: others need not end the wait.
+        `in_hand` is False during the wait, and True on return: the caller sets it to False when all is recorded. The
+        caller needs the results of `awaited`, in their order: others need not end the wait.
         """
 
     @abc.abstractmethod
     def take_round(self, n: int) -> Mapping[int, dict[str, Any]] | None:
         """Wait for the results of a step of all n environments, requested at once; return their infos.
 
-        `in_hand` is as in `collect`. None where something else has happened before all are there, which `collect`
-        returns then.
+        `in_hand` is as in `collect`. Returns None if any other event comes first; `collect` then returns it.
         """
 
     @abc.abstractmethod
     def request(self, env_ids: Sequence[int], kind: str, name: str, arguments: Sequence[Any]) -> list[Any]:
-        """Carry out what is no step, see `EnvServer.request`, while no request of these environments is open.
+        """Carry out a request other than a step, see `EnvServer.request`; these environments have no open request.
 
-        Raises UnansweredError where workers were lost meanwhile.
+        Raises UnansweredError if workers were lost meanwhile.
         """
 
     @abc.abstractmethod
     def reports(self) -> Sequence[WorkerReport]:
-        """Return what workers have said of their time since the last call; ask those that have nothing to do."""
+        """Return the workers' reports since the last call; request them of idle workers."""
 
     def _warn_of_draws(self, env_id: int, name: str, seconds: float) -> None:
-        """Log, once, that an environment draws from a global generator, which others in its process may draw from."""
+        """Log, once, that an environment draws from a global generator, which its process shares."""
         if self._has_warned:
             return
         self._has_warned = True
@@ -131,6 +130,6 @@ class Transport(abc.ABC):
 
 
 def warn_of_unclosed(raised: Mapping[int, str]) -> None:
-    """Log what environments raised while they were closed, when no call is left that could raise it."""
+    """Log exceptions of environments' `close`, if no call is left to raise them."""
     for env_id, summary in raised.items():
         _LOG.warning("environment %d raised while it was closed: %s", env_id, summary)

@@ -1,4 +1,4 @@
-"""Observations or actions, one of each environment: stacked where their spaces have one layout."""
+"""Observations or actions of all environments: stacked if their spaces have the same layout."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Allocate = Callable[[tuple[int, ...], "np.dtype[Any]"], Array]
 
 
 class EnvValues:
-    """Values of each environment, which are held to its space as what samplers record is: the same code does it.
+    """Values of each environment, checked against its space by the samplers' own code.
 
-    Each has `n_slots` of them, in `arrays` that may be shared with the other process: leaves of (n_slots, n_envs, ...).
-    Where the layouts of spaces differ, it has arrays of its own, and these are (n_slots, n_envs) objects, all None. An
-    `error` is raised for a value that does not fit, which is called by its `path` then.
+    Each has `n_slots` of them, in `arrays` that the other process may share: leaves of (n_slots, n_envs, ...). If
+    layouts differ, each environment has its own arrays, and these are (n_slots, n_envs) objects, all None. A value that
+    does not fit raises `error`, with `path` as its name.
     """
 
     def __init__(
@@ -30,9 +30,9 @@ class EnvValues:
         is_shared: bool = True,
     ) -> None:  # fmt: skip
         self._path, self._error, self.is_shared = path, error, is_shared
-        # Whether values of an environment have parts that are no arrays of one size.
+        # Whether values of an environment have parts that are no arrays of a fixed size.
         self.has_objects = any(row_spec(leaf)[1].hasobject for space in spaces for _, leaf in leaves_of(space, path))
-        self.is_carried = self.has_objects or not is_shared  # whether the other process does not see some parts
+        self.is_carried = self.has_objects or not is_shared  # whether parts lie outside shared memory
         self.is_stacked = len({id(space) for space in spaces}) == 1 or all(
             _layout_of(space) == _layout_of(spaces[0]) for space in spaces
         )
@@ -44,18 +44,18 @@ class EnvValues:
             for (space, n), arrays in zip(together, own, strict=True)
         ]
         places = [(0, e) if self.is_stacked else (e, 0) for e in range(len(spaces))]
-        # Of each environment: how it is written, in which row, its space, and where it is read.
+        # Of each environment: its writer, its row, its space, and its arrays.
         self._of = [(columns[group], row, spaces[e], own[group]) for e, (group, row) in enumerate(places)]
 
     def put(self, slot: int, env_id: int, value: Any) -> None:
-        """Write a value; raise DataError where it does not fit the space, or would become another number."""
+        """Write a value; raise DataError if it does not fit the space, or would become another number."""
         columns, row, _, _ = self._of[env_id]
         columns.put(slot, row, value)
 
     def put_some(self, slot: int, env_ids: list[int], values: Any) -> None:
-        """Write values of K environments, or none where one does not fit, and raise DataError.
+        """Write values of K environments; if any does not fit, write none and raise DataError.
 
-        They are one stacked value, leaves of (K, ...), if the spaces have one layout; or a sequence of K.
+        With a common layout, `values` is a stacked value, leaves of (K, ...); or it is a sequence of K.
         """
         if self.is_stacked:
             columns = self._of[0][0]
@@ -72,7 +72,7 @@ class EnvValues:
             self._of[env_id][0].put_converted(slot, 0, checked)
 
     def stacked(self, env_ids: list[int], values: list[Any]) -> Any:
-        """Return values of K environments as `put_some` writes them: leaves of (K, ...), or K objects."""
+        """Stack values of K environments in the form of `put_some`: leaves of (K, ...), or K objects."""
         if not env_ids:
             return map_tree(lambda leaf: leaf[0, :0].copy(), self.arrays)
         if self.is_stacked:
@@ -91,9 +91,9 @@ class EnvValues:
         return each
 
     def taken(self, slots: Any, env_ids: Any) -> Any:
-        """Return copies of the values of K environments: leaves of (K, ...), or K objects.
+        """Copy the values of K environments: leaves of (K, ...), or K objects.
 
-        They lie in one slot, or in an array of (K,); instead of `env_ids` their `place_of` will do, which is quicker.
+        `slots` is a slot, or an array of (K,); a `place_of` in place of `env_ids` is quicker.
         """
         if self.is_stacked:
             if self.has_objects:
@@ -107,36 +107,33 @@ class EnvValues:
         return object_array([self.read(slot, env_id) for slot, env_id in zip(*map(np.ravel, both), strict=True)])
 
     def read(self, slot: int, env_id: int) -> Any:
-        """Return a copy of a value of an environment, of the type that its space's own samples have."""
+        """Copy a value of an environment, with the type of its space's own samples."""
         _, row, space, arrays = self._of[env_id]
         if arrays.__class__ is np.ndarray and arrays.ndim == 2 and not isinstance(space, gym_spaces.Box):
-            value = arrays[slot, row]  # what follows takes ten times as long
+            value = arrays[slot, row]  # the general way takes ten times as long
             return snapshot(value) if self.has_objects else value
         return _row_at(space, arrays, (slot, row))
 
     def read_unstacked(self, slot: int, env_id: int) -> Any:
-        """Return a copy of a value of an environment, as Gymnasium's vector environments take it from a stack.
-
-        A value of `Box(())` is a scalar then.
-        """
+        """Copy a value of an environment, as Gymnasium's vector environments take it from a stack."""
         _, row, _, arrays = self._of[env_id]
         if arrays.__class__ is np.ndarray and arrays.ndim == 2:
-            value = arrays[slot, row]  # what follows takes ten times as long
+            value = arrays[slot, row]  # the general way takes ten times as long
             return snapshot(value) if self.has_objects else value
         return unstacked(arrays, (slot, row))
 
     def view(self, slot: int, env_id: int) -> Any:
-        """Return a value of an environment, not to be kept."""
+        """Return a value of an environment that is overwritten later."""
         _, row, _, arrays = self._of[env_id]
         return map_tree(lambda leaf: leaf[slot, row], arrays)
 
     def parts(self, slot: int, env_id: int) -> list[tuple[str, Any]]:
-        """Return what each leaf has of a value of an environment, with its path: not to be kept."""
+        """Return each leaf's path and its part of a value that is overwritten later."""
         _, row, _, arrays = self._of[env_id]
         return [(path, leaf[slot, row]) for path, leaf in leaves(arrays)]
 
     def put_exactly(self, slot: int, env_id: int, value: Any) -> bool:
-        """Write a value of an environment; return False, and write nothing, where it would be read as another one."""
+        """Write a value, unless it would be read back as another one; return whether it was written."""
         _, row, space, arrays = self._of[env_id]
         if arrays.__class__ is np.ndarray:  # quicker
             fits = _is_row(arrays, value)
@@ -150,12 +147,12 @@ class EnvValues:
         return fits
 
     def carried(self, slot: int, env_id: int) -> list[Any]:
-        """Return the parts of a value of an environment that the other process does not see: not to be kept."""
+        """Return the parts of a value outside shared memory; they are overwritten later."""
         _, row, _, arrays = self._of[env_id]
         return [leaf[slot, row] for leaf in self._carried_leaves(arrays)]
 
     def put_carried(self, slot: int, env_id: int, parts: Sequence[Any]) -> None:
-        """Write what `carried` returned in the other process."""
+        """Write the value of `carried` from the other process."""
         _, row, _, arrays = self._of[env_id]
         for leaf, value in zip(self._carried_leaves(arrays), parts, strict=True):
             leaf[slot, row] = value
@@ -165,7 +162,7 @@ class EnvValues:
 
 
 def _layout_of(space: Any) -> Any:
-    """Return what the layout of values depends on: of each part of a space its class, its shape and its dtype."""
+    """Return the class, shape and dtype of each part of a space, which determine the layout of values."""
     if isinstance(space, gym_spaces.Dict):
         return {key: _layout_of(child) for key, child in space.spaces.items()}
     if isinstance(space, gym_spaces.Tuple):
@@ -180,7 +177,7 @@ def _arrays(space: AnySpace, shape: tuple[int, ...], allocate: Allocate) -> Any:
 
 
 def _fits_exactly(space: AnySpace, arrays: Any, value: Any, found: list[tuple[Array, Any]]) -> bool:
-    """Whether a value is nested as its space, and fits each leaf; `found` gets each array, and what goes there."""
+    """Whether a value is nested like its space, and fits each leaf; `found` gets each array, and its part."""
     if isinstance(space, gym_spaces.Dict):
         return (
             isinstance(value, dict)
@@ -198,7 +195,7 @@ def _fits_exactly(space: AnySpace, arrays: Any, value: Any, found: list[tuple[Ar
 
 
 def _is_row(leaf: Array, value: Any) -> bool:
-    """Whether a value is just what is read when it has been written to a leaf."""
+    """Whether a value would be read back from a leaf unchanged."""
     dtype = leaf.dtype
     if dtype.hasobject:
         return True
@@ -207,7 +204,7 @@ def _is_row(leaf: Array, value: Any) -> bool:
 
 
 def _row_at(space: AnySpace, arrays: Any, index: Any) -> Any:
-    """Return a copy of one value, of the type that the space's own samples have."""
+    """Copy a single value, with the type of the space's own samples."""
     if isinstance(space, gym_spaces.Dict):
         return {key: _row_at(child, arrays[key], index) for key, child in space.spaces.items()}
     if isinstance(space, gym_spaces.Tuple):
@@ -220,17 +217,17 @@ def _row_at(space: AnySpace, arrays: Any, index: Any) -> Any:
 
 
 def unstacked(arrays: Any, index: Any) -> Any:
-    """Return a copy of one of several stacked values: a scalar where a leaf has no dimensions."""
+    """Copy a single one of stacked values: a scalar if a leaf has no dimensions."""
     return map_tree(lambda leaf: snapshot(leaf[index]) if leaf.dtype.hasobject else leaf[index].copy(), arrays)
 
 
 def place_of(env_ids: Sequence[int]) -> Any:
-    """Return the index of environments in an array with a row for each: a slice where they lie one after the other."""
+    """Return the index of environments in arrays with a row for each: a slice if they lie one after the other."""
     if env_ids:
         first, stop = env_ids[0], env_ids[-1] + 1
         if stop - first == len(env_ids) and (stop - first == 1 or list(env_ids) == _numbers(first, stop)):
             return slice(first, stop)
-    return np.array(env_ids, np.intp)  # of a list each use would make one
+    return np.array(env_ids, np.intp)  # indexing with a list would make an array each time
 
 
 @functools.lru_cache(64)

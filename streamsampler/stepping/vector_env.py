@@ -1,4 +1,4 @@
-"""A manager of environments as a `gymnasium.vector.VectorEnv`."""
+"""Give a manager's environments the interface of `gymnasium.vector.VectorEnv`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LOG = logging.getLogger("streamsampler")
 
 
 def send_on(manager: BaseEnvManager, actions: Any) -> None:
-    """Send stacked actions of all environments; reset those instead that have failed, unless the caller resets."""
+    """Send stacked actions to all environments; reset failed ones instead, unless the caller resets."""
     if manager._begin_round(actions):
         return
     failed = _failed(manager) if manager.autoreset != "disabled" else []
@@ -45,10 +45,10 @@ def send_on(manager: BaseEnvManager, actions: Any) -> None:
 
 
 def receive_on(manager: BaseEnvManager, timeout: float | None = None) -> Steps:
-    """Return the results of all environments; see `recv_from` for the timeout.
+    """Return the results of all environments; for the timeout see `recv_from`.
 
-    With autoreset "same_step" those that have failed by it are reset, as if they had been in the same step. Where an
-    environment failed otherwise, the results of the others are discarded: the caller can step all of them.
+    With autoreset "same_step", failed environments are reset as if in the same step. If an environment failed
+    otherwise, the results of the others are discarded, so that the caller can step all of them.
     """
     try:
         return _begun_again(manager, manager.recv_from(timeout=timeout))
@@ -58,11 +58,11 @@ def receive_on(manager: BaseEnvManager, timeout: float | None = None) -> Steps:
 
 
 def _discard_open(manager: BaseEnvManager) -> None:
-    """Receive what is open; what else has failed is logged."""
+    """Receive open results; log further failures."""
     while any(state in (EnvState.STEPPING, EnvState.RESETTING) for state in manager.states):
         try:
             manager.recv(min_envs=manager.n_envs)
-        except WorkerError as error:  # its environment has failed, and nothing of it is open any more
+        except WorkerError as error:  # its environment has failed, so it has no open request any more
             _LOG.warning("in the same step: %s", error)
 
 
@@ -92,7 +92,7 @@ def _failed(manager: BaseEnvManager) -> list[int]:
 
 
 def _rows(space: Any, actions: Any, rows: list[int], n: int) -> Any:
-    """Return some rows of stacked actions; those that have not n of them are left to be refused."""
+    """Return some rows of stacked actions; actions without n rows are returned as they are, and raise later."""
     if isinstance(space, gym_spaces.Dict) and isinstance(actions, Mapping):
         return {key: _rows(space.spaces.get(key), part, rows, n) for key, part in actions.items()}
     if isinstance(space, gym_spaces.Tuple) and isinstance(actions, tuple) and len(actions) == len(space.spaces):
@@ -107,28 +107,28 @@ def _as_gymnasium_has_it(leaf: Any) -> Any:
 
 
 _EMPTY: Final[dict[str, Any]] = {"final_info": {}}
-"""What most environments say when an episode ends, and the next one begins."""
+"""The infos of most environments when an episode ends and the next starts."""
 
 ObservationMode: TypeAlias = 'Literal["same", "different"] | tuple[gym_spaces.Space[Any], gym_spaces.Space[Any]]'
 _Stepped: TypeAlias = "tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]"
 
 
 class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
-    """Steps all environments of a manager at once; for scripts that are written against Gymnasium.
+    """Steps all environments of a manager at once; for scripts written against Gymnasium.
 
-    An integer seed s gives environment e the seed s + e, as Gymnasium does. Later episodes get seeds derived from it,
-    where Gymnasium's environments draw on: those of `EpisodeSeeds`, the same for any number of workers.
+    As in Gymnasium, an integer seed s gives environment e the seed s + e. Later episodes get seeds derived from it, the
+    same for any number of workers: those of `EpisodeSeeds`; Gymnasium's own environments go on drawing instead.
 
-    Infos are those of Gymnasium's own vector environments, with a mask `_key` for each key. An episode that ended
+    Infos are in the form of Gymnasium's vector environments, with a mask `_key` for each key. An episode that ended
     because its environment failed is truncated, and marked in `infos["env_failed"]`. After a `step` that raised,
-    `reset` begins new episodes in all environments; the next `step` resets those that failed, and steps the others.
+    `reset` starts new episodes in all environments; the next `step` resets failed environments, and steps the others.
 
-    A call that comes too early, too late or twice raises what can be caught as an exception of this package and as that
-    of Gymnasium's `AsyncVectorEnv`: `ClosedEnvironmentError`, `AlreadyPendingCallError`, `NoAsyncCallError`,
-    `ResetNeeded`, and the `TimeoutError` of `multiprocessing`.
+    A call made too early, too late or twice raises an exception of this package that is also one of Gymnasium's
+    `AsyncVectorEnv`: `ClosedEnvironmentError`, `AlreadyPendingCallError`, `NoAsyncCallError`, `ResetNeeded`, or
+    `multiprocessing.TimeoutError`.
 
     Args:
-        manager: The manager, which `close` closes.
+        manager: The manager; `close` closes it.
         observation_mode: See `EnvManager.vector_env`.
     """
 
@@ -146,21 +146,21 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
         self.metadata = {**manager.get_attr("metadata", [0])[0], "autoreset_mode": mode}
         self.render_mode = manager.get_attr("render_mode", [0])[0]
         self.spec = manager.get_attr("spec", [0])[0]
-        self._resetting, self._has_options = list(range(self.num_envs)), False  # what `reset_async` was given
-        self._called: tuple[Any, ...] | None = None  # what `call_wait` returns
-        self._begun: Literal["reset", "step"] | None = None  # what has begun, and was not waited for
+        self._resetting, self._has_options = list(range(self.num_envs)), False  # the arguments of `reset_async`
+        self._called: tuple[Any, ...] | None = None  # the results for `call_wait`
+        self._begun: Literal["reset", "step"] | None = None  # the call whose results are not received yet
 
     def __del__(self) -> None:
-        """Close nothing, as Gymnasium's own do before 1.3: the manager may be in use, and ends by itself if not."""
+        """Do nothing, like Gymnasium's own before 1.3: the manager may be in use, and otherwise closes itself."""
 
     @property  # type: ignore[misc]  # as in Gymnasium's own, it cannot be set
     def np_random(self) -> Any:
-        """Copies of the environments' random generators, one for each."""
+        """Copies of the environments' random generators."""
         return self.get_attr("np_random")
 
     @property
     def np_random_seed(self) -> Any:
-        """The seeds of the environments' random generators, one for each."""
+        """The seeds of the environments' random generators."""
         return self.get_attr("np_random_seed")
 
     def reset(
@@ -169,8 +169,8 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
         """Reset the environments, or those of the boolean array `options["reset_mask"]`.
 
         Raises:
-            UsageError: There are more or fewer seeds than environments, or the mask is no such array, or environments
-                that it leaves out were never reset.
+            UsageError: The number of seeds differs from that of environments, or the mask is no such array, or leaves
+                out environments that were never reset.
         """
         self.reset_async(seed=seed, options=options)
         return self.reset_wait()
@@ -178,7 +178,7 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
     def reset_async(
         self, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> None:
-        """Begin to reset environments; `reset_wait` returns what `reset` does."""
+        """Request resets of environments; `reset_wait` returns the results of `reset`."""
         if options is not None and not isinstance(options, Mapping):
             raise UsageError(f"options must be a dict, got {type(options).__name__}")
         options = None if options is None else dict(options)
@@ -203,13 +203,13 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
         return self._batched(observations), infos
 
     def step(self, actions: Any) -> _Stepped:
-        """Step all environments with one action each."""
+        """Step all environments, with an action for each."""
         send_on(self.manager, actions)
         results = self.manager._end_round()
         return self._stepped(receive_on(self.manager)) if results is None else self._of_round(results)
 
     def step_async(self, actions: Any) -> None:
-        """Begin to step all environments; `step_wait` returns what `step` does."""
+        """Request steps of all environments; `step_wait` returns the results of `step`."""
         send_on(self.manager, actions)
         self._begun = "step"
 
@@ -217,11 +217,11 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
         """Return the results of `step_async`.
 
         Args:
-            timeout: Seconds; None for any time.
+            timeout: Seconds; None for no limit.
 
         Raises:
-            UsageError: Nothing was begun; also Gymnasium's `NoAsyncCallError`.
-            TimeoutError: They are not there by then; they may be waited for again. Also that of `multiprocessing`.
+            UsageError: No step was requested; also Gymnasium's `NoAsyncCallError`.
+            TimeoutError: Results are missing at that time; call again to wait on. Also `multiprocessing.TimeoutError`.
         """
         if timeout is None and (results := self.manager._end_round()) is not None:
             self._begun = None
@@ -229,7 +229,7 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
         return self._stepped(self._awaited("step", lambda: receive_on(self.manager, timeout)))
 
     def _awaited(self, begun: Literal["reset", "step"], receive: Callable[[], Steps]) -> Steps:
-        """Return what `receive` does; after an interrupt or when time is up, it may be waited for again."""
+        """Return the value of `receive`; after an interrupt or a timeout, the caller may call again."""
         if self._begun != begun and EnvState.CLOSED not in self.manager.states:
             raise NoCallPendingError(f"there is nothing to wait for: call {begun}_async() first", begun)
         try:
@@ -251,7 +251,7 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
 
     def _of_round(self, results: RoundResults) -> _Stepped:
         observations, rewards, terminated, truncated, by_env, ended, last_observations = results
-        # In the same step each episode that ended brings the last info, even if it is empty: `_final` says so.
+        # In the mode "same_step" each ended episode brings its last info, even an empty one: `_final` adds it.
         is_empty = len(by_env) == len(ended) and all(info == _EMPTY for info in by_env.values())
         infos = {} if is_empty else joined_infos(by_env, self.num_envs)
         if ended and self._is_same_step:
@@ -263,11 +263,11 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
         return map_tree(_as_gymnasium_has_it, observations) if self._has_objects else observations
 
     def call(self, name: str, /, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Call a method of each environment, and return the results; or its attributes of that name."""
+        """Call a method of each environment, and return the results; or return attributes, if it is no method."""
         return tuple(self.manager.call(name, *args, **kwargs))
 
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
-        """Call a method of each environment, for scripts that call it so; `call_wait` returns the results."""
+        """Call a method of each environment; `call_wait` returns the results."""
         self._called = self.call(name, *args, **kwargs)
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:  # noqa: ARG002 - Gymnasium's argument
@@ -286,11 +286,11 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
         return tuple(self.manager.get_attr(name))
 
     def set_attr(self, name: str, values: Any) -> None:
-        """Set an attribute of each environment: to the same value, or to those of a list."""
+        """Set an attribute of each environment: the same value for each, or the items of a list."""
         self.manager.set_attr(name, list(values) if isinstance(values, list | tuple) else values)
 
     def render(self) -> tuple[Any, ...] | None:
-        """Return what each environment renders."""
+        """Return the results of `render` of each environment."""
         return tuple(self.manager.render())
 
     def close_extras(self, **kwargs: Any) -> None:  # noqa: ARG002 - Gymnasium's arguments
@@ -339,7 +339,7 @@ def _seeds(seed: Any, n_envs: int) -> dict[int, int] | None:
 
 
 def _final(n_envs: int, ended: list[int], last_observations: list[Any], infos: Infos) -> Infos:
-    """Return the last observation and the last info of each episode that ended, of the environments that have it."""
+    """Return the last observation and the last info of each ended episode."""
     all_last: list[Any] = [None] * n_envs
     for env_id, last in zip(ended, last_observations, strict=True):
         all_last[env_id] = last

@@ -1,4 +1,4 @@
-"""A worker process whose environments are stepped from the parent."""
+"""Run a worker process with environments: receive messages, serve them, answer."""
 
 from __future__ import annotations
 
@@ -24,19 +24,18 @@ from streamsampler.workers.explain import summary_of, traceback_of
 from streamsampler.workers.generators import set_states
 
 _REPORT_SECONDS = 1.0
-"""How often a worker that is at work says where its time goes."""
+"""How often a busy worker reports its times."""
 
 
 class EnvChannel(ABC):
-    """What connects a worker to its parent."""
+    """A worker's connection to its manager."""
 
     @abstractmethod
     def read(self) -> list[tuple[int, bytes]] | None:
-        """Wait for messages; return the kind and the bytes of each, None where there will be no more."""
+        """Wait for messages; return the kind and the bytes of each, None at the end."""
 
     @abstractmethod
-    def write(self, frame: bytes) -> None:
-        """Send a message."""
+    def write(self, frame: bytes) -> None: ...
 
     @abstractmethod
     def open_rows(self, spaces: EnvSpaces) -> Rows:
@@ -44,18 +43,18 @@ class EnvChannel(ABC):
 
     @abstractmethod
     def tell_of_copy(self) -> None:
-        """Tell the parent, as far as that is possible, that this process is a forked copy of the worker."""
+        """Report, if possible, that this process is a forked copy of the worker."""
 
 
 def new_worker(begun: Begun, channel: EnvChannel) -> EnvWorker:
-    """Return a worker; its process was given what makes and runs all environments, pickled, and levels of loggers."""
+    """Return a worker; the setup of its process has the pickled server of its environments, and log levels."""
     setup, levels = begun.setup
     number = begun.number
     begun.keeper.set_levels(levels)
     n_modules = len(sys.modules)
     updates, new_server = loads(setup.make_worker)
     begun.settings.loaded(n_modules)
-    # Forked workers have the server's generators: they would draw alike, and so would an environment that is restored.
+    # Forked workers have the parent's generators: they would all draw the same, and so would a restored environment.
     set_states(secrets.randbits(63), None)
     server: EnvServer = new_server(updates[number], number, begun.row)
     server.fresh = lambda env_id: loads(setup.make_worker)[0][number][env_id]
@@ -65,7 +64,7 @@ def new_worker(begun: Begun, channel: EnvChannel) -> EnvWorker:
 class EnvWorker(Answers):
     """A worker: carries out messages, and answers."""
 
-    failures = (BaseException,)  # whatever user code raises, SystemExit included
+    failures = (BaseException,)  # user code may raise anything, even SystemExit
     are_awaited = True
 
     def __init__(self, server: EnvServer, channel: EnvChannel, begun: Begun) -> None:
@@ -89,7 +88,7 @@ class EnvWorker(Answers):
         }
 
     def run(self) -> None:
-        """Carry out messages until there are no more."""
+        """Carry out messages until the end."""
         if not self.make():
             return
         times = self._server.times
@@ -105,14 +104,14 @@ class EnvWorker(Answers):
                     self._report()
 
     def make(self) -> bool:
-        """Make the environments; return whether it did."""
+        """Make the environments; return whether they could be made."""
         try:
             spaces = dumps(self._server.make(), "the spaces of an environment").owned()
-        except BaseException as error:  # whatever user code raises, SystemExit included
+        except BaseException as error:  # user code may raise anything, even SystemExit
             self._write(pickle_frame(("failed", self._server.making, "its construction", *_about(error))))
             return False
         self._threads.hold()
-        self._keeper.apply()  # modules that were imported just now may have set levels of their own
+        self._keeper.apply()  # modules imported meanwhile may have set levels of their own
         self._write(pickle_frame(("spaces", spaces)))
         return True
 
@@ -121,7 +120,7 @@ class EnvWorker(Answers):
             self._write(pickle_frame(("unclosed", {env_id: summary_of(it) for env_id, it in raised.items()})))
 
     def carry_out(self, kind: int, data: bytes) -> bool:
-        """Carry out a message; return False if there is to be no other one."""
+        """Carry out a message; return False if it is the last."""
         if kind in (IDS, TOGETHER):
             self._steps(list(ids_in(data)), together=kind == TOGETHER)
             return True
@@ -174,7 +173,7 @@ class EnvWorker(Answers):
         for order in loads(orders):
             try:
                 why_not = self._server.restore(order)
-            except BaseException as error:  # see above
+            except BaseException as error:  # as in `make`
                 self.fail(order.env_id, "reset", error)
                 continue
             n_timesteps = None if order.seed is None else order.n_timesteps
@@ -188,17 +187,15 @@ class EnvWorker(Answers):
         self._write(pickle_frame(("report", tuple(self._server.times.take()))))
 
     def keep(self, env_id: int, phase: str, info: dict[str, Any]) -> None:
-        """Keep the info of a result that is given later, pickled: the environment may use its arrays again."""
+        """Pickle the info of a later answer at once: the environment may reuse its arrays."""
         self._infos[env_id] = phase, packed_result(self._server.rows, env_id, info)
 
     def give(self, env_ids: list[int]) -> None:
-        """Send that results lie in rows."""
         frame = pickle_frame(("done", env_ids, self._infos)) if self._infos else ids_frame(tuple(env_ids))
         self._infos = {}
         self._write(frame)
 
     def fail(self, env_id: int, phase: str, error: BaseException) -> None:
-        """Send that an environment raised."""
         self._write(pickle_frame(("failed", env_id, phase, *_about(error))))
 
     def _request(self, env_ids: list[int], kind: str, name: str, payload: Payload) -> None:
@@ -210,7 +207,7 @@ class EnvWorker(Answers):
                 values.append(self._server.request(env_id, kind, name, argument))
                 tried[env_id] = False
             answer = pickle_frame(("values", dumps(values, f"what {name} returned").owned()))
-        except BaseException as error:  # see above
+        except BaseException as error:  # as in `make`
             answer = pickle_frame(("raised", tried, *_about(error)))
         self._server.rest()
         self._write(answer)
@@ -222,26 +219,26 @@ class EnvWorker(Answers):
         self._channel.write(data)
 
     def send_records(self) -> None:
-        """Send the log records that were made since the last answer."""
+        """Send the log records since the last answer."""
         if records := self._keeper.take():
             self._channel.write(log_frame(records))
 
     def _refuse(self) -> NoReturn:
-        """End this process, a forked copy of the worker that its environment made: two would read and answer."""
+        """End this process, a forked copy of the worker made by its environment: two would read and answer."""
         with contextlib.suppress(OSError):
             self._channel.tell_of_copy()
         os._exit(1)
 
 
 def _about(error: BaseException) -> tuple[str, str, bytes | None]:
-    """Return an exception in one line, its traceback, and the exception itself where it can be pickled."""
+    """Return an exception's summary, its traceback, and its pickle, if any."""
     return summary_of(error), traceback_of(error), _pickled_error(error)
 
 
 def _pickled_error(error: BaseException) -> bytes | None:
-    """Return an exception pickled, by value where its class cannot be imported; None where it cannot be pickled."""
+    """Pickle an exception, by value if its class cannot be imported; return None if it cannot be pickled."""
     for dumps_error in (pickle.dumps, dumps_by_value):
-        with contextlib.suppress(Exception):  # anything: it is user code
+        with contextlib.suppress(Exception):  # any error: this runs user code
             data: bytes = dumps_error(error)
             pickle.loads(data)
             return data

@@ -1,5 +1,5 @@
-"""The agent in the caller's process, environments in worker processes: `inference="parent"`.
+"""Run the agent in the caller's process, and environments in worker processes: `inference="parent"`.
 
-Rows whose observations are there are asked for actions in one call. Batches are those of a `VecWorker` with as many
+A single call of the agent chooses the actions of all ready rows. Batches are those of a `VecWorker` with as many
 environments. The guide is `streamsampler/docs/vectorised.md`.
 """

@@ -1,7 +1,7 @@
-"""The environments of a sampler whose agent stays in its own process: reset and stepped in others, and restored there.
+"""Reset and step a sampler's environments in other processes, and restore lost ones.
 
-What an environment was asked since its trajectory began is kept. Where its process dies or hangs, the same is asked of
-a new one, and what it answers last is compared, before anything goes on: so a loss does not change a trajectory.
+The requests of each trajectory are recorded. If a process dies or hangs, a new environment repeats them, and its last
+result is compared before anything else happens: so a loss does not change a trajectory.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _LOG = logging.getLogger("streamsampler")
 
 
 class EnvProxy(EnvElsewhere):
-    """Stands for an environment in another process."""
+    """Stands in for an environment in another process."""
 
     def __init__(
         self, environments: Environments, env_id: int, observation_space: Any, action_space: Any, facts: EnvFacts,
@@ -50,7 +50,7 @@ class EnvProxy(EnvElsewhere):
     ) -> None:  # fmt: skip
         self.observation_space, self.action_space = observation_space, action_space
         self.facts = facts
-        self.game = None if game is None else game_of(game)  # what stands for it where it has several agents
+        self.game = None if game is None else game_of(game)  # the stand-in of an environment of several agents
         if self.game is not None:
             self.observation_space, self.action_space = self.game.observation_space, self.game.action_space
         self.spec = SimpleNamespace(id=facts.name)  # type: ignore[assignment]
@@ -58,46 +58,46 @@ class EnvProxy(EnvElsewhere):
 
     @property
     def unwrapped(self) -> gymnasium.Env[Any, Any]:
-        """The environment without wrappers: what stands for one of several agents."""
+        """The environment without wrappers; for several agents, their stand-in."""
         return self if self.game is None else self.game
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin a trajectory that is none of a call's."""
+        """Reset outside a sampler's call."""
         assert seed is not None
         self._environments.reset(self._env_id, 0, seed, None if options is None else Resets(options=options))
         observation, _, _, _, info = self._environments.result(self._env_id)
         return observation, info
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Request a step that is none of a call's, and return what it returned."""
+        """Step outside a sampler's call, and return the result."""
         self._environments.step([self._env_id], [action])
         return self._environments.result(self._env_id)
 
 
 class History(NamedTuple):
-    """What is kept elsewhere of what an environment did."""
+    """The part of an environment's record that is stored elsewhere."""
 
-    actions: list[Any]  # its first ones, as many at least as `Episode.actions` lacks
-    rewards: Array | tuple[()] = ()  # of consecutive steps, as known; none where `Episode.reward` is right
-    first: int = 0  # the timestep of the first of these
+    actions: list[Any]  # the first ones, at least as many as `Episode.actions` lacks
+    rewards: Array | tuple[()] = ()  # of consecutive steps, as far as known; empty if `Episode.reward` is right
+    first: int = 0  # the timestep of the first reward
 
 
 @dataclass(slots=True)
 class Episode:
-    """What an environment was asked since its trajectory began."""
+    """An environment's requests since its trajectory started."""
 
-    order: ResetOrder | None = None  # how it began; None if nothing was asked yet
-    n_asked: int = 0  # how many steps it was asked for
-    actions: dict[int, Any] = field(default_factory=dict)  # by timestep; but those that are kept elsewhere
-    slot: int = 0  # where the last result that arrived lies
+    order: ResetOrder | None = None  # of its reset; None before any request
+    n_asked: int = 0  # requested steps
+    actions: dict[int, Any] = field(default_factory=dict)  # by timestep, without those stored elsewhere
+    slot: int = 0  # of the last result that arrived
     reward: float = 0.0  # of the last result that was received
 
     def complete(self, history: History | None, n_known: int) -> bool:
-        """Add what is kept elsewhere, None where it is not any more, of n_known results; return whether it is known."""
+        """Add the `history` of n_known results, which may be lost; return whether the record is complete."""
         if history is None:
             return False
         for timestep, action in enumerate(history.actions):
-            self.actions.setdefault(timestep, action)  # those that are kept here are what the agent chose
+            self.actions.setdefault(timestep, action)  # recorded ones are exactly the agent's
         last = n_known - 1 - history.first
         if 0 <= last < len(history.rewards):
             self.reward = float(history.rewards[last])
@@ -109,27 +109,27 @@ class Environments:
 
     def __init__(self, n_envs: int, launch: Launch, close_timeout: float) -> None:
         self.n_envs = n_envs
-        self.losses: list[BaseException] = []  # the errors of processes that were lost, and are made again
-        self.n_repeated = 0  # how many timesteps were run again for that, or in vain
-        self.copies = False  # whether observations of results are copies, and no views of rows, which are written again
+        self.losses: list[BaseException] = []  # the errors of lost processes that were replaced
+        self.n_repeated = 0  # timesteps run again after losses, or run in vain
+        self.copies = False  # whether observations of results are copies, or views of rows, which are written again
         self._processes = EnvProcesses(n_envs, launch, close_timeout, self._count_loss)
         self.scheduler = RolloutScheduler(n_envs)
         self._episodes = [Episode() for _ in range(n_envs)]
-        self.infos: dict[int, dict[str, Any]] = {}  # of last results that were not taken yet
-        self.raised: dict[int, BaseException] = {}  # what environments raised instead of giving last results
-        self._orders: dict[int, RestoreOrder] = {}  # that are not carried out yet
-        self._errors: list[BaseException] = []  # that are raised when all events are handled
-        self.proxies: list[EnvProxy] = []  # what stands for them in this process
-        self.games: list[GameElsewhere] = []  # the same, of each that has several agents
-        # Takes an environment and a number, and returns so many actions since its trajectory began; see
-        # `Episode.complete`. None where all are kept here.
+        self.infos: dict[int, dict[str, Any]] = {}  # of last results that were not received yet
+        self.raised: dict[int, BaseException] = {}  # exceptions in place of last results
+        self._orders: dict[int, RestoreOrder] = {}  # not carried out yet
+        self._errors: list[BaseException] = []  # to raise when all events are handled
+        self.proxies: list[EnvProxy] = []  # the stand-ins in this process
+        self.games: list[GameElsewhere] = []  # the stand-ins of environments of several agents
+        # Receives an environment and a number n, and returns its trajectory's first n actions; see `Episode.complete`.
+        # None if all are recorded here.
         self.history_of: Callable[[int, int], History | None] | None = None
 
     def update(self, payload: Payload) -> None:
-        """Make the environments, or change those that are there; see `EnvProcesses.update`."""
+        """Make the environments, or update the existing ones; see `EnvProcesses.update`."""
         self.proxies = []
         if self._processes.running and not self.settle(range(self.n_envs), STUCK_SECONDS):
-            self._processes.shut_down()  # one hangs, after the end of the call that it ran in
+            self._processes.shut_down()  # an environment hangs, left over from an earlier call
         facts = self._processes.update(payload)
         rows = self.transport.rows
         self._begin_anew()
@@ -144,7 +144,7 @@ class Environments:
         self.raised.clear()
 
     def close_all(self) -> None:
-        """Close the environments, and let their processes wait for others; see `EnvProcesses.close_environments`."""
+        """Close the environments; their processes stay; see `EnvProcesses.close_environments`."""
         self.proxies = []
         self._begin_anew()
         self._processes.close_environments()
@@ -156,16 +156,16 @@ class Environments:
 
     @property
     def transport(self) -> RolloutTransport:
-        """What carries requests to their processes."""
+        """The transport of requests to their processes."""
         return self._processes.transport
 
     def send_settings(self) -> None:
-        """Give the processes that there are this one's settings."""
+        """Send this process's settings to running processes."""
         if self._processes.running:
             self.transport.send_settings()
 
     def pids(self) -> list[int]:
-        """Return the ids of the processes that there are."""
+        """Return the ids of the running processes."""
         return self._processes.pids()
 
     def _count_loss(self, error: WorkerError) -> None:
@@ -173,7 +173,7 @@ class Environments:
         _LOG.warning("%s; a new one takes its place", error.worded(error.quota))
 
     def reset(self, env_id: int, index: int, seed: int, resets: Resets | None) -> None:
-        """Request that an environment begins a trajectory."""
+        """Request a reset that starts a trajectory."""
         if not self.scheduler.is_idle(env_id):
             self.settle([env_id])
         self._episodes[env_id] = Episode(order_of(index, seed, resets))
@@ -181,7 +181,7 @@ class Environments:
         self._ask(env_id)
 
     def step(self, env_ids: Sequence[int], actions: Sequence[Any]) -> None:
-        """Request a step of each of some environments that have no open request."""
+        """Request a step of each of these environments, which have no open request."""
         given = {}
         rows = self.transport.rows
         for env_id, action in zip(env_ids, actions, strict=True):
@@ -196,9 +196,9 @@ class Environments:
         self.transport.step(env_ids)
 
     def step_with(self, env_ids: Sequence[int], actions: Tree) -> None:
-        """Request a step of some environments that are not being restored, with actions that `history_of` knows now.
+        """Request steps with actions that `history_of` has recorded; none of these environments is being restored.
 
-        They are leaves of (k, …) of the dtypes of the action space.
+        The actions are leaves of (k, …) of the dtypes of the action space.
         """
         for env_id in env_ids:
             self._episodes[env_id].n_asked += 1
@@ -220,8 +220,8 @@ class Environments:
     def result(self, env_id: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Wait for the result of an environment's open request, and return it.
 
-        The observation lies where the next but one is going to be written unless `copies` says otherwise. Raises what
-        the environment raised, besides the errors of `take_in`.
+        Without `copies`, the observation is a view, overwritten by the result after the next. Raises the environment's
+        exception, and the errors of `take_in`.
         """
         episode = self._episodes[env_id]
         while self.scheduler.is_open(env_id):
@@ -239,12 +239,12 @@ class Environments:
         return observation, reward, terminated, truncated, info
 
     def check(self, env_id: int) -> None:
-        """Raise what an environment raised instead of giving its last result."""
+        """Raise the environment's exception, if its last result was one."""
         if self.raised and (error := self.raised.pop(env_id, None)) is not None:
             raise error
 
     def last_action(self, env_id: int) -> Any:
-        """Return the last action that an environment was asked to take."""
+        """Return the last action that was requested of an environment."""
         episode = self._episodes[env_id]
         return episode.actions.get(episode.n_asked - 1, self.transport.rows.action(env_id))
 
@@ -254,18 +254,18 @@ class Environments:
         return rows.observation_values.view(int(rows.slots[env_id]), env_id)
 
     def forget_actions(self, env_id: int) -> None:
-        """Forget an environment's actions so far, which `history_of` knows from now on, unless they are needed now."""
+        """Forget an environment's actions, which `history_of` has from now on, unless a restore needs them."""
         if env_id not in self.scheduler.restoring:
             self._episodes[env_id].actions, self._episodes[env_id].reward = {}, self._results(env_id)[0]
 
     def give_up(self) -> None:
-        """Forget what environments were asked; steps under way are waited for, so that they are counted."""
+        """Forget all requests; wait for steps in flight, so that they are counted."""
         self.scheduler.forget()
         if not (isinstance(error := sys.exception(), WorkerError) or is_interrupt(error)):
             self.settle(range(self.n_envs), STUCK_SECONDS)
 
     def settle(self, env_ids: Iterable[int], seconds: float | None = None) -> bool:
-        """Wait for the results of open requests, at most so long, and throw them away; return whether all came."""
+        """Wait for open requests, at most `seconds`, and discard their results; return whether all arrived."""
         until = None if seconds is None else perf_counter() + seconds
         scheduler = self.scheduler
         env_ids = list(env_ids)
@@ -284,7 +284,7 @@ class Environments:
 
     @property
     def n_open_steps(self) -> int:
-        """How many steps have no result yet, or one that was not told of."""
+        """Steps without a result, or with a result that was not received."""
         return sum(map(self._is_under_way, range(self.n_envs)))
 
     def _is_under_way(self, env_id: int) -> bool:
@@ -292,15 +292,15 @@ class Environments:
         return has_news and self._episodes[env_id].n_asked > 0
 
     def take_arrived(self, timeout: float | None) -> list[int]:
-        """Return the environments with results since the last time; `take_in` something if there are none."""
+        """Return the environments with new results; if there are none, `take_in` the next."""
         if timeout == 0.0 or self.scheduler.arrived.keys() <= self.scheduler.restoring:
             self.take_in(timeout)
         return self.scheduler.receive()
 
     def take_in(self, timeout: float | None) -> None:
-        """Take in what happened; wait for something at most so many seconds, None for any time.
+        """Receive events and carry out the scheduler's instructions; wait at most `timeout` seconds, None for no limit.
 
-        Raises WorkerError where too many processes were lost, NotReproducibleError where one cannot be restored.
+        Raises WorkerError if too many processes were lost, NotReproducibleError if an environment cannot be restored.
         """
         events = self.transport.collect(timeout)
         slots, episodes = self.transport.rows.slots, self._episodes
@@ -374,12 +374,12 @@ class Environments:
         return any(self._results(env_id)[1:])
 
     def _order(self, env_id: int, n: int, *, is_waiting: bool) -> RestoreOrder:
-        """Return what makes a new environment what the lost one was when it gave its last result that is known."""
+        """Return the order to restore an environment to its last known result."""
         episode, rows = self._episodes[env_id], self.transport.rows
         assert episode.order is not None
         if not is_waiting:
             episode.reward = self._results(env_id)[0]
-        rows.slots[env_id] = episode.slot  # of an open request, something may have been written already
+        rows.slots[env_id] = episode.slot  # an open request may have written to the other slot
         return RestoreOrder(
             env_id, seed=episode.order.seed, options=episode.order, slot=episode.slot, n_timesteps=n,
             actions=[episode.actions[t] for t in range(n)], rewards=[episode.reward] if n else (),

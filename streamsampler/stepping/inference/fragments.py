@@ -1,4 +1,4 @@
-"""Run fragments in environments of other processes: the rows of one batch, whose episodes go on from call to call."""
+"""Run fragments in environments of other processes: rows of a batch, with episodes that go on from call to call."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ _LENT = "whole trajectories were run with its agent since, and "
 class RemoteGroup(RemoteRows, Group):
     """Environments of fragments in other processes, with the worker's own agent, which `asked` returns.
 
-    Each is at its own pace within a fragment where the agent can wait and its rows do not depend on each other. Others
-    are asked for all rows together.
+    If the agent can wait and its rows are independent, each environment has its own pace within a fragment. Otherwise
+    the agent acts on all rows together.
     """
 
     def __init__(self, *args: Any, asked: Callable[[], BatchedAgent], **more: Any) -> None:
         super().__init__(*args, **more)
         self._agent_of_worker = asked
-        self._its_agent: Any = None  # the payload of the agent that it has
-        self._earlier = [0] * len(self.rows)  # how many timesteps each row's episode had in earlier calls
-        # Exceptions that are held back, and the phases they came in, by `_when` and row.
+        self._its_agent: Any = None  # the payload of its agent
+        self._earlier = [0] * len(self.rows)  # timesteps of each row's episode in earlier calls
+        # Delayed exceptions, and the phases they came in, by `_when` and row.
         self._held: dict[tuple[int, int], tuple[BaseException, Phase]] = {}
 
     def update_agent(self, load: Callable[[str], Any]) -> None:
-        """Take the agent that is in force, which has its parameters and filters already."""
+        """Use the current agent, which has its parameters and filters already."""
         del load
         in_force = self._worker.in_force["agent"]
         if in_force is not self._its_agent:
@@ -61,12 +61,12 @@ class RemoteGroup(RemoteRows, Group):
         return self._agent_of_worker()
 
     def take_back_agent(self, packed: bytes | None) -> None:
-        """Let the agent remember again what it did of these episodes: whole trajectories were run with it since.
+        """Restore the agent's memory of these episodes, after whole trajectories were run with it.
 
-        What it `packed` is None where it could not say it.
+        `packed` is its memory; None if it could not be saved.
         """
         if self._worker.in_force["agent"] is not self._its_agent:
-            return  # it was replaced, and begins anew
+            return  # the agent was replaced, and starts without memory
         self._bring_back()
         if packed is None:
             self._lose_all(_LENT + UNKNOWN)
@@ -79,13 +79,13 @@ class RemoteGroup(RemoteRows, Group):
             self._lose_all(_LENT + str(error))
 
     def _bring_back(self) -> None:
-        """Let the agent act in these environments again."""
+        """Connect the agent with these environments again."""
 
     def _begin_again(self) -> None:
-        """Prepare the agent to remember again what it did of these episodes."""
+        """Prepare the agent for its memory of these episodes."""
 
     def history_of(self, row: int, n: int, earlier: int = 0) -> History:
-        """Return what this alone keeps of a row's episode; see `RemoteRows.history_of`."""
+        """Return the part of a row's history recorded only here; see `RemoteRows.history_of`."""
         return super().history_of(row, n, earlier or self._earlier[row])
 
     def _run_rows(self, version: int) -> bool:
@@ -120,9 +120,9 @@ class RemoteGroup(RemoteRows, Group):
             self._raise_first()
 
     def _take_result(self, row: int, *result: Any) -> None:
-        """Send a script the result of its environment; hold an exception back while an earlier one may come.
+        """Send a script its environment's result; delay an exception while an earlier one may come.
 
-        Earlier by the seed, and not by the clock: at an earlier timestep of the fragment, or in an earlier row.
+        Earlier by the seed, not by the clock: at an earlier timestep of the fragment, or in an earlier row.
         """
         when = self._when(row)
         try:
@@ -132,11 +132,11 @@ class RemoteGroup(RemoteRows, Group):
             self._runs[row] = self._ready[row] = False
 
     def _when(self, row: int) -> int:
-        """Return a number that grows with the timesteps of a row in this fragment, and is one less during a reset."""
+        """Return a number that grows with a row's timesteps in this fragment, and is one less during a reset."""
         return -self._left[row] - int(self._is_in_reset[row])
 
     def _raise_first(self) -> None:
-        """Raise the earliest exception, once no row that runs may raise an earlier one."""
+        """Raise the earliest exception, once no running row can raise an earlier one."""
         _, row = first = min(self._held)
         if any((self._when(other), other) < first for other in np.flatnonzero(self._runs).tolist()):
             return
@@ -146,7 +146,7 @@ class RemoteGroup(RemoteRows, Group):
         try:
             raise error
         finally:
-            del error  # its traceback has this frame, and frames that hold memory of the processes
+            del error  # its traceback has this frame, and frames that hold the processes' memory
 
     def _is_last(self, row: int) -> bool:
         return self._left[row] == 1
@@ -165,7 +165,7 @@ class RemoteGroup(RemoteRows, Group):
     def _restore(self, row: FragmentRow, standing: Standing, version: int, agent_is_known: bool) -> int:
         ran = super()._restore(row, standing, version, agent_is_known)
         if not row.length:
-            self._environments.scheduler.end(row.number)  # its episode was given up: the next loss is not to restore it
+            self._environments.scheduler.end(row.number)  # its episode was abandoned: the next loss must not restore it
         return ran
 
     def _explain(self, error: BaseException) -> None:
@@ -178,7 +178,7 @@ class RemoteGroup(RemoteRows, Group):
             return position
         asked = np.flatnonzero(self._asked).tolist()
         if self._worker.phase is Phase.STEP or not asked:
-            return 0  # it is about none of them, as Ctrl-C is
+            return 0  # it concerns no row, such as Ctrl-C
         if (position := row_at_fault(error, -1)) in asked:
             return position
         names = ", ".join(str(self._running[each].index) for each in asked)
@@ -189,9 +189,9 @@ class RemoteGroup(RemoteRows, Group):
 
 
 class RemoteGroupOfAgents(RemoteGroup, GroupOfAgents):
-    """Environments of fragments in other processes, which have several agents, with the worker's own policies.
+    """Environments of fragments and several agents in other processes, with the worker's own policies.
 
-    These play in the environments of whole trajectories or in these, one after the other.
+    The policies play in environments of whole trajectories or in these, alternately.
     """
 
     def _made_agent(self) -> BatchedAgent:
@@ -211,11 +211,11 @@ class RemoteGroupOfAgents(RemoteGroup, GroupOfAgents):
 
 
 class RemoteGroups(RunningGroups):
-    """The environments of fragments, all of them rows of one batch.
+    """The environments of fragments, all of them rows of a single batch.
 
-    An environment whose process is lost is restored to the very timestep, while the others wait for it. Where that
-    cannot be, the whole fragment is run again: all episodes are taken back to where they stood before it, and in the
-    one that cannot be restored a new one begins, as with a worker that is lost.
+    An environment whose process is lost is restored to its timestep, while the others wait. If that fails, the whole
+    fragment is run again: all episodes return to its start, and the environment that could not be restored starts a new
+    episode, as after a worker's loss.
     """
 
     def __init__(
@@ -223,16 +223,16 @@ class RemoteGroups(RunningGroups):
     ) -> None:
         super().__init__(worker, base_version, environments.n_envs, group)
         self.environments = environments
-        self.agent_is_lent = False  # whether whole trajectories were run since the last fragment, with its agent
+        self.agent_is_lent = False  # whether whole trajectories used the agent since the last fragment
         self._standings = Standings(agents_stay=True)
-        self._agent: Any = None  # the one in force in the last fragment
-        environments.copies = True  # what a row goes on from in the next call, whatever is restored meanwhile
-        # What others did is over, also of environments that are no rows of this fragment.
+        self._agent: Any = None  # the agent of the last fragment
+        environments.copies = True  # a row continues from its observation in the next call, after any restores
+        # Discard other requests, even of environments without a row in this fragment.
         environments.scheduler.forget()
         environments.settle(range(environments.n_envs))
 
     def close(self) -> None:
-        """Forget the episodes, and what was kept of them; end the processes that are not the worker's own."""
+        """Forget the episodes and their records; end processes that are not the worker's own."""
         self.environments.history_of = None
         is_own = self.has(self._worker.environments())
         try:
@@ -282,14 +282,14 @@ class RemoteGroups(RunningGroups):
             else:
                 self._worker.ran_timesteps += lost
                 return outcome
-            # Each time round a process was lost, of which there is a quota.
+            # The quota of losses ends this loop: each time, a process was lost.
             self.environments.scheduler.forget()
             self.environments.settle(range(order.n_envs))
             self.forget()
             self._known = replace(order, standings=self._standings.known(range(order.n_envs))), self._agent
 
     def _history_of(self, env_id: int, n: int) -> History | None:
-        """Return an episode's first n actions, but for those that `Environments` has; None if they are not kept."""
+        """Return an episode's first n actions without those in `Environments`; None if they are not recorded."""
         group = self._groups[0]
         assert isinstance(group, RemoteGroup)
         here = group.history_of(env_id, n)
@@ -298,6 +298,6 @@ class RemoteGroups(RunningGroups):
         before = self._standings.actions_of(env_id)
         if before is None:
             return None
-        rounded = rounding_for(group.rows[env_id].env.action_space).round  # several agents' are kept as chosen
+        rounded = rounding_for(group.rows[env_id].env.action_space).round  # several agents' actions need no rounding
         actions = map(rounded, singles_of(self._worker.spaces[1], before))
         return here._replace(actions=[*actions, *here.actions][:n])

@@ -1,4 +1,4 @@
-"""The processes of a sampler's environments, whose agent stays here: what they are asked, and their errors."""
+"""Processes of a sampler's environments, with the agent here: requests to them, and their errors."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ TOO_LONG = "environment {} was lost with its process, in an episode that is long
 
 
 class EnvironmentRaisedError(Exception):
-    """Stands for an exception of an environment that cannot be brought from its process; says which one."""
+    """Replaces an environment's exception that cannot be pickled; its message names it."""
 
 
 def own(error: Any) -> BaseException:
-    """Return what an environment raised; the error that tells of it where that did not cross the processes."""
+    """Return an environment's own exception; if it could not be pickled, the error that reports it."""
     if not isinstance(error, RolloutError) or error.original is None:
         assert isinstance(error, BaseException)
         return error
@@ -54,54 +54,54 @@ def own(error: Any) -> BaseException:
 
 
 def not_restored(env_id: int, index: int | None, why: str) -> NotReproducibleError:
-    """Return the error of an environment that cannot be restored: it is `TOO_LONG`, or why it is another one."""
+    """Return the error of an environment that was not restored: `why` is `TOO_LONG`, or the difference found."""
     if why is not TOO_LONG:
         why = _RAISED if why.startswith(IT_RAISED) else _HIDDEN
     return NotReproducibleError(why.format(env_id), worker_number=0, phase=Phase.STEP, trajectory=index)
 
 
 class RolloutTransport(ProcessTransport):
-    """Carries requests to processes whose environments are replaced and closed while the processes stay."""
+    """Carries requests to processes that stay while their environments are replaced and closed."""
 
     def _original(self, summary: str, pickled: bytes | None) -> BaseException | None:
         original = super()._original(summary, pickled)
-        # The sampler would take an interrupt of the environment's process for one of its own.
+        # The sampler would take an interrupt of the environment's process for its own.
         is_known = original is not None and not is_interrupt(original)
         return original if is_known else EnvironmentRaisedError(summary)
 
     def _start_lost(self, broken: Sequence[Broken]) -> None:
-        """Leave it to `EnvProcesses`, whose caller accounts for losses."""
+        """Raise the loss: the caller of `EnvProcesses` accounts for it."""
         are_final = [count_loss(event.error, self.losses) or event.is_final for event in broken]
         raise broken[are_final.index(True) if any(are_final) else 0].error
 
     def count_losses(self) -> None:
-        """Count the losses that `collect` has not returned: all processes are started again."""
+        """Count the losses that `collect` has not returned, before all processes are started again."""
         for event in self._pending:
             if isinstance(event, Broken):
                 count_loss(event.error, self.losses)
 
     def sleep(self, seconds: float) -> None:
-        """Sleep until something can be collected, for at most so many seconds: also for less than a poll can."""
+        """Sleep until `collect` has an event, for at most so many seconds, even fewer than a poll can measure."""
         if not self._pending:
             self._pool.nap(seconds)
 
     def renew(self, updates: Mapping[int, Any]) -> None:
-        """Let workers that are started from now on make their environments of other updates.
+        """Set the updates from which later workers make their environments.
 
-        All workers have read what they were started with: those that were asked for something have answered.
+        All workers have read theirs already: their answers to earlier requests have arrived.
         """
         self._pool.set_up(self._given(updates))
 
     def give(self, actions: Mapping[int, Any]) -> None:
-        """Give environments actions before their next step; see `EnvServer.take_actions`."""
+        """Send actions for the next steps; see `EnvServer.take_actions`."""
         for number, ids in self._by_worker(list(actions)):
             self._link(number).write(given_frame(self.rows, {env_id: actions[env_id] for env_id in ids}))
 
     def close_environments(self, close_timeout: float) -> list[BaseException]:
-        """Let all workers close their environments, and go on; kill those that do not in time.
+        """Let all workers close their environments, and stay; kill workers that exceed the time. Return the exceptions.
 
-        Open requests are carried out before, and their results are thrown away. A worker that is still at one of them
-        after a second is killed, too. Returns what environments raised.
+        Open requests are carried out before, and their results discarded. A worker still busy with them after a second
+        is killed, too.
         """
         running = [link for link in self._pool if not link.ended]
         for link in running:
@@ -117,13 +117,13 @@ class RolloutTransport(ProcessTransport):
         for link in running:
             if link.answer is None:
                 self._pool.give_up(link)
-                link.is_told = True  # nothing is lost with it
+                link.is_told = True  # no request is lost with it
             elif link.answer[0] == "raised":
                 raised.append(self._raised(link.number, self._envs_of[link.number][0], "close", *link.answer[2:]))
             link.waiting.clear()
         self._tell(self._pending)
         self._pending = []
-        self.in_hand = False  # all that was on its way has arrived: what workers say last can be read
+        self.in_hand = False  # all messages have arrived: the workers' last ones can be read
         return raised
 
     def _await_closed(self, links: Sequence[EnvLink], seconds: float) -> None:
@@ -131,41 +131,41 @@ class RolloutTransport(ProcessTransport):
 
 
 Launch = Callable[[Mapping[int, Payload]], RolloutTransport]
-"""Returns processes, not started, from what makes each environment."""
+"""Makes the transport of processes, not started, from each environment's update."""
 
 
 class EnvProcesses:
-    """The processes of environments. `note_loss` takes the error of one that was lost, and is started again."""
+    """The processes of environments. `note_loss` receives the error of a lost process, which is started again."""
 
     def __init__(
         self, n_envs: int, launch: Launch, close_timeout: float, note_loss: Callable[[WorkerError], None]
     ) -> None:
         self._n_envs, self._launch, self._close_timeout, self._note_loss = n_envs, launch, close_timeout, note_loss
         self._transport: RolloutTransport | None = None
-        self.losses: Losses | None = None  # of all processes that there were
+        self.losses: Losses | None = None  # of all processes so far
 
     @property
     def transport(self) -> RolloutTransport:
-        """What carries requests to them."""
+        """The transport of requests to them."""
         assert self._transport is not None
         return self._transport
 
     @property
     def running(self) -> bool:
-        """Whether there are any."""
+        """Whether processes exist."""
         return self._transport is not None
 
     def pids(self) -> list[int]:
-        """Return the ids of the processes that there are."""
+        """Return the ids of the running processes."""
         return [] if self._transport is None else [pid for pid in self._transport.pids() if pid is not None]
 
     def update(self, payload: Payload) -> list[tuple[EnvFacts, GameFacts | None]]:
-        """Make the environments, or change those that are there, which have no open requests; return their facts.
+        """Make the environments, or update existing ones without open requests; return their facts.
 
-        Where a process is lost meanwhile, all of them are started again, as long as the quotas allow it. Where this
-        raises, such as what an environment raises, there are none.
+        If a process is lost meanwhile, all are started again, as long as the quotas allow it. If this raises, as when
+        an environment raises, no processes remain.
         """
-        # What is known of it stays here: its classes would be imported in each process.
+        # `about` stays here: the processes would import its classes.
         updates = dict.fromkeys(range(self._n_envs), replace(payload, about=None))
         while True:
             try:
@@ -176,8 +176,7 @@ class EnvProcesses:
                 loss = error.error if isinstance(error, UnansweredError) else error
                 if loss.quota is not None:
                     raise loss from loss.__cause__
-                # Its traceback has the frames that have it: they would keep the memory of the processes until the
-                # garbage collector comes.
+                # Its traceback holds frames, and these the memory of the processes, until the garbage collector runs.
                 self._note_loss(loss.with_traceback(None))
             except BaseException as error:
                 self.shut_down()
@@ -188,7 +187,7 @@ class EnvProcesses:
             self.shut_down()
             transport = self._transport = self._launch(updates)
             if self.losses is not None:
-                transport.losses = self.losses  # what has counted the losses so far goes on to
+                transport.losses = self.losses  # continues the count of earlier processes
             self.losses = transport.losses
             transport.start()
             for kind in KINDS:
@@ -196,14 +195,14 @@ class EnvProcesses:
         return self._transport.request(range(self._n_envs), "facts", "facts", [None] * self._n_envs)
 
     def _changed(self, transport: RolloutTransport, updates: Mapping[int, Payload]) -> bool:
-        """Change the environments where they are; return whether their spaces are what they were."""
+        """Update existing environments; return whether their spaces are unchanged."""
         transport.renew(updates)
         spaces = transport.request(range(self._n_envs), "update", "update", list(updates.values()))
         rows = transport.rows
         return all(same_spaces(pair, (rows.observation_space, rows.action_space)) for pair in spaces)
 
     def close_environments(self) -> None:
-        """Close the environments, and let the processes wait for others; raise what the first of them raised."""
+        """Close the environments, but not the processes; raise the first exception."""
         if self._transport is not None:
             for error in self._transport.close_environments(self._close_timeout):
                 raise own(error) from error.__cause__
@@ -212,4 +211,4 @@ class EnvProcesses:
         """Close the environments, and end the processes; may be repeated."""
         if self._transport is not None:
             self._transport.close()
-            self._transport = None  # after an interrupt in there it is closed again
+            self._transport = None  # last: if closing is interrupted, the next call closes it again

@@ -1,4 +1,4 @@
-"""Drive scripts whose environments are in other processes: their resets and steps are pending, until results arrive."""
+"""Drive scripts with environments in other processes: their resets and steps are pending until results arrive."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from streamsampler.workers.vec.rows import singles_of
 
 
 class RowGroups:
-    """Parts rows into groups, and says of which groups the agent is to be asked.
+    """Divides rows into groups, and chooses the group the agent acts on next.
 
-    Rows of one process lie next to each other: so every group has some rows of each process, as far as there are.
+    Rows of a process lie next to each other: so every group has some rows of each process, if it has enough.
     """
 
     def __init__(self, n_rows: int, n_groups: int) -> None:
         group_of = np.arange(n_rows) % n_groups
         self._members = [group_of == group for group in range(n_groups)]
-        self._last = n_groups - 1  # the group that was returned last
+        self._last = n_groups - 1  # the group the agent acted on last
 
     def next(self, live: NDArray[np.bool_], ready: NDArray[np.bool_]) -> tuple[NDArray[np.bool_] | None, bool]:
-        """Return the rows of the group to ask for next, in turn, and whether all live rows of it are ready.
+        """Return the rows of the next group, in turn, and whether all its live rows are ready.
 
-        Groups of which all rows are ready come first; then those of which half are. No rows if there is none of these.
-        Rows that are `ready` wait for an action; neither they nor what is returned are to be changed.
+        Groups with all rows ready come first, then those with half of them; None if there are neither. `ready` rows
+        wait for an action. The caller must change neither them nor the result.
         """
-        if len(self._members) == 1:  # quicker, and by far the most frequent
+        if len(self._members) == 1:  # the most frequent by far, and quicker this way
             n_live, n_ready = np.count_nonzero(live), np.count_nonzero(ready)
             return (ready if n_ready and 2 * n_ready >= n_live else None), n_ready == n_live
         for share in (1.0, 0.5):
@@ -48,11 +48,11 @@ class RowGroups:
         return None, not live.any()
 
     def note(self, asked: NDArray[np.bool_]) -> None:
-        """Note which rows the agent is asked for: the next group comes after theirs."""
+        """Record the rows the agent acts on: the next group in turn comes after theirs."""
         self._last = int(asked.argmax()) % len(self._members)
 
     def _first(self, live: NDArray[np.bool_], ready: NDArray[np.bool_], share: float) -> NDArray[np.bool_] | None:
-        """Return the ready rows of the first group after the last one of whose live rows such a share are ready."""
+        """Return the ready rows of the first group, after the last, with such a share of its live rows ready."""
         for after in range(1, len(self._members) + 1):
             members = self._members[(self._last + after) % len(self._members)]
             found: NDArray[np.bool_] = ready & members
@@ -62,7 +62,7 @@ class RowGroups:
 
 
 class _EnvNotHere:
-    """Stands for the context's `env` and `reset` in hooks: the environment is in another process."""
+    """Stands in for `env` and `reset` of a hook's context: the environment is in another process."""
 
     def _refuse(self, *_: Any, **__: Any) -> Any:
         raise UsageError(
@@ -74,18 +74,18 @@ class _EnvNotHere:
 
 
 def _pending(_action: Any) -> None:
-    """Stand for a remote environment's step: the driver requests the steps of all rows together."""
+    """Stand in for a remote environment's step: the driver requests the steps of all rows together."""
 
 
 class RemoteRows(RowsDriver):
-    """Drives rows whose environments are in other processes; a base class beside one that says which scripts run.
+    """Drives rows with environments in other processes; a mixin for a driver that starts the scripts.
 
-    The agent is asked when all rows are ready; or, when half of them are, after as long as a call of it takes: so what
-    is lost by waiting for slow environments is at most what one more call would cost. Its batches always have all rows.
-    Those that are not ready have a copy of one that is, and what comes out for them is not used. An agent that cannot
-    wait is asked for all rows together; then their results are taken together, too, in their order.
+    The agent acts when all rows are ready; or when half of them are, after a wait as long as a call of it takes: so
+    waiting for slow environments loses at most another call's time. Its batches always have all rows: rows not ready
+    hold a copy of a ready one, and their actions are discarded. An agent that cannot wait acts on all rows together;
+    then their results are received together, too, in order.
 
-    With `n_groups`, environments of one group step while the agent is asked for another.
+    With `n_groups`, environments of a group step while the agent acts on another.
     """
 
     def __init__(self, *args: Any, environments: Environments, n_groups: int = 1, **more: Any) -> None:
@@ -97,10 +97,9 @@ class RemoteRows(RowsDriver):
         self._runs, self._ready, self._asked = (np.zeros(n_rows, np.bool_) for _ in range(3))
         self._scripts: list[Script | None] = [None] * n_rows
         self._is_in_reset = np.zeros(n_rows, np.bool_)
-        self._call_seconds = 0.0  # what a call of the agent takes, on the average
+        self._call_seconds = 0.0  # the average time of a call of the agent
 
     def release(self) -> None:
-        """Close the scripts; see `RowsDriver.release`."""
         super().release()
         self._forget_rows()
 
@@ -120,13 +119,13 @@ class RemoteRows(RowsDriver):
         return lambda *, seed: self._environments.reset(row, index, seed, self._worker.resets)
 
     def _start(self, row: int, script: Script, binding: Binding | None = None) -> None:
-        """Let a script request its reset, or go on with an observation that it has."""
+        """Start a script: it requests its reset, or continues from an observation that it has."""
         self._scripts[row], self._runs[row] = script, True
         self._ready[row], self._is_in_reset[row] = binding is not None, binding is None
         super()._start(row, script, binding)
 
     def _is_done(self) -> bool:
-        """Whether there is something else to do than to wait."""
+        """Whether the driver may stop waiting."""
         return False
 
     def _round(self) -> None:
@@ -171,7 +170,7 @@ class RemoteRows(RowsDriver):
     def _request_steps(self, rows: list[int], actions: Any) -> None:
         recorder = self._recorder
         if isinstance(recorder, JointRows):
-            self._environments.step(rows, [actions[row] for row in rows])  # copies already
+            self._environments.step(rows, [actions[row] for row in rows])  # already copies
             return
         recorded = recorder.actions.gather(np.arange(recorder.first, recorder.step))
         if _same_kind(actions, recorded):
@@ -181,7 +180,7 @@ class RemoteRows(RowsDriver):
             self._environments.step(rows, [singles[row] for row in rows])
 
     def _wait(self) -> NDArray[np.bool_] | None:
-        """Wait until the agent is to be asked, and return for which rows; None if there is something else to do."""
+        """Wait for the agent's next turn, and return its rows; None if `_is_done`."""
         deadline = None
         while True:
             asked, is_whole = self._groups.next(self._runs, self._usable())
@@ -198,13 +197,13 @@ class RemoteRows(RowsDriver):
             self._take(self._environments.take_arrived(timeout))
 
     def _wait_for_all(self) -> NDArray[np.bool_] | None:
-        """Wait until all rows that run are ready, and return them; None if there is something else to do."""
+        """Wait until all running rows are ready, and return them; None if `_is_done`."""
         environments, arrived = self._environments, set[int]()
         while (self._runs & ~self._usable()).any():
             if self._is_done():
                 return None
             arrived.update(environments.take_arrived(None))
-            # What was restored meanwhile lies in its row again.
+            # Rows restored meanwhile have their results again.
             missing = np.flatnonzero(self._runs & ~self._ready)
             if arrived.issuperset(missing) and arrived.isdisjoint(environments.scheduler.restoring):
                 self._take(sorted(arrived))
@@ -212,7 +211,7 @@ class RemoteRows(RowsDriver):
         return self._ready if self._runs.any() else None
 
     def _usable(self) -> NDArray[np.bool_]:
-        """Return which rows are ready, and not being restored; not to be changed."""
+        """Return the ready rows that are not being restored; the caller must not change them."""
         restoring = self._environments.scheduler.restoring
         if not restoring:
             return self._ready
@@ -222,7 +221,7 @@ class RemoteRows(RowsDriver):
 
     def _take(self, arrived: Sequence[int]) -> None:
         environments = self._environments
-        arrived = [row for row in arrived if self._runs[row]]  # others were given up
+        arrived = [row for row in arrived if self._runs[row]]  # other rows were abandoned
         shared = environments.transport.rows
         results = zip(
             arrived, shared.rewards[arrived].tolist(), shared.terminated[arrived].tolist(),
@@ -238,7 +237,7 @@ class RemoteRows(RowsDriver):
         self._row = -1
 
     def _take_result(self, row: int, *result: Any) -> None:
-        """Send a script the result of its environment: the reward and the two ends, and what lies in its row."""
+        """Send a script its environment's result: the reward, the two ends, and the contents of its row."""
         environments, worker, script = self._environments, self._worker, self._scripts[row]
         assert script is not None
         if row in environments.raised:
@@ -253,7 +252,7 @@ class RemoteRows(RowsDriver):
         else:
             worker.phase = Phase.STEP
             if self._is_last(row):
-                observation = snapshot(observation)  # what the script goes on from in another call
+                observation = snapshot(observation)  # the script continues from it in another call
             self._send(row, script, (observation, *result, info))
 
     def _raise(self, row: int, script: Script) -> None:
@@ -264,14 +263,14 @@ class RemoteRows(RowsDriver):
             self._environments.check(row)
         except DataError as error:
             if self._environments.games:
-                raise  # what several agents do is recorded here: it is the environment's own
-            self._worker.phase = Phase.RECORDING  # its process found out that it cannot be recorded
+                raise  # results of several agents are recorded here: it is the environment's own error
+            self._worker.phase = Phase.RECORDING  # the environment's process checks data for the recorder
             if is_in_reset:
                 locate(error, self._envs[row], 0)
             raise
 
-    def _is_last(self, row: int) -> bool:  # noqa: ARG002 - for those that go on in other calls
-        """Whether a row takes the last timestep of this call."""
+    def _is_last(self, row: int) -> bool:  # noqa: ARG002 - for a subclass
+        """Whether a row runs its last timestep of this call."""
         return False
 
     def _send(self, row: int, script: Script, result: Any) -> None:
@@ -292,7 +291,7 @@ class RemoteRows(RowsDriver):
             self._leave_out(row, end)
 
     def _sent(self, row: int, script: Script, result: Any) -> End | AbnormalTrajectoryError | None:
-        """Send a script a result; return the end of its trajectory, or why that is left out; None if it goes on."""
+        """Send a script a result; return its trajectory's end or why it is left out, None if it continues."""
         try:
             script.send(result)
         except StopIteration as stopped:
@@ -311,27 +310,27 @@ class RemoteRows(RowsDriver):
         return None
 
     def _stepped(self, row: int) -> None:
-        """Note that a row, whose episode goes on, has taken a timestep."""
+        """Count a timestep of a row in a current episode."""
 
     def history_of(self, row: int, n: int, earlier: int = 0) -> History:
-        """Return the first n actions of a row's trajectory that are kept here, and the rewards that are known.
+        """Return the first n actions of a row's trajectory as far as recorded here, and the known rewards.
 
-        Before these it had `earlier` timesteps, which n includes.
+        `n` includes `earlier` timesteps in earlier calls.
         """
         recorder = self._recorder
-        # A row that has taken its timesteps of a fragment does not run, and its episode goes on in the next one.
+        # A row that has finished its part of a fragment does not run, but its episode goes on in the next fragment.
         if self._scripts[row] is None or self._is_in_reset[row] or isinstance(recorder, JointRows):
-            return History([], first=earlier)  # of several agents, `Environments` has all of this call
+            return History([], first=earlier)  # of several agents, `Environments` has this call's actions
         numbers = recorder.numbers_of(row, recorder.rows[row].begun, n - earlier)
         actions = recorder.actions.gather(numbers)
         rewards = np.array([recorder.rewards[number] for number in numbers.tolist()], np.float64)
         return History(singles_of(self.spaces[1], actions), rewards, earlier)
 
     def _prepare_explaining(self, error: BaseException) -> bool:
-        """Prepare to explain an exception; return whether it is about a trajectory, and not about a process."""
+        """Prepare to explain an exception; return whether it concerns a trajectory, as opposed to a process."""
         worker = self._worker
         if isinstance(error, WorkerError):
-            worker.trajectory = None  # the one in hand need not be the one that is lost
+            worker.trajectory = None  # the current one need not be the lost one
             return False
         if self._row >= 0 and self._runs[self._row] and not self._is_in_reset[self._row]:
             self._singles = [self._environments.last_action(self._row)] * self._n_rows
@@ -339,7 +338,7 @@ class RemoteRows(RowsDriver):
 
 
 def _same_kind(chosen: Any, actions: Any) -> bool:
-    """Whether what the agent chose has the dtypes of the actions that were made of it."""
+    """Whether the agent's actions have the dtypes of the recorded ones."""
     if actions.__class__ is np.ndarray:
         return chosen.__class__ is np.ndarray and chosen.dtype == actions.dtype
     given = dict(leaves(chosen)) if isinstance(chosen, dict | tuple) else {}

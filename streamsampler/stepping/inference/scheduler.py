@@ -1,8 +1,8 @@
-"""Decide which of a sampler's environments in other processes are asked, restored and given up. Pure: no I/O.
+"""Decide which of a sampler's environments in other processes are requested, restored and abandoned. Pure: no I/O.
 
-What an environment raises is a result here: it is the sampler's business. A lost process is replaced, and what its
-environments did is restored, until a quota is spent. Where that cannot be, an error says so when all events are
-handled, and the sampler runs the trajectory again.
+An environment's exception is a result here, for the sampler to judge. Lost processes are replaced and their
+environments restored until a quota is exhausted. If an environment cannot be restored, an error follows after all
+events, and the sampler runs the trajectory again.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ _RESETTING, _STEPPED = EnvState.RESETTING, EnvEvent.STEPPED
 
 
 class RolloutScheduler(LossScheduler):
-    """Decides what becomes of environments; see the module. `over` has those in which no trajectory goes on.
+    """Decides about environments; see the module. `over` has the environments without a current trajectory.
 
     Args:
-        n_envs: How many environments there are.
+        n_envs: The number of environments.
         losses: Counts losses against the quotas.
     """
 
     def __init__(self, n_envs: int, losses: Losses | None = None) -> None:
         super().__init__(n_envs, losses)
-        self._unwanted: set[int] = set()  # the results of their open requests are not wanted
+        self._unwanted: set[int] = set()  # environments with open requests whose results will be discarded
         self._lost: list[Broken] = []
 
     def begin(self, env_id: int) -> None:
-        """Begin a trajectory, with a reset, in an environment that has no open request."""
+        """Start a trajectory, with a reset, in an environment without an open request."""
         self.request([env_id], EnvEvent.RESET)
         self.over.discard(env_id)
         self._unwanted.discard(env_id)
 
     def receive(self, env_ids: Collection[int] | None = None) -> list[int]:
-        """Close the requests of environments whose results have arrived, of some or all; return them in their order."""
-        # What an environment did before it was lost is received when it is what it was.
+        """Close the requests with arrived results, of `env_ids` or of all; return these environments in order."""
+        # A lost environment's last result is received once it is restored.
         if env_ids is None:
             arrived = sorted(self.arrived.keys() - self.restoring if self.restoring else self.arrived)
         else:
@@ -64,31 +64,31 @@ class RolloutScheduler(LossScheduler):
         return arrived
 
     def is_open(self, env_id: int) -> bool:
-        """Whether there is a request without a result, or the environment is being restored."""
+        """Whether a request has no result, or the environment is being restored."""
         return env_id not in self.over and (env_id in self.waiting or env_id in self.restoring)
 
     def is_idle(self, env_id: int) -> bool:
-        """Whether there is no request whose result has not been received."""
+        """Whether every request's result has been received."""
         return env_id not in self.waiting and env_id not in self.arrived and env_id not in self.restoring
 
     def has_news(self, env_id: int) -> bool:
-        """Whether there is a request whose result has not been received."""
+        """Whether a result is outstanding or has not been received."""
         return env_id in self.arrived or (env_id in self.waiting and env_id not in self.over)
 
     def end(self, env_id: int) -> None:
-        """End an environment's trajectory: nothing goes on in it."""
+        """End an environment's trajectory."""
         self.over.add(env_id)
 
     def discard(self, env_ids: Iterable[int]) -> None:
-        """Do not restore environments any more: the results of their open requests are not wanted."""
+        """Discard the results of open requests, and restore these environments no more."""
         self._unwanted.update(env_ids)
 
     def forget(self) -> None:
-        """Let nothing go on in environments but open requests."""
+        """End all trajectories; only open requests remain."""
         self.discard(range(len(self.states)))
         self.over.update(env_id for env_id in range(len(self.states)) if not self.is_open(env_id))
 
-    def _take_broken(self, event: Broken, *, is_outdated: bool) -> None:  # noqa: ARG002 - a result is one all the same
+    def _take_broken(self, event: Broken, *, is_outdated: bool) -> None:  # noqa: ARG002 - an exception is a result
         quota, history = self._count(event.loss)
         if event.is_final or quota is not None:
             self._give_up(event.env_ids)
@@ -122,7 +122,7 @@ class RolloutScheduler(LossScheduler):
         self._give_up(event.unkept)
         super()._take_orders(event)
 
-    def _take_restored(self, event: Restored, *, is_outdated: bool) -> None:  # noqa: ARG002 - it has run all the same
+    def _take_restored(self, event: Restored, *, is_outdated: bool) -> None:  # noqa: ARG002 - its timesteps count
         self._instructions.append(CountRestored(event))
         self.restoring.discard(event.env_id)
         if event.why_not:
@@ -130,7 +130,7 @@ class RolloutScheduler(LossScheduler):
 
     def _end_unrestored(self, env_id: int, why: str) -> None:
         if env_id in self.waiting:
-            self._instructions.append(ReleaseEnvs([env_id]))  # it ignores what it is asked
+            self._instructions.append(ReleaseEnvs([env_id]))  # until then it ignores requests
         self._give_up([env_id])
         if env_id not in self._unwanted:
             self._instructions.append(CountUnrestored(env_id, why))

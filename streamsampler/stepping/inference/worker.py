@@ -1,4 +1,4 @@
-"""The worker of a sampler whose agent stays in its own process: trajectories run here, environments elsewhere."""
+"""The worker of `inference="parent"`: trajectories run in the sampler's process, environments in others."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ _LOG = logging.getLogger("streamsampler")
 
 
 class RemoteLanes(RemoteRows, LaneRunner):
-    """Runs trajectories in environments of other processes, in lanes each at its own pace where the agent can wait.
+    """Runs trajectories in environments of other processes: in lanes of their own pace, if the agent can wait.
 
-    In blocks, and where the agent remembers something from step to step, environments wait for each other.
+    In blocks, and for an agent with memory from step to step, environments wait for each other.
     """
 
     def __init__(self, environments: Environments, worker: Worker, **more: Any) -> None:
         super().__init__(list(environments.proxies), worker, environments=environments, **more)
-        self._is_loss = False  # whether what was raised last is about a process, and no trajectory
+        self._is_loss = False  # whether the last exception concerns a process, as opposed to a trajectory
 
     @property
     def failed_ahead(self) -> bool:
-        """Whether what was raised last may have been raised for a trajectory of a later ticket."""
+        """Whether the last exception may concern a trajectory of a later ticket."""
         return not self._is_loss and super().failed_ahead
 
     def _is_done(self) -> bool:
@@ -81,7 +81,7 @@ class RemoteLanes(RemoteRows, LaneRunner):
         self._find_live()
 
     def forget(self) -> tuple[int, int]:
-        """Forget all tickets; see `LaneRunner.forget`. Steps under way are waited for, so that they are counted."""
+        """Forget all tickets; see `LaneRunner.forget`. Waits for steps in flight, so that they are counted."""
         self._environments.history_of = None
         try:
             self._environments.give_up()
@@ -98,12 +98,12 @@ class RemoteLanes(RemoteRows, LaneRunner):
         running = super()._in_hand()
         if self._worker.phase is Phase.STEP:
             return running
-        # Environments of other rows step meanwhile: their observations may be ones that no agent is ever shown.
+        # Environments of other rows step meanwhile: the agent may never act on their observations.
         return [each for each in running if self._asked[each.row]]
 
 
 class ParentWorker(VecWorker):
-    """Runs trajectories as `VecWorker` does, in environments that are in other processes; its engine says in which."""
+    """Runs trajectories as `VecWorker` does, in environments of other processes, which its engine launches."""
 
     shares_agent = True
     launch: Launch
@@ -114,19 +114,19 @@ class ParentWorker(VecWorker):
         super().__init__(context, **worker_args)
         self._n_row_groups = groups
         self._environments: Environments | None = None
-        self._must_choose = False  # whether it is not known yet if trajectories can run in lanes
+        self._must_choose = False  # whether it is still unknown if trajectories can run in lanes
 
     def pids(self) -> list[int]:
         """Return the ids of the environments' processes."""
         return [pid for environments in self._all_environments() for pid in environments.pids()]
 
     def send_settings(self) -> None:
-        """Give the environments' processes this one's settings; those that are started later have them."""
+        """Send this process's settings to the environments' processes; later ones start with them."""
         for environments in self._all_environments():
             environments.send_settings()
 
     def take_losses(self) -> list[BaseException]:
-        """Return the losses of processes since the last time."""
+        """Return the losses of processes since the last call."""
         losses: list[BaseException] = []
         for environments in self._all_environments():
             losses += environments.losses
@@ -134,7 +134,7 @@ class ParentWorker(VecWorker):
         return losses
 
     def update_env(self, env_update: EnvUpdate) -> None:
-        """Replace or change the environments, all at once, by an update that is loaded where they are."""
+        """Replace or update all environments, by an update that their processes load."""
         assert isinstance(env_update, Payload)
         self.phase = Phase.ENV_CONSTRUCTION
         self._drop_runner()
@@ -162,8 +162,8 @@ class ParentWorker(VecWorker):
         return own if running is None or running.environments in own else [*own, running.environments]
 
     def _choose_lanes(self, *, anew: bool = True) -> None:
-        # To find out changes what the agent remembers, and here it is no copy: not while its episodes go on. Of several
-        # agents, policies find it out when they begin to play somewhere else, and remember again where episodes go on.
+        # The check changes the agent's memory, and here the agent is no copy: it must not run while episodes go on.
+        # With several agents, policies make it when they start to play elsewhere, and restore their memory afterwards.
         runner, running = self._runner, self._running
         has_agent = running is not None and not running.agent_is_lent and not self._has_several()
         self._must_choose = has_agent and runner is not None and not self._agents.batched(runner.n_slots).can_wait
@@ -172,7 +172,6 @@ class ParentWorker(VecWorker):
             super()._choose_lanes(anew=anew)
 
     def rollout(self, ticket: Ticket, seeds: list[int]) -> Outcome:
-        """Run the ticket's trajectories, or fragments."""
         before = self._n_repeated()
         try:
             return super().rollout(ticket, seeds)
@@ -189,20 +188,20 @@ class ParentWorker(VecWorker):
             running.agent_is_lent = True
         super()._take_environments()
         if self._players is not None and not self._players.players.plays_in([env.unwrapped for env in self._envs]):
-            self._seat()  # they play where fragments go on
+            self._seat()  # the policies play in environments of fragments
         if self._must_choose:
             self.phase = Phase.AGENT_UPDATE
             self._choose_lanes()
 
     def _run(self, ticket: Ticket, seeds: list[int], reset_seconds: float, *, alone: bool = False) -> Outcome:
-        """Run the ticket's trajectories; again from their seeds, where an environment cannot be restored."""
+        """Run the ticket's trajectories; run them again from their seeds if an environment cannot be restored."""
         lost = 0
         try:
             while True:
                 try:
                     return super()._run(ticket, seeds, reset_seconds, alone=alone)
                 except NotReproducibleError as error:
-                    # Each time round a process was lost, of which there is a quota.
+                    # The quota of losses ends this loop: each time, a process was lost.
                     lost += self.ran_timesteps
                     _LOG.warning("%s. Trajectories under way are run again from their seeds", error)
         finally:
@@ -218,7 +217,7 @@ class ParentWorker(VecWorker):
         return RemoteGroups(self, base_version, self._environments, group)
 
     def abandon(self) -> tuple[int, int]:
-        """Forget the trajectories of later tickets that run already; see `Worker.abandon`."""
+        """Forget running trajectories of later tickets; see `Worker.abandon`."""
         before = self._n_repeated()
         n_abandoned, timesteps = super().abandon()
         return n_abandoned, timesteps + self._n_repeated() - before
@@ -233,16 +232,15 @@ class ParentWorker(VecWorker):
             self._environments.close_all()
 
     def end(self) -> None:
-        """End the processes."""
         for environments in self._all_environments():
             environments.shut_down()
 
 
 class EvaluationMode:
-    """Puts the module of a `TorchAgent` into evaluation mode while a call runs, and back into its own mode afterwards.
+    """Puts the module of a `TorchAgent` into evaluation mode during a call, and into its own mode afterwards.
 
-    In training mode, dropout would make actions random, and batch normalisation would learn from what is sampled. The
-    learner's module is in training mode between calls, as its owner left it.
+    In training mode, dropout would make actions random, and batch normalisation would learn from the samples. Between
+    calls, the learner's module is in the mode its owner set.
     """
 
     def __init__(self) -> None:
@@ -251,7 +249,7 @@ class EvaluationMode:
         self._training: list[Any] = []  # the submodules that were in training mode
 
     def hold(self, agent: Any) -> Any:
-        """Return an agent, whose module is the one to put into evaluation mode from now on."""
+        """Return an agent, and put its module into evaluation mode from now on."""
         self._agent = agent
         if self._is_running:
             self._evaluate()
@@ -274,12 +272,12 @@ class EvaluationMode:
 
 
 def _modules_of(agent: Any) -> Iterator[Any]:
-    """Return the module of an agent that evaluates in workers, whatever it is wrapped into; nothing for others."""
+    """Return the modules of an agent and of agents wrapped in it, if they are TorchAgents."""
     if isinstance(agent, Policies):
         for each in agent.agents.values():
             yield from _modules_of(each)
         return
-    adapter = sys.modules.get("streamsampler.agents.torch")  # loaded where there is such an agent
+    adapter = sys.modules.get("streamsampler.agents.torch")  # loaded if such an agent exists
     kind = getattr(adapter, "TorchAgent", ())
     while agent is not None:
         if isinstance(agent, kind):
@@ -288,7 +286,7 @@ def _modules_of(agent: Any) -> Iterator[Any]:
 
 
 class _ParentChannel(LocalChannel):
-    """The worker's connection to its sampler: the agent is here already, and environments are made elsewhere."""
+    """The worker's connection to its sampler: it has the agent already, and environments are made elsewhere."""
 
     def __init__(self, mode: EvaluationMode, worker: int, events: deque[Event], threads: ThreadLimit) -> None:
         super().__init__(worker, events, threads)
@@ -301,16 +299,16 @@ class _ParentChannel(LocalChannel):
 
 
 class ParentEngine(LocalEngine):
-    """One worker in this process, whose environments are in other ones, as many as there are workers.
+    """A single worker in this process; its environments run in as many processes as the sampler has workers.
 
-    The policy holds for these. For groups of rows see `RowGroups`.
+    `policy` applies to these processes. For groups of rows see `RowGroups`.
     """
 
     def __init__(
         self, setup: WorkerSetup, *, policy: Policy, engine: EngineName, start_method: StartMethod, n_groups: int = 1
     ) -> None:
         new_pool = new_pool_of(engine, start_method)
-        make_room(setup.n_workers)  # the processes start with the first call
+        make_room(setup.n_workers)  # processes start with the first call
         self._worker: ParentWorker | None = None
         self._mode = EvaluationMode()
         factory = copy.copy(setup.factory)
@@ -319,7 +317,7 @@ class ParentEngine(LocalEngine):
         here = replace(setup, factory=factory)
 
         limits = policy.step_timeout, None, policy.construction_timeout
-        of_losses = replace(policy, restart_on=())  # what environments raise is the sampler's business
+        of_losses = replace(policy, restart_on=())  # the sampler judges exceptions of environments
 
         def launch(updates: Mapping[int, Payload]) -> RolloutTransport:
             new_server = partial(RolloutServer, seed=setup.seed, max_episode_length=factory.max_episode_length)
@@ -340,20 +338,20 @@ class ParentEngine(LocalEngine):
         return _ParentChannel(self._mode, worker, events, threads)
 
     def send(self, worker: int, message: Message) -> None:
-        """Leave a message for the worker; the environments' processes have this one's settings from then on."""
+        """Enqueue a message for the worker; first give the environments' processes this one's settings."""
         if isinstance(message, Start) and self._worker is not None:
             self._worker.send_settings()
         super().send(worker, message)
 
     def publish(self, payload: Payload) -> Any:
-        """Return the handle of a payload, which still tells what it is about."""
+        """Return the handle of a payload, with its `about`."""
         if isinstance(payload, HeldPayload):
             return payload
         return Payload(payload.data, tuple(bytes(buffer) for buffer in payload.buffers), payload.about)
 
     def wait(self, timeout: float | None) -> list[Event]:
         """Let the worker run until it has answered."""
-        with turn(), self._mode:  # another thread's sampler may ask the same module
+        with turn(), self._mode:  # another thread's sampler may use the same module
             events = super().wait(timeout)
         losses = [] if self._worker is None else self._worker.take_losses()
         return [*(EnvsRestored(0, isinstance(error, WorkerHungError)) for error in losses), *events]
