@@ -30,11 +30,11 @@ class ResetFirstError(UsageError, error.ResetNeeded):
 
 
 class DifferentSpacesError(UsageError, RuntimeError):
-    """Environments lack the spaces a call needs. Gymnasium raises a RuntimeError here."""
+    """Environments lack the spaces a call needs; a RuntimeError in Gymnasium."""
 
 
 class ResultsTimeoutError(TimeoutError, multiprocessing.TimeoutError):
-    """Results did not arrive in time. `multiprocessing.TimeoutError` is no subclass of Python's own TimeoutError."""
+    """Results did not arrive in time; `multiprocessing`'s TimeoutError is none of Python's."""
 
 
 class _CallError(UsageError):
@@ -53,11 +53,11 @@ class CallPendingError(_CallError, error.AlreadyPendingCallError):
 
 
 class NoCallPendingError(_CallError, error.NoAsyncCallError):
-    """No call is open, so no result can be received."""
+    """No call is open."""
 
 
 def refuse_busy(states: Sequence[EnvState], env_ids: Iterable[int]) -> None:
-    """Raise UsageError, of Gymnasium's kind, for the first environment that does not wait for an action."""
+    """Raise for the first environment not in the state READY, also as an exception of Gymnasium."""
     for env_id in () if states.count(_READY) == len(states) else env_ids:
         state = states[env_id]
         if state is not _READY:

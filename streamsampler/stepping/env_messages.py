@@ -21,7 +21,7 @@ _PHASES_OF_RESETS = ("reset", Phase.RESET, Phase.ENV_CONSTRUCTION)
 
 
 class Done(NamedTuple):
-    """The requests of `env_ids` were carried out; the results are in their rows, non-empty infos in `infos`."""
+    """Requests were carried out; the results are in the rows, non-empty infos in `infos`."""
 
     env_ids: Sequence[int]
     infos: Mapping[int, dict[str, Any]] = MappingProxyType({})
@@ -29,27 +29,18 @@ class Done(NamedTuple):
 
 @dataclass(frozen=True)
 class Broken:
-    """Environments failed. Whatever lives again needs a reset.
-
-    Attributes:
-        env_ids: The environments.
-        error: The error of the environment or of its worker.
-        worker_number: The worker of these environments.
-        culprit: The environment that ran when it failed; None if none did, or if it is unknown.
-        is_new: Whether their process died or hung, so that all of them are made again.
-        is_final: Whether the error is raised in any case.
-    """
+    """Environments failed, and need a reset."""
 
     env_ids: Sequence[int]
     error: BaseException
     worker_number: int
-    culprit: int | None = None
-    is_new: bool = False
-    is_final: bool = False
+    culprit: int | None = None  # the environment running at the time, if it is known
+    is_new: bool = False  # whether their process died or hung: then all of them are made again
+    is_final: bool = False  # whether the error is raised in any case
 
     @classmethod
     def alone(cls, env_id: int, error: RolloutError) -> Broken:
-        """Return the failure of one environment. It is final if the caller's action was wrong: a retry cannot help."""
+        """Return a single environment's failure, final if its action was invalid: a retry cannot help."""
         return cls([env_id], error, error.worker_number, env_id, is_final=is_of_action(error))
 
     @property
@@ -60,7 +51,6 @@ class Broken:
 
     @property
     def has_died(self) -> bool:
-        """Whether the process ended, as opposed to hung."""
         return isinstance(self.error, WorkerDiedError)
 
     @property
@@ -70,18 +60,14 @@ class Broken:
 
 
 def is_of_action(error: BaseException) -> bool:
-    """Whether an environment raised because the caller's action was outside its space."""
     return isinstance(error, RolloutError) and isinstance(error.original, ActionError)
 
 
 @dataclass(frozen=True)
 class Restored:
-    """An environment was restored, or could not be: then it ignores steps until `ReleaseEnvs`.
+    """An environment was restored, or not, for the reason `why_not`: then it ignores steps until `ReleaseEnvs`.
 
-    Attributes:
-        env_id: The environment.
-        n_timesteps: How many recorded timesteps were run again; None if it had no episode.
-        why_not: Why it was not restored; empty if it was. Without an episode it ignores no steps.
+    Without an episode, `n_timesteps`, else the number of repeated timesteps, is None, and no step is ignored.
     """
 
     env_id: int
@@ -91,13 +77,7 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class OrdersMade:
-    """The orders of the `MakeOrders` with this number were made.
-
-    Attributes:
-        number: The number of the `MakeOrders`.
-        unkept: By environment, why its episode cannot be restored: its order only makes the environment again.
-        restored: Environments with an order to restore an episode; a `Restored` follows for each.
-    """
+    """Orders were made, but for `unkept` episodes with the reasons. A `Restored` follows for each of `restored`."""
 
     number: int
     unkept: Mapping[int, str]
@@ -126,76 +106,62 @@ class RequestSteps:
 
 @dataclass(frozen=True, slots=True)
 class RequestResets:
-    """Request resets with the seeds in the rows, and each environment's current options."""
+    """Request resets with the seeds in the rows and the current options."""
 
     env_ids: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
 class BeginEpisodes:
-    """Request the caller's resets, with its seeds and options.
-
-    Attributes:
-        env_ids: The environments.
-        n_discarded: How many results of steps these resets discard.
-        n_failed: How many episodes of failed environments they end.
-        n_abandoned: How many other episodes they end.
-    """
+    """Request the caller's resets, and count the steps and episodes they discard."""
 
     env_ids: Sequence[int]
-    n_discarded: int = 0
-    n_failed: int = 0
-    n_abandoned: int = 0
+    n_discarded: int = 0  # results of steps
+    n_failed: int = 0  # episodes of failed environments
+    n_abandoned: int = 0  # other episodes
 
 
 @dataclass(frozen=True, slots=True)
 class MakeOrders:
-    """Make the orders to restore environments, and report `OrdersMade` at once.
-
-    Attributes:
-        number: The number of these orders.
-        going_on: Environments with an episode to restore.
-        anew: Environments to make again; of their past only `call` and `set_attr` are repeated.
-        place: Where all of them live.
-    """
+    """Make the orders to restore environments, and report `OrdersMade` at once."""
 
     number: int
-    going_on: Sequence[int]
-    anew: Sequence[int]
+    going_on: Sequence[int]  # environments with an episode to restore
+    anew: Sequence[int]  # environments to make again; only earlier `call` and `set_attr` are repeated
     place: Place
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreEnvs:
-    """Request that environments carry out their orders."""
+    """Request environments to carry out their orders."""
 
     env_ids: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseEnvs:
-    """Let environments that could not be restored step again."""
+    """Let environments step again after a failed restore."""
 
     env_ids: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Rewind:
-    """Return to the observation that was received last: a lost step may have written the next one."""
+    """Return to the last received observation: a lost step may have written the next one."""
 
     env_ids: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
 class CountRestored:
-    """Account for an environment that was restored or made again; warn if it was not restored."""
+    """Count an environment restored or made again; warn if it differs."""
 
     restored: Restored
 
 
 @dataclass(frozen=True, slots=True)
 class CountUnrestored:
-    """Account for an episode that ends because its environment was not restored; warn of it."""
+    """Count an episode ended by a failed restore; warn of it."""
 
     env_id: int
     why: str
@@ -211,24 +177,18 @@ class KeepError:
 
 @dataclass(frozen=True, slots=True)
 class CountLoss:
-    """Account for a lost process, which a new one replaces."""
+    """Count a lost and replaced process."""
 
     error: BaseException
 
 
 @dataclass(frozen=True, slots=True)
 class RaiseFailure:
-    """Raise an error after all other instructions; the first one counts.
-
-    Attributes:
-        error: The error.
-        quota: The exhausted quota, if any.
-        history: If a quota is exhausted, all losses since the last error.
-    """
+    """Raise an error after all other instructions, the first of several."""
 
     error: BaseException
-    quota: SpentQuota | None = None
-    history: tuple[Incident, ...] = ()
+    quota: SpentQuota | None = None  # if it is exhausted
+    history: tuple[Incident, ...] = ()  # then the losses since the last error
 
 
 EnvInstruction = (

@@ -1,7 +1,7 @@
 """Decide which environments of a manager are requested, restored, retried and ended. Pure: no I/O, no clock.
 
-`handle(event, now)` receives a transport's reports and returns instructions; the caller's own acts are `send`, `reset`
-and `receive`. The scheduler knows which environment has an open request; actions, seeds and results are elsewhere.
+`handle(event, now)` receives a transport's reports and returns instructions; `send`, `reset` and `receive` are the
+caller's acts. The scheduler knows each environment's open request; actions, seeds and results are elsewhere.
 """
 
 from __future__ import annotations
@@ -29,48 +29,32 @@ from streamsampler.stepping.loss_scheduler import LossScheduler
 _RESETTING, _STEPPED = EnvState.RESETTING, EnvEvent.STEPPED  # an enum's member costs 100 ns to look up on Python 3.11
 
 _ATTEMPTS, _ATTEMPTS_AFTER_DEATHS = 1, 9
-"""How often an environment is retried that fails at the same step. Processes that kill workers may strike again."""
+"""Retries of an environment that keeps failing at a step. Processes that kill workers may strike again."""
 
 
 class EnvScheduler(LossScheduler):
-    """Decides about environments; see the module.
-
-    Args:
-        n_envs: The number of environments.
-        on_failure: The policy for an environment that fails.
-        autoreset: The policy for an environment whose episode has ended.
-        max_episodes: How many episodes each environment runs after a reset by the caller; None for any number.
-        renew: Whether an environment that raised is made again.
-        restart_wait: Seconds until an environment that raised is retried.
-        losses: Counts failures against the quotas.
-
-    Attributes:
-        failed: Environments with an open step that ends their episode, because they failed.
-        lost: Environments that lost their episode between two steps: the caller learns it from the next step.
-        received: Environments that the caller is about to receive results of: it has not if that is interrupted.
-        in_round: Whether all environments are in a step that `states` does not show.
-    """
+    """Decides about a manager's environments; arguments are the manager's."""
 
     def __init__(
         self, n_envs: int, on_failure: OnEnvFailure = "restore", autoreset: Autoreset = "next_step",
         max_episodes: int | None = None, *, renew: bool = True, restart_wait: float = 0.0, losses: Losses | None = None,
     ) -> None:  # fmt: skip
         super().__init__(n_envs, losses, renew=renew, restart_wait=restart_wait)
+        # With an open step, which ends their episode by a failure; and failed between steps: the next step reports it.
         self.failed, self.lost = set[int](), set[int]()
-        self.received: Sequence[int] = ()
-        self.in_round = False
+        self.received: Sequence[int] = ()  # environments about to return results; an interruption makes these fail
+        self.in_round = False  # whether all environments are in a step not shown in `states`
         self._everyone = list(range(n_envs))
         self._all_ready = [EnvState.READY] * n_envs
         self._on_failure, self._autoreset, self._max_episodes = on_failure, autoreset, max_episodes
         self._n_ended = [0] * n_envs  # episodes since the caller's last reset
-        self._to_reset: dict[int, None] = {}  # resets that wait for open requests; an ordered set
+        self._to_reset: dict[int, None] = {}  # resets waiting for open requests; an ordered set
 
     def goes_on(self, env_id: int) -> bool:
-        """Whether an episode has started and not ended, as far as the caller has received."""
+        """Whether the caller has received an episode's start and not its end."""
         return env_id not in self.over
 
     def send(self, env_ids: Sequence[int], *, together: bool = False) -> Sequence[EnvInstruction]:
-        """Step environments that wait for actions, and end the episodes of lost ones."""
         self.request(env_ids, EnvEvent.SENT)
         if not self.lost:
             return (RequestSteps(env_ids, together),)
@@ -84,15 +68,15 @@ class EnvScheduler(LossScheduler):
     def can_begin_round(self) -> bool:
         """Whether `in_round` may be set: all environments wait for actions, and no other work is open.
 
-        A round in which no environment fails is by far the most frequent, so it changes no states: before and after it
-        all are ready. If one fails, or another call comes in between, `open_round` sets the states.
+        A round without a failure, by far the most frequent, changes no states: before and after it all are ready. After
+        a failure, or for another call in between, `open_round` sets them.
         """
         is_free = not (self.in_round or self._to_reset or self._retries or self.lost)
         goes_on = self._autoreset != "disabled" and self._max_episodes is None
         return is_free and goes_on and self.states == self._all_ready
 
     def open_round(self) -> None:
-        """Set the states as if each environment of the current round had received its action by itself."""
+        """Set the states as if each environment had received its action by itself."""
         if self.in_round:  # stays set until the states are complete: after an interruption, all of this runs again
             self.states[:] = [EnvState.STEPPING] * len(self.states)
             self.waiting.update(self._everyone)
@@ -103,7 +87,7 @@ class EnvScheduler(LossScheduler):
         self.in_round = False
 
     def begin(self, env_ids: Iterable[int]) -> set[int]:
-        """Return the environments that start an episode with the result that is about to be received."""
+        """Return the environments whose next result starts an episode, as it is received."""
         begun = self.over.intersection(env_ids)
         if _RESETTING in self.states:
             begun.update(env_id for env_id in env_ids if self.states[env_id] is _RESETTING)
@@ -111,18 +95,9 @@ class EnvScheduler(LossScheduler):
         return begun
 
     def receive(self, env_ids: Sequence[int], ended: Collection[int], abnormal: Collection[int]) -> list[int]:
-        """Close the requests of environments, as the caller receives their results.
+        """Close requests, as the caller receives their results; raise ProtocolError if a result has not arrived.
 
-        Args:
-            env_ids: The environments.
-            ended: The environments with ended episodes.
-            abnormal: Those of `ended` with an info that reports a failure.
-
-        Returns:
-            Environments that were reset in the same step, so that another episode has started.
-
-        Raises:
-            ProtocolError: A result has not arrived.
+        Infos of `abnormal` environments, among `ended`, report a failure. Returns environments reset in the same step.
         """
         if not ended and _RESETTING not in self.states:
             self.close_requests(env_ids, _STEPPED)
@@ -139,7 +114,6 @@ class EnvScheduler(LossScheduler):
         return [env_id for env_id in ended if env_id not in self.over]
 
     def end_round(self, ended: Sequence[int]) -> list[int]:
-        """End episodes at the end of a round; return the same as `receive`."""
         for env_id in ended:
             self._end(env_id, is_abnormal=False)
         return [env_id for env_id in ended if env_id not in self.over]
@@ -147,7 +121,7 @@ class EnvScheduler(LossScheduler):
     def _end(self, env_id: int, *, is_abnormal: bool) -> EnvEvent:
         self._n_ended[env_id] += 1
         self.over.add(env_id)
-        # If the same step has started another episode, a reset that comes first starts that one again.
+        # After "same_step" started another episode, a reset before its first step starts it again.
         if is_abnormal:
             return EnvEvent.BROKE
         if self._max_episodes is not None and self._n_ended[env_id] >= self._max_episodes:
@@ -157,7 +131,7 @@ class EnvScheduler(LossScheduler):
         return EnvEvent.ENDED if self._autoreset == "disabled" else _STEPPED
 
     def reset(self, env_ids: Iterable[int]) -> list[EnvInstruction]:
-        """Reset environments, each as soon as its open request is closed; results until then are discarded."""
+        """Reset environments, each as soon as its open request is closed; discard results until then."""
         self._to_reset.update(dict.fromkeys(env_ids))
         self._decide()
         return self._pop_instructions()
@@ -201,9 +175,9 @@ class EnvScheduler(LossScheduler):
             self._instructions.append(RaiseFailure(event.error, quota, history))
 
     def _is_hopeless(self, event: Broken) -> bool:
-        """Count the failure of the environment that ran; return whether it fails each time at the same step.
+        """Count the culprit's failure; return whether it fails each time at the same step.
 
-        Resets are retried as long as the quotas allow: they lose nothing of an episode.
+        Resets, which lose nothing of an episode, are retried as long as the quotas allow.
         """
         if event.culprit is None or event.is_of_reset:
             return False
@@ -214,7 +188,7 @@ class EnvScheduler(LossScheduler):
     def _bring_back(
         self, event: Broken, *, is_final: bool = False, is_hopeless: bool = False, to_reset: Collection[int] = ()
     ) -> bool:
-        """Restore, reset or fail environments, as the policy says; return whether to raise the error."""
+        """Restore, reset or fail environments, by the policy; return whether to raise the error."""
         lost = [env_id for env_id in event.env_ids if env_id in self.waiting]
         # The new orders include the waiting retries: these, carried out as well, would act twice.
         self._retries = [it for it in self._retries if set(it.env_ids).isdisjoint(event.env_ids)]
@@ -236,15 +210,15 @@ class EnvScheduler(LossScheduler):
         return is_hopeless
 
     def _is_resetting(self, env_id: int) -> bool:
-        """Whether an environment's open request is a reset, by its caller or after an episode's end."""
+        """Whether the open request is a reset, by the caller or after an episode's end."""
         return env_id in self.waiting and (self.states[env_id] is _RESETTING or env_id in self.failed)
 
     def _is_kept(self, env_id: int) -> bool:
-        """Whether an environment has an episode that is not about to start again."""
+        """Whether an environment has an episode, and no open reset."""
         return self.states[env_id] not in (EnvState.VOID, EnvState.FAILED) and not self._is_resetting(env_id)
 
     def _reset_failed(self, event: Broken, lost: Sequence[int]) -> None:
-        """End the episodes of environments that failed; retry resets and requests that start an episode."""
+        """End the episodes of failed environments; retry resets, and steps at an episode's start."""
         ended, resets, steps = list[int](), list[int](), list[int]()
         for env_id in lost:
             is_step = self.states[env_id] is EnvState.STEPPING and env_id not in self.failed
@@ -277,7 +251,6 @@ class EnvScheduler(LossScheduler):
             self._forget_attempts([event.env_id])
 
     def _end_unrestored(self, env_id: int, why: str) -> None:
-        """End an episode that was not restored, now or with its next step."""
         if env_id not in self.waiting:
             self.lost.add(env_id)
         elif not self._is_resetting(env_id):
@@ -285,7 +258,6 @@ class EnvScheduler(LossScheduler):
         self._instructions.append(CountUnrestored(env_id, why))
 
     def _end_episodes(self, env_ids: list[int]) -> None:
-        """End the episodes of failed environments with an open step."""
         self._forget_attempts(env_ids)
         self.failed.update(env_ids)
         if self._autoreset != "same_step":
@@ -294,9 +266,9 @@ class EnvScheduler(LossScheduler):
             self._instructions.append(RequestResets(env_ids))
 
     def mend(self) -> None:
-        """Make the states consistent after a call was interrupted in the middle; `recover` must follow.
+        """Make the states consistent after an interrupted call; `recover` must follow.
 
-        Results that were about to be received count as failed: the caller did not get them.
+        Results about to be received count as failed: the caller did not get them.
         """
         self._instructions.clear()
         self.open_round()
@@ -307,12 +279,10 @@ class EnvScheduler(LossScheduler):
     def recover(
         self, events: Sequence[Broken], due: Collection[int], to_reset: Collection[int]
     ) -> list[EnvInstruction]:
-        """Restore environments that were lost because a call was interrupted. This counts as no failure.
+        """Restore environments lost by an interruption, which counts as no failure.
 
-        Args:
-            events: The lost environments.
-            due: Environments that were to be reset before; the request may not have been made.
-            to_reset: Environments that the caller resets now; an interrupted step of theirs is not run again.
+        Resets in `due` may not have been requested. The caller resets `to_reset` now: their interrupted steps are not
+        repeated.
         """
         self._to_reset = dict.fromkeys(due)
         to_reset = {*to_reset, *due}.difference(self.arrived)

@@ -1,4 +1,4 @@
-"""The states of an environment that is stepped from the parent, and their transitions. Pure: no I/O.
+"""The states of an environment stepped by a manager, and their transitions. Pure: no I/O.
 
 ```text
             RESET              BEGAN           SENT                 STEPPED
@@ -13,7 +13,7 @@ An environment has at most one open request: a reset (RESETTING) or a step (STEP
 caller receives its result, or resets the environment and so discards it. CLOSED is reached from every state; a launch
 starts other environments.
 
-A step that ends an episode is STEPPED if the environment resets itself, and ENDED if its caller must reset it.
+A step at an episode's end is STEPPED if the environment resets itself, and ENDED if its caller must reset it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OnEnvFailure = Literal["raise", "reset", "restore"]
 class EnvState(Enum):
     """The state of an environment, as its manager knows it."""
 
-    __hash__ = object.__hash__  # quicker in a dict: that of enums is a function in Python
+    __hash__ = object.__hash__  # quicker in a dict: an enum's is a function in Python
 
     VOID = "void"  # no episode yet
     RESETTING = "resetting"  # a reset is open
@@ -60,7 +60,7 @@ class EnvEvent(Enum):
 
 _S, _E = EnvState, EnvEvent
 
-# All legal transitions. Any other one raises.
+# All legal transitions. All others raise.
 _TRANSITIONS: dict[EnvState, dict[EnvEvent, EnvState]] = {
     _S.VOID: {_E.RESET: _S.RESETTING, _E.BROKE: _S.FAILED, _E.CLOSED: _S.CLOSED},
     _S.RESETTING: {_E.BEGAN: _S.READY, _E.DISCARDED: _S.NEEDS_RESET, _E.BROKE: _S.FAILED, _E.CLOSED: _S.CLOSED},
@@ -81,11 +81,7 @@ _TRANSITIONS: dict[EnvState, dict[EnvEvent, EnvState]] = {
 
 
 def next_state(state: EnvState, event: EnvEvent) -> EnvState:
-    """Return the state after `event`.
-
-    Raises:
-        ProtocolError: The event is not allowed in this state.
-    """
+    """Return the state after `event`; raise ProtocolError if this state forbids it."""
     try:
         return _TRANSITIONS[state][event]
     except KeyError:

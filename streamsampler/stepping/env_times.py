@@ -39,7 +39,7 @@ class EnvTimes:
     """Adds up the time of environments between two reports."""
 
     def __init__(self, worker: int) -> None:
-        self.phase = [IN_STEP]  # or a reset: the phase of measurements that environments make themselves
+        self.phase = [IN_STEP]  # or a reset: the phase of environments' own measurements
         self.resetting = _Resetting(self)  # measures a block as a reset
         self._worker = worker
         self._collector = Collector(self.phase, 0, _TIMED_AS)
@@ -55,11 +55,9 @@ class EnvTimes:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the last report."""
         return perf_counter() - self._began
 
     def take(self) -> WorkerReport:
-        """Return the sums, and start at zero again."""
         busy = max(self.busy_seconds, self.env_seconds)
         times = Times(
             reset=self.reset_seconds, step=max(0.0, self.env_seconds - self.reset_seconds),

@@ -33,10 +33,10 @@ _STRING: Final = frozenset({str})
 
 
 class EpisodeServer(EnvServer):
-    """Serves the environments of a manager in one process.
+    """Serves a manager's environments in a single process.
 
-    With `is_shared`, the global generators there are the caller's. With `own_generators`, each environment has its own
-    states of them from the start.
+    With `is_shared`, its global generators are the caller's. With `own_generators`, each environment has its own
+    states.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class EpisodeServer(EnvServer):
         self._autoreset = autoreset
         self._options: dict[int, dict[str, Any] | None] = {}
         self._parameters: dict[int, NumberedParameters] = {}
-        self._set: dict[int, int] = {}  # by environment: the number of the parameters that are set
+        self._set: dict[int, int] = {}  # by environment: the number of its current parameters
         self.generators = EnvGenerators(tuple(updates), is_shared=is_shared, found=self._found_draws)
         if own_generators:
             self.generators.drawing.update(updates)
@@ -57,7 +57,6 @@ class EpisodeServer(EnvServer):
         self.on_draws(env_id, name_of_env(self.envs[env_id]), seconds)
 
     def make(self) -> list[tuple[Any, Any]]:
-        """Make the environments; return the observation space and the action space of each."""
         for env_id, update in self._updates.items():
             self.making = env_id
             self.envs[env_id] = self._made(env_id, update, self.envs.values())
@@ -74,7 +73,7 @@ class EpisodeServer(EnvServer):
         return env
 
     def remake(self, env_id: int) -> None:
-        """Close an environment and make it again; an exception in `close` is suppressed."""
+        """Close an environment and make it again; suppress exceptions of `close`."""
         self.show(env_id, MAKING)
         old = self.envs.pop(env_id, None)
         others = [*self.envs.values()] if old is None else [*self.envs.values(), old]
@@ -94,7 +93,7 @@ class EpisodeServer(EnvServer):
         return why_not
 
     def _repeated(self, env_id: int, request: PastRequest) -> str:
-        """Repeat a request; return why the environment differs from the lost one, or ""."""
+        """Repeat a request; return how the environment differs from the lost one, or ""."""
         try:
             value = self.request(env_id, request.kind, request.name, copy.deepcopy(request.arguments))
         except (Exception, SystemExit):
@@ -131,7 +130,6 @@ class EpisodeServer(EnvServer):
         self._options[env_id] = options
 
     def forget_options(self, env_id: int) -> dict[str, Any] | None:
-        """Remove the options of an environment's later resets; return them."""
         return self._options.pop(env_id, None)
 
     def _check_parameters(self, env_id: int, update: SetParameters) -> None:
@@ -141,13 +139,12 @@ class EpisodeServer(EnvServer):
             raise UsageError(f"environment {env_id}: {error}") from None
 
     def set_parameters(self, env_id: int, parameters: NumberedParameters) -> None:
-        """Set parameters at each of an environment's resets, from the next one."""
         self._parameters[env_id] = parameters
 
     def _apply(self, env_id: int, parameters: NumberedParameters) -> None:
         if self._set.get(env_id) != parameters.number:
             env, update = self.envs[env_id], loads(parameters.payload)
-            if isinstance(env, JointEnv):  # next to parameters that the environment inside has itself
+            if isinstance(env, JointEnv):  # next to parameters of the environment inside
                 env.env = with_parameters(env.env, update)
             else:
                 self.envs[env_id] = with_parameters(env, update)
@@ -171,7 +168,7 @@ class EpisodeServer(EnvServer):
         return self._taken_info(info) if info.__class__ is not dict or info else {}
 
     def _taken_info(self, info: Any) -> dict[str, Any]:
-        """Copy an info; raise DataError if it is no dict, or has a key that is no string."""
+        """Copy an info; raise DataError if it is no dict with strings as keys."""
         if info.__class__ is not dict or not _STRING.issuperset(map(type, info)):
             InfoRecorder("infos").record(0, info)
         return dict(info)

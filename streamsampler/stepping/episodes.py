@@ -25,13 +25,12 @@ from streamsampler.stepping.values import place_of
 
 
 def taken(array: NDArray[Any], place: Any) -> NDArray[Any]:
-    """Copy the rows at `place`, which `place_of` returned."""
     found: NDArray[Any] = array[place]
     return found.copy() if place.__class__ is slice else found
 
 
 class EpisodeSeeds:
-    """The seeds of episodes. As in the samplers, episode k of environment e has the seed of index e + k * n_envs."""
+    """The seeds of episodes. As in samplers, episode k of environment e has the index e + k * n_envs."""
 
     def __init__(self, seed: int, n_envs: int) -> None:
         self._n_envs = n_envs
@@ -42,17 +41,16 @@ class EpisodeSeeds:
         ]
 
     def next(self, env_id: int) -> int:
-        """Return the seed of an environment's next episode, and advance."""
         seeds, index, stride = self._streams[env_id]
         self._streams[env_id] = seeds, index + stride, stride
         return seeds[index]
 
     def restart(self, env_ids: Sequence[int], seed: Any, *, every_episode: bool = False) -> dict[int, int]:
-        """Restart the seeds of environments from a reset's `seed`; return the seeds of the next episodes.
+        """Restart the seeds from a reset's `seed`; return those of the next episodes.
 
         From an integer, seeds are derived. A list, or a dict by environment, has the seeds of the next episodes; later
-        episodes get seeds derived from these; environments missing in the dict keep theirs. With `every_episode`, later
-        episodes get the same seed as the next one.
+        ones get seeds derived from these; environments missing in the dict keep theirs. With `every_episode`, the seed
+        stays the same.
         """
         seeds = self._restarted(env_ids, seed)
         if every_episode:
@@ -76,7 +74,7 @@ class EpisodeSeeds:
         return {env_id: self.next(env_id) for env_id in env_ids}
 
     def _own(self, seeds: Mapping[int, Any]) -> dict[int, int]:
-        """Give environments seeds of their own; change none if any seed is wrong."""
+        """Give environments seeds of their own, or change none if any is invalid."""
         checked = {e: positive(f"the seed of environment {e}", seed, least=0) for e, seed in seeds.items()}
         for env_id, seed in checked.items():
             if seed >= 1 << 63:
@@ -87,7 +85,7 @@ class EpisodeSeeds:
 
 
 class RoundResults(NamedTuple):
-    """The results of a step of all environments, by number, none of which failed."""
+    """The results of a step of all environments, none of which failed."""
 
     observations: Any  # leaves of (n_envs, ...): the observations for the next actions
     rewards: NDArray[np.float64]
@@ -104,7 +102,7 @@ round would double the time of a round."""
 
 
 class EnvEpisodes:
-    """Each environment's episode: its number, its timesteps, and the seed of the next one."""
+    """Each environment's episode: its number, timesteps, and next seed; the only writer of these."""
 
     def __init__(
         self, rows: Rows, options: ManagerOptions, seed: int, parameters: ParameterSets, scheduler: EnvScheduler
@@ -121,7 +119,7 @@ class EnvEpisodes:
         self._n_results = np.zeros(n_envs, np.int64)
         self._none_or_all = (0, n_envs)
         self._n_rounds = 0  # rounds not yet added to timesteps, numbers of results and histories
-        self._slots = np.zeros(n_envs, np.uint8)  # the slots of the observations that the caller received last
+        self._slots = np.zeros(n_envs, np.uint8)  # the slots of the last received observations
         self._infos: dict[int, dict[str, Any]] = {}
         self._histories: Histories | None = None
         with_digests = options.on_failure == "restore" and options.verify == "steps"
@@ -129,7 +127,7 @@ class EnvEpisodes:
             self._histories = Histories(rows, n_envs, options.restore_limit, with_digests, parameters)
         self.takes_rounds = not with_digests  # whether `hand_out_round` records enough to restore environments
         self._requests = PastRequests(n_envs)
-        # Options removed since: by environment, the seed of the last reset that had them, and they themselves.
+        # Options removed since: by environment, with the seed of the last reset using them.
         self._begun_with: dict[int, tuple[int, dict[str, Any]]] = {}
         for env_id in range(n_envs):
             rows.seeds[env_id] = self.seeds.next(env_id)
@@ -141,7 +139,6 @@ class EnvEpisodes:
         return self._n_results
 
     def _settle(self) -> None:
-        """Add the uncounted rounds to each environment."""
         n, self._n_rounds = self._n_rounds, 0
         if n:
             self._timesteps += n
@@ -154,39 +151,37 @@ class EnvEpisodes:
             self._rows.seeds[env_id] = seed
 
     def now(self, env_id: int) -> tuple[int, Any]:
-        """Return the number of an environment's episode and its observation, None between episodes."""
+        """Return the number of an environment's episode, and its observation, None between episodes."""
         goes_on = self._scheduler.goes_on(env_id)
         return int(self._numbers[env_id]), self._rows.observation(env_id) if goes_on else None
 
     @property
     def first_to_come(self) -> int:
-        """The least episode number that no environment has started."""
+        """The least number of an episode that has started nowhere."""
         return int(self._numbers.max()) + 1
 
     def forget(self, env_ids: Sequence[int]) -> None:
-        """Drop infos and options of environments that their caller resets."""
         for env_id in env_ids:
             self._infos.pop(env_id, None)
             self._begun_with.pop(env_id, None)
 
     def parameters_in_use(self) -> list[int]:
-        """Return the numbers of the parameter sets that current episodes started with."""
+        """Return the numbers of the parameter sets of current episodes."""
         handed_out = [] if self._histories is None else self._histories.set_numbers
         return [*handed_out, *self._rows.parameters.tolist()]
 
     def keep_infos(self, infos: Mapping[int, dict[str, Any]]) -> None:
-        """Keep the infos of results until the caller receives them."""
         self._infos.update(infos)
 
     def keep_options(self, options: Mapping[int, dict[str, Any] | None]) -> None:
-        """Keep removed options for the episodes that started with them: to restore an episode takes its options."""
+        """Keep removed options, to restore episodes started with them."""
         if self._histories is not None:
             for env_id, of_one in options.items():
                 if of_one is not None:
                     self._begun_with[env_id] = self._histories.seeds[env_id], of_one
 
     def restore_order(self, env_id: int, *, remake: bool) -> RestoreOrder | None:
-        """Return the order that restores a lost environment; None if it had no episode.
+        """Return the order to restore a lost environment; None if it had no episode.
 
         `remake`: the environment exists and must be made again. Raises NotRestoredError if the history is too short.
         """
@@ -199,24 +194,21 @@ class EnvEpisodes:
         return order if options is None or order.seed != seed else replace(order, options=options)
 
     def order_anew(self, env_id: int, *, remake: bool) -> RestoreOrder | None:
-        """Return the order that makes an environment without an episode again; None if it needs nothing.
+        """Return the order to make an environment without an episode again, if it needs any.
 
-        Raises NotRestoredError if earlier requests are too many to be repeated.
+        Raises NotRestoredError if it had too many requests.
         """
         requests = self._requests.to_repeat(env_id, None)
         return RestoreOrder(env_id, remake, requests=requests) if remake or requests else None
 
     def keep_request(self, env_id: int, request: PastRequest) -> bool:
-        """Record a `call` or `set_attr`, to repeat it on the environment's replacement.
-
-        Returns whether it is the first beyond the limit: from now on the environment cannot be restored.
-        """
+        """Record a `call` or `set_attr`, to repeat it on a replacement; return whether it exceeds the limit."""
         self._settle()
         episode, timestep = self._place(env_id)
         return self._requests.record(env_id, episode, request._replace(timestep=timestep))
 
     def _place(self, env_id: int) -> tuple[int, int]:
-        """Return the number and timesteps of an environment's episode, including a result not yet received."""
+        """Return the number and timesteps of the episode, including a result not yet received."""
         number, n = int(self._numbers[env_id]), int(self._timesteps[env_id])
         if env_id not in self._scheduler.arrived:
             return number, n
@@ -228,7 +220,7 @@ class EnvEpisodes:
         return env_id in self._scheduler.failed or bool(rows.terminated[env_id] or rows.truncated[env_id])
 
     def _has_begun(self, env_id: int) -> bool:
-        """Whether an arrived result, not yet received, is the first of an episode."""
+        """Whether an arrived result, not yet received, starts an episode."""
         scheduler = self._scheduler
         if self._has_ended(env_id) and self._options.autoreset == "same_step":
             return True
@@ -249,15 +241,14 @@ class EnvEpisodes:
         return histories.order(env_id, n, int(self._slots[env_id]), remake)
 
     def rewind(self, env_ids: Sequence[int]) -> None:
-        """Return to the observations received last: lost steps may have written the next ones."""
         for env_id in env_ids:
             self._rows.slots[env_id] = self._slots[env_id]
 
     def hand_out(self, env_ids: list[int], abnormal: NDArray[np.bool_] | None) -> Steps:
-        """Return the results of environments to their caller; `abnormal` is the value of the method of that name.
+        """Return results to their caller; `abnormal` is the value of the method `abnormal`.
 
-        The work for each call of all environments costs about as much as two of their steps. So it uses slices if the
-        environments lie one after the other, and visits single environments only where an episode has ended.
+        Each call costs about as much as two steps. So it uses slices for consecutive environments, and visits single
+        ones only at an episode's end.
         """
         self._settle()
         rows, place = self._rows, place_of(env_ids)
@@ -298,7 +289,7 @@ class EnvEpisodes:
         return steps
 
     def hand_out_round(self, infos: Mapping[int, dict[str, Any]]) -> RoundResults:
-        """Return the results of a step of all environments, none of which failed: `hand_out` for rounds."""
+        """Return the results of a round, in which no environment failed."""
         rows = self._rows
         self._n_rounds += 1
         for env_id in tuple(self._scheduler.over):  # usually empty
@@ -324,7 +315,7 @@ class EnvEpisodes:
         return RoundResults(observations, rewards, terminated, truncated, infos, ended, last)
 
     def _observed(self, slots: NDArray[np.uint8], ids: NDArray[np.int64] | None, place: Any) -> Any:
-        """Return copies of observations, or views if requested and if the rows lie one after the other."""
+        """Copy observations, or return views if requested and if the environments are consecutive."""
         n_second = np.count_nonzero(slots)
         if place.__class__ is not slice or 0 < n_second < len(slots):
             return self._rows.observation_values.taken(slots, np.arange(len(slots)) if ids is None else ids)
@@ -340,7 +331,7 @@ class EnvEpisodes:
         return map_tree(view, self._rows.observations)
 
     def _take_failed(self, env_ids: list[int]) -> NDArray[np.bool_] | None:
-        """Return and forget which of the results end their episodes by a failure; None if none does."""
+        """Return and forget which results end their episodes by a failure."""
         failed = self._scheduler.failed
         if failed.isdisjoint(env_ids):
             return None
@@ -360,7 +351,6 @@ class EnvEpisodes:
         self, ids: NDArray[np.int64], observations: Any, previous: Any, ended: NDArray[np.bool_],
         failed: NDArray[np.bool_] | None,
     ) -> Any:  # fmt: skip
-        """Return the last observations, for environments reset in the step that ends an episode."""
         if not np.count_nonzero(ended):
             return observations
 
@@ -374,7 +364,7 @@ class EnvEpisodes:
         return map_trees(join, self._rows.last_values.taken(0, ids[ended]), observations, previous)
 
     def _end_episodes(self, env_ids: list[int], ended: NDArray[np.bool_], abnormal: NDArray[np.bool_] | None) -> None:
-        """Report the received results to the scheduler; start episodes that the same step has started."""
+        """Report received results to the scheduler; start the next episodes in mode "same_step"."""
         ids = np.array(env_ids) if np.count_nonzero(ended) else None
         over = () if ids is None else ids[ended].tolist()
         failed = () if ids is None or abnormal is None else ids[abnormal].tolist()
@@ -382,18 +372,17 @@ class EnvEpisodes:
             self._begin(env_id)
 
     def abnormal(self, env_ids: list[int]) -> NDArray[np.bool_] | None:
-        """Return which results have infos that report a failure; None if none has."""
+        """Return the results whose infos report a failure; None if none does."""
         if not self._infos:
             return None
         found = [env_id in self._infos and self.is_abnormal(self._infos[env_id]) for env_id in env_ids]
         return np.array(found, np.bool_) if any(found) else None
 
     def is_abnormal(self, info: dict[str, Any]) -> bool:
-        """Whether the info of a result reports a failure of its environment."""
         is_abnormal = self._options.abnormal
         if is_abnormal(info):
             return True
-        # If the environment was reset in the step that ended its episode, `final_info` holds the episode's own info.
+        # After a reset in the same step, `final_info` holds the ended episode's own info.
         return self._options.autoreset == "same_step" and "final_info" in info and bool(is_abnormal(info["final_info"]))
 
     def _taken_infos(self, env_ids: list[int]) -> dict[int, dict[str, Any]]:

@@ -22,7 +22,7 @@ def reword(error: BaseException, quota: SpentQuota | None, history: tuple[Incide
 
 
 def count_loss(error: BaseException, losses: Losses) -> bool:
-    """Count an error's loss; return whether it exhausts a quota, which the error's message then names."""
+    """Count an error's loss; return whether it exhausts a quota, and add that to the message."""
     incidents: tuple[Incident, ...] = getattr(error, "incidents", ())
     quota = losses.count(incidents[-1]) if incidents else None
     if quota is not None:
@@ -31,7 +31,7 @@ def count_loss(error: BaseException, losses: Losses) -> bool:
 
 
 class EnvErrors:
-    """Makes errors of environments that raised and of lost workers; `incidents` has the losses that count."""
+    """Makes the errors of environments and workers; losses counted by quotas are in `incidents`."""
 
     def __init__(self, policy: Policy, envs_of: Sequence[Sequence[int]]) -> None:
         self._policy = policy
@@ -41,7 +41,7 @@ class EnvErrors:
     def raised(
         self, env_id: int, worker: int, phase: str, summary: str, cause: BaseException, original: BaseException | None
     ) -> RolloutError:
-        """Return the error of an environment that raised; `cause` is the exception, or its traceback as text."""
+        """Return an environment's error; `cause` is the exception, or its traceback as text."""
         what = f"environment {env_id} raised in {phase}, in worker {worker}: {summary}"
         incidents: tuple[Incident, ...] = ()
         if self._policy.restart_on and not isinstance(original, ActionError):
@@ -56,12 +56,10 @@ class EnvErrors:
         return error
 
     def died(self, worker: int, exitcode: int | None, what: str, phase: Phase, env_id: int | None) -> WorkerError:
-        """Return the error of a dead worker; `what` happened in `phase`, while `env_id` ran."""
         likeness = self._likeness(worker, phase, what, env_id, by_chance=was_killed(exitcode))
         return self._lost(Incident(worker, what, phase, *self._when, exitcode=exitcode, likeness=likeness), env_id)
 
     def hung(self, worker: int, hang: Hang, phase: Phase, env_id: int | None) -> WorkerError:
-        """Return the error of a worker that hung, with its Python stacks."""
         what = f"made no progress for {hang.seconds:.3g} s, and was killed,"
         likeness = self._likeness(worker, phase, hang.stack, env_id, by_chance='File "' not in hang.stack)
         return self._lost(

@@ -26,13 +26,12 @@ COPY_FRAME = _HEADER.pack(0, COPY)
 
 @functools.lru_cache(256)
 def ids_frame(env_ids: tuple[int, ...], kind: int = IDS) -> bytes:
-    """Return a message with ids of environments: to step them, or that their requests were carried out."""
+    """Return a message with environments' ids: a request of steps, or its answer."""
     return _HEADER.pack(4 * len(env_ids), kind) + np.array(env_ids, np.uint32).tobytes()
 
 
 @functools.lru_cache(256)
 def ids_in(data: bytes) -> tuple[int, ...]:
-    """Return the ids in a message of the kind `IDS`."""
     return tuple(np.frombuffer(data, np.uint32).tolist())
 
 
@@ -42,12 +41,10 @@ def pickle_frame(message: Any) -> bytes:
 
 
 def log_frame(records: bytes) -> bytes:
-    """Return a message with the records that `RecordKeeper.take` returned."""
     return _HEADER.pack(len(records), LOG) + records
 
 
 def request_frame(env_ids: Sequence[int], kind: str, name: str, arguments: Sequence[Any]) -> bytes:
-    """Return a message with a request other than a step; its arguments may be of the user's own classes."""
     return pickle_frame(("request", list(env_ids), kind, name, dumps(list(arguments), f"what {name} gets").owned()))
 
 

@@ -1,10 +1,10 @@
-"""Carry the results of environments of several agents between processes; a stand-in here answers for the environment.
+"""Carry the results of environments of several agents between processes, to stand-ins that answer for them.
 
-Recorders of several agents ask the environment too: who is listed, who is to act, which outcome an agent without a
-last turn would get. So each result carries all these answers until the next result. The stand-in with the answers is
-of the class that the environment has in its own process, without an environment inside.
+Recorders also ask an environment who is listed, who acts, and which outcome an agent without a last turn would get:
+each result carries the answers until the next. A stand-in has the class of the environment's own wrapper, and no
+environment.
 
-A result is a single object, and so is an action: they travel as `stepping.objects` says, outside shared memory.
+A result is a single object, and so is an action: they travel outside shared memory, see `stepping.objects`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from streamsampler.workers.restoring import own_copy
 
 
 class JointSpace(Space[Any]):
-    """The space of all agents' observations, or actions, together: any object. Each is checked on arrival."""
+    """The space of all agents' observations, or actions, together: any object, checked on arrival."""
 
     def __init__(self, facts: GameFacts | None = None) -> None:
         super().__init__()
@@ -42,7 +42,6 @@ class JointSpace(Space[Any]):
         return f"a space of {who}, which act {'in turn' if self.facts.takes_turns else 'at once'}"
 
     def sample(self, mask: Any = None, probability: Any = None) -> Any:
-        """Raise NotImplementedError: each agent draws from a space of its own."""
         raise NotImplementedError
 
     def contains(self, x: Any) -> bool:  # noqa: ARG002 - it contains anything
@@ -59,7 +58,7 @@ class GameFacts(NamedTuple):
 
     @classmethod
     def of(cls, env: Any) -> GameFacts | None:
-        """Return the facts of an environment of this process; None if it has a single agent."""
+        """Return an environment's facts; None if it has a single agent."""
         game = env.unwrapped
         if not isinstance(game, MultiAgentEnv):
             return None
@@ -68,13 +67,12 @@ class GameFacts(NamedTuple):
         return cls(game.spec.id, game.takes_turns, None if game.is_open else tuple(spaces), spaces)
 
     def has_agents_of(self, other: GameFacts) -> bool:
-        """Whether another environment has the same agents, acting in the same way."""
         forms = [(it.takes_turns, it.possible_agents) for it in (self, other)]
         return forms[0] == forms[1] and all(same_spaces(it, other.spaces[agent]) for agent, it in self.spaces.items())
 
 
 class JointResult(NamedTuple):
-    """All agents' results of a reset or a step; a restored episode must return an equal value."""
+    """All agents' results of a reset or a step; restored episodes must return equal ones."""
 
     observations: Any
     rewards: Any  # None for a reset, like the two ends
@@ -85,34 +83,30 @@ class JointResult(NamedTuple):
     possible_agents: list[Any] | None  # if they have changed since the environment was made
 
     def __deepcopy__(self, memo: Any) -> JointResult:
-        """Return this: its sender pickles it at once, and its receiver never changes it."""
+        """Return this: its sender pickles it at once, its receiver never changes it."""
         return self
 
 
 INFOS, SPACES, OUTSTANDING = "infos", "spaces", "outstanding"
-"""Keys of further parts of a result: the infos, the spaces of agents that have appeared, and, by agent, the outcome of
-those without a last turn where a trajectory may be cut off (see `MultiAgentEnv.outstanding`)."""
+"""Keys of further parts of a result: the infos, the spaces of new agents, and, by agent, the outcome of those without a
+last turn where a trajectory may be cut off (see `MultiAgentEnv.outstanding`)."""
 
 
 def spaces_of(env: Any) -> tuple[Any, Any]:
-    """Return the spaces of an environment's observations and actions, as they travel."""
+    """Return the spaces of observations and actions, as they travel."""
     if isinstance(env.unwrapped, MultiAgentEnv):
         return JointSpace(), JointSpace()
     return env.observation_space, env.action_space
 
 
 class GameTeller:
-    """Makes the results of an environment of several agents, with answers to the questions recorders ask of it.
-
-    A trajectory is cut off after `limit` timesteps.
-    """
+    """Makes results with the answers to all questions of recorders, for trajectories of at most `limit` timesteps."""
 
     def __init__(self, env: MultiAgentEnv, limit: float = math.inf) -> None:
         self._env, self._limit = env, limit
         self.is_over = False
 
     def begun(self, observations: Any, infos: Any) -> tuple[JointResult, dict[str, Any]]:
-        """Return a reset's result, and its further parts."""
         self._begin()
         return self._result(observations, None, None, None), {INFOS: infos, SPACES: self._spaces(), OUTSTANDING: {}}
 
@@ -120,12 +114,11 @@ class GameTeller:
         self._length, self.is_over = 0, False
         self._acted: dict[str, None] = {}
         self._ended: dict[str, int] = {}  # with the timestep
-        self._told: set[str] = set()  # agents whose spaces were sent
+        self._told: set[str] = set()  # agents with spaces already sent
 
     def stepped(
         self, actions: Mapping[str, Any], observations: Any, rewards: Any, terminated: Any, truncated: Any, infos: Any
     ) -> tuple[JointResult, dict[str, Any]]:
-        """Return the result of a step with these actions, and its further parts."""
         self._length += 1
         if isinstance(terminated, Mapping) and isinstance(truncated, Mapping):
             ended = [it for it in terminated if _is_true(terminated[it]) or _is_true(truncated.get(it))]
@@ -142,14 +135,14 @@ class GameTeller:
         return JointResult(observations, rewards, terminated, truncated, list(env.env.agents), selection, changed)
 
     def _outstanding(self, result: JointResult) -> dict[str, Any]:
-        """Return the outcome of agents without a last turn, by agent, if a trajectory may end with this result."""
+        """Return the outcome of agents without a last turn, if a trajectory may end here."""
         if not self._env.takes_turns or (result.agents and self._length < self._limit):
             return {}
         waiting = [it for it in self._acted if it not in self._ended and it not in result.observations]
         return {agent: self._env.outstanding(agent) for agent in waiting}
 
     def _spaces(self) -> dict[str, Any]:
-        """Return the spaces of agents that appeared since the last result, if the environment is open."""
+        """Return the spaces of new agents in an open environment."""
         env = self._env
         if not env.is_open:
             return {}
@@ -160,12 +153,12 @@ class GameTeller:
 
 
 def _is_true(flag: Any) -> bool:
-    """Whether a flag is a valid flag, and true. Invalid flags raise where they arrive."""
+    """Whether a flag is valid and true; invalid flags raise where they arrive."""
     return flag.__class__ in FLAGS and bool(flag)
 
 
 class _Shown:
-    """Stands in for the user's environment, with the facts of the last result."""
+    """Stands in for the user's environment, with the last result's facts."""
 
     def __init__(self, facts: GameFacts) -> None:
         self.metadata = {"name": facts.name}
@@ -184,11 +177,11 @@ class _Shown:
         raise ProtocolError(f"the environment is in another process, and was to take {actions!r:.60} here")
 
     def close(self) -> None:
-        """Do nothing: its own process closes the environment."""
+        """Do nothing: its own process closes it."""
 
 
 class GameElsewhere(MultiAgentEnv):
-    """Stands in for an environment of several agents in another process; see `game_of`."""
+    """Stands in for an environment of several agents in another process."""
 
     _outstanding: Mapping[str, Any]
 
@@ -220,11 +213,10 @@ class AecElsewhere(GameElsewhere, AecEnv):
     """Stands in for an `AECEnv`."""
 
     def outstanding(self, agent_id: str) -> tuple[Any, Any, Any, Any, Any]:
-        """Return the outcome for an agent without a last turn; see `MultiAgentEnv.outstanding`."""
+        """Return the outcome for an agent without a last turn."""
         found: tuple[Any, Any, Any, Any, Any] = self._outstanding[agent_id]
         return found
 
 
 def game_of(facts: GameFacts) -> GameElsewhere:
-    """Return the stand-in of an environment of several agents."""
     return (AecElsewhere if facts.takes_turns else ParallelElsewhere)(_Shown(facts))

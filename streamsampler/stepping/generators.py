@@ -1,15 +1,15 @@
-"""Global generators of a process that several environments share.
+"""Share a process's global generators among several environments.
 
-As in samplers, each episode starts with `random`, `numpy.random` and torch's generators seeded from its own seed. In a
-shared process, the draws of an environment would depend on the draws of the others. So an environment that draws gets
-states of its own, which are set around each of its calls.
+As in samplers, each episode starts with `random`, `numpy.random` and torch's generators seeded from its own seed. So
+that its draws do not depend on the other environments', an environment found to draw gets its own states, set around
+each call.
 
-To find out who draws, the states are compared after each reset and at each end of an episode: a comparison after each
-step would take longer than many steps. Only after an unexplained draw are they compared at each step, until each
-environment has ended an episode.
+To find it, the states are compared after each reset and at each end of an episode: a comparison after each step would
+take longer than many steps. Only an unexplained draw leads to comparisons at each step, until each environment has
+ended an episode.
 
-Seeding takes as long as two steps of a cheap environment. So it is skipped for an environment that has drawn nothing in
-a whole episode; if it then draws in a later reset, it is reset again, with the generators seeded.
+Seeding takes as long as two steps of a cheap environment, so it is skipped after a whole episode without draws. If a
+later reset draws, it is repeated with the generators seeded.
 """
 
 from __future__ import annotations
@@ -33,12 +33,10 @@ ResultT = TypeVar("ResultT")
 
 
 class EnvGenerators:
-    """Seeds the global generators for episodes, and keeps the states of environments that draw from them.
+    """Seeds the global generators for episodes, and keeps the states of drawing environments.
 
-    Args:
-        env_ids: The environments of this process.
-        is_shared: Whether this is the caller's process, whose own states are restored after each call.
-        found: Receives an environment that was found to draw, and the seconds this adds to each of its calls.
+    `is_shared`: this is the caller's process, whose own states are restored after each call. `found` receives a drawing
+    environment, and the seconds added to each of its calls.
     """
 
     def __init__(self, env_ids: Collection[int], *, is_shared: bool, found: Callable[[int, float], None]) -> None:
@@ -51,7 +49,7 @@ class EnvGenerators:
         self._states: dict[int, Any] = {}  # by drawing environment: its states
         self._looked: Any = None  # marks of the states at the last comparison
         self._kept: tuple[Any, Any] | None = None  # marks, and the states then: shared by several resets
-        self._trusted: set[int] = set()  # environments that have drawn nothing in a whole episode, among others
+        self._trusted: set[int] = set()  # environments without draws in a whole episode, among others
         self._to_end: set[int] = set()  # environments compared at each step until they end an episode
 
     def look_away(self) -> None:
@@ -60,7 +58,7 @@ class EnvGenerators:
             self._looked = generator_marks()
 
     def reset(self, env_id: int, seed: int, reset: Callable[[], ResultT]) -> ResultT:
-        """Reset an environment, with the generators seeded for its episode if it may draw; return what `reset` returns.
+        """Reset an environment, with the generators seeded for its episode if it may draw.
 
         `reset` is called twice if the environment draws for the first time in a later episode.
         """
@@ -88,7 +86,7 @@ class EnvGenerators:
 
     @contextlib.contextmanager
     def beginning(self, env_id: int, seed: int) -> Iterator[None]:
-        """Seed the generators, for a block that starts an episode of an environment."""
+        """Seed the generators for the block of an episode's start."""
         with self._restored():
             self._look(None)
             fresh = set_states(seed, None)
@@ -101,7 +99,7 @@ class EnvGenerators:
 
     @contextlib.contextmanager
     def calling(self, env_id: int) -> Iterator[None]:
-        """Set an environment's states, for a block that steps it or calls one of its methods."""
+        """Set an environment's states for the block of a call to it."""
         if env_id not in self._seeds:
             yield
             if env_id in self._to_end:
@@ -126,7 +124,7 @@ class EnvGenerators:
 
     @contextlib.contextmanager
     def _restored(self) -> Iterator[None]:
-        """Restore the caller's states after a block, if this is the caller's process."""
+        """Restore the caller's states after a block, in the caller's process."""
         if not self._is_shared:
             yield
             return

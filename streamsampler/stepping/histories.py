@@ -24,8 +24,7 @@ _TOGETHER = 64
 class Histories:
     """The seed, actions and rewards of each environment's current episode.
 
-    Row t of an array holds timestep t of each environment's episode, from 1; row 0 receives values beyond `limit`, the
-    most timesteps recorded of an episode.
+    Row t of an array holds timestep t of each episode, from 1; row 0 receives values beyond `limit`.
     """
 
     def __init__(self, rows: Rows, n_envs: int, limit: int, with_digests: bool, parameters: ParameterSets) -> None:
@@ -68,7 +67,7 @@ class Histories:
     ) -> None:  # fmt: skip
         """Record results the caller has received: of K environments, leaves of (K, ...); timestep 0 is a reset's.
 
-        `timesteps` is kept itself; all else is copied, as it is the caller's from now on.
+        All but `timesteps` is copied: the caller may change it.
         """
         self._recent.append((ids, timesteps, map_tree(np.copy, actions), rewards.copy()))
         if len(self._recent) == _TOGETHER:
@@ -80,18 +79,18 @@ class Histories:
                     self._digests[timestep, env_id] = digest(row_of(observations, row))
 
     def keep_round(self, actions: Any, rewards: NDArray[np.float64]) -> None:
-        """Copy the results of all environments, leaves of (n_envs, ...), until `settle_rounds`."""
+        """Record the results of all environments until `settle_rounds`."""
         kept = actions.copy() if actions.__class__ is np.ndarray else map_tree(np.copy, actions)
         self._rounds.append((kept, rewards.copy()))
 
     def settle_rounds(self, timesteps: NDArray[np.int64]) -> None:
-        """Store the rounds, given all environments' timesteps after the last of them."""
+        """Store the rounds, given the timesteps after the last of them."""
         self._settle()  # older results first
         rounds, self._rounds = self._rounds, []
         if rounds:
             all_actions, all_rewards = zip(*rounds, strict=True)
             before = np.arange(len(rounds) - 1, -1, -1)[:, None]
-            # Timesteps of an episode that has ended meanwhile go to row 0.
+            # Timesteps of an episode ended meanwhile go to row 0.
             index = self._places(np.maximum(timesteps - before, 0)), np.arange(len(timesteps))
             self._rewards[index] = np.stack(all_rewards)
             map_trees(lambda kept, *each: kept.__setitem__(index, np.stack(each)), self._actions, *all_actions)
@@ -108,15 +107,14 @@ class Histories:
             map_trees(lambda kept, *each: kept.__setitem__(index, np.concatenate(each)), self._actions, *all_actions)
 
     def begin(self, env_id: int) -> None:
-        """Start an episode, with the seed and the parameters in the environment's rows."""
+        """Start an episode, with the rows' seed and parameters."""
         self.seeds[env_id] = int(self._rows.seeds[env_id])
         self.set_numbers[env_id] = int(self._rows.parameters[env_id])
 
     def order(self, env_id: int, n: int, slot: int, remake: bool, *, arrived: bool = False) -> RestoreOrder:
-        """Return the order to restore an environment as it was after n timesteps.
+        """Return the order to restore an environment after n timesteps; raise NotRestoredError beyond `limit`.
 
-        A last result that has `arrived`, and that the caller has not received, has no digest. Raises NotRestoredError
-        if n exceeds `limit`.
+        If the last result has only `arrived`, it has no digest.
         """
         if n > self.limit:
             raise NotRestoredError(
@@ -133,7 +131,7 @@ class Histories:
         )  # fmt: skip
 
     def order_of_result(self, env_id: int, n: int, remake: bool) -> RestoreOrder:
-        """Return the order for an environment whose n-th timestep has arrived, before the caller receives it."""
+        """Return the order for an arrived n-th timestep, before the caller receives it."""
         if n <= self.limit:
             self._settle()
             self._places(np.array([n]))
@@ -142,7 +140,7 @@ class Histories:
         return self.order(env_id, n, int(self._rows.slots[env_id]), remake, arrived=True)
 
     def order_of_reset(self, env_id: int, remake: bool) -> RestoreOrder:
-        """Return the order for an environment whose reset has arrived, before the caller receives it."""
+        """Return the order for an arrived reset, before the caller receives it."""
         order = self.order(env_id, 0, int(self._rows.slots[env_id]), remake, arrived=True)
         parameters = self._parameters.numbered(int(self._rows.parameters[env_id]))
         return replace(order, seed=int(self._rows.seeds[env_id]), parameters=parameters)

@@ -1,7 +1,7 @@
-"""Step environments of several agents like those of a single agent: an observation holds the results of all agents.
+"""Step environments of several agents like those of a single agent: an observation holds all agents' results.
 
-It is checked in the environment's process, so bad data are a failure of the environment. It follows the samplers' rules
-for who acts next, which rewards answer which actions, and which agents have ended.
+It is checked in the environment's process, so bad data are a failure of the environment. Samplers' rules decide who
+acts next, which rewards answer which actions, and which agents have ended.
 """
 
 from __future__ import annotations
@@ -30,32 +30,31 @@ class Turn(NamedTuple):
     """The results of all agents at a reset or a step."""
 
     result: JointResult  # a copy of the reset's or step's
-    spaces: dict[str, Any]  # of agents that have appeared, in an open environment
+    spaces: dict[str, Any]  # of new agents, in an open environment
     # When no agent is left, the outcome of agents without a last turn; see `MultiAgentEnv.outstanding`.
     outstanding: dict[str, Any]
-    acting: tuple[str, ...] = ()  # the agents that act next, in their order
-    rewards: Mapping[str, float] = {}  # by agent, the reward of actions that are answered now
-    ended: Mapping[str, Ends] = {}  # the ends of agents that had acted
+    acting: tuple[str, ...] = ()  # the agents to act next, in their order
+    rewards: Mapping[str, float] = {}  # by agent, the reward of actions answered now
+    ended: Mapping[str, Ends] = {}  # the ends of agents with earlier actions
 
     def __deepcopy__(self, memo: Any) -> Turn:
         """Return this: it is a copy already, and readers receive copies."""
         return self
 
     def observation_of(self, agent: str) -> Any:
-        """Return the observation of an agent that acts next, or has ended."""
+        """Return the observation of an agent in `acting` or `ended`."""
         shown = self.result.observations
         return shown[agent] if agent in shown else self.outstanding[agent][0]
 
     def info_of(self, agent: str, infos: Mapping[str, Any]) -> Any:
-        """Return the info of an agent that acts next, or has ended, from the infos of this result."""
+        """Return the info of such an agent, from the infos of this result."""
         return infos.get(agent) if agent in self.result.observations else self.outstanding[agent][4]
 
 
 class JointEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Wraps an environment of several agents as an environment of a single agent, with `Turn`s as observations.
 
-    An action is a dict by agent, the reward the sum over all agents, and the ends are the ends of a trajectory of all
-    agents, as samplers record it. Infos are unchanged.
+    An action is a dict by agent, the reward a sum, and the ends are a trajectory's of all agents, as in samplers.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
@@ -73,7 +72,6 @@ class JointEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         return self._referee.turn_of_reset(observations), dict(mapping_of(infos, "infos"))
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Step with the actions of the acting agents."""
         result: Any = self.env.step(action)
         if not isinstance(result, tuple) or len(result) != 5:
             raise UsageError("step must return (observations, rewards, terminated, truncated, infos), dicts by agent")
@@ -102,7 +100,7 @@ class _Referee(GameTeller):
     ) -> tuple[Turn, float, bool, bool]:
         """Return a step's results, the sum of rewards, and how the trajectory ended, or twice False.
 
-        Raises DataError if it answered no acting agent, or returned no dict by agent, or values outside their spaces.
+        Raises DataError for results of no acting agent, not by agent, or outside their spaces.
         """
         self._length += 1
         self._acted.update(dict.fromkeys(actions))
@@ -147,7 +145,7 @@ class _Referee(GameTeller):
     def _answers(
         self, rewards: Mapping[str, float], terminated: Mapping[str, Any], truncated: Mapping[str, Any]
     ) -> tuple[dict[str, float], dict[str, Ends], float]:
-        """Return rewards and ends of agents whose actions are answered now, and the sum of rewards."""
+        """Return rewards and ends of agents answered now, and the rewards' sum."""
         answered, self._waiting = self._waiting, []
         if self._env.takes_turns:
             self._waiting = [agent for agent in answered if agent not in terminated]
@@ -182,7 +180,7 @@ class _Referee(GameTeller):
             ended[agent] = ends
 
     def _end_rest(self, outstanding: Mapping[str, Any], brought: dict[str, float], ended: dict[str, Ends]) -> float:
-        """Record the ends of agents without a last turn; return the sum of their rewards."""
+        """Record the ends of agents without a last turn; return their rewards' sum."""
         if not self._acted:
             raise self._nobody_acted()
         total = 0.0
@@ -198,7 +196,7 @@ class _Referee(GameTeller):
         return total
 
     def _next(self, shown: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the agents that act next: all whose turn it is, without those about to join."""
+        """Return the agents to act next, without those about to join."""
         turn = self._env.turn(self._ended)
         if not (turn or self._length) and self._env.is_over(self._ended):
             raise self._nobody_acted()

@@ -35,9 +35,9 @@ class _FirstTurn(NamedTuple):
 
 
 class JointStepsRecorder(StepsRecorder[_FirstTurn, RowTrajectory]):
-    """Records the steps of environments of several agents.
+    """Records steps of several agents.
 
-    Each environment has a stand-in, which answers the recorder's questions from the results of the steps.
+    A stand-in for each environment answers the recorder's questions from its results.
     """
 
     def __init__(self, manager: BaseEnvManager, several: SeveralAgents, episodes: EnvEpisodes, max_held: int) -> None:

@@ -1,4 +1,4 @@
-"""Connect a manager with its worker processes: the state of each, and the requests it has, for every engine."""
+"""Connect a manager with its worker processes, for every engine: their state, requests and messages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class EnvLink(Link):
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.waiting: set[int] = set()  # environments with an unanswered request
-        self.restoring: set[int] = set()  # environments that the worker is to restore
+        self.restoring: set[int] = set()  # environments the worker has to restore
         self.is_making = True  # whether it still makes its environments
         self.spaces: Any = None  # its environments' spaces, once made, pickled
         self.asked: list[int] = []  # environments with an unanswered request other than a step
@@ -50,10 +50,10 @@ class EnvLink(Link):
     @property
     @abstractmethod
     def n_moved(self) -> int:
-        """Bytes known to have been sent and received: a worker that reads or writes makes progress."""
+        """Bytes sent and received: reading or writing is progress."""
 
     def write(self, data: bytes) -> None:
-        """Send a message without waiting: if the queue is full, it is sent later."""
+        """Send a message without waiting, or keep it until its replacement starts."""
         if self.ended:
             if self.held is not None:
                 self.held.append(data)
@@ -63,17 +63,15 @@ class EnvLink(Link):
         self._send(data)
 
     @abstractmethod
-    def _send(self, data: bytes) -> None:
-        """Send a message to a worker that has not ended."""
+    def _send(self, data: bytes) -> None: ...
 
     def take_over(self, ended: EnvLink) -> None:
-        """Inherit the requests and messages of the dead worker that this one replaces."""
+        """Inherit the requests and messages of the dead worker in this place."""
         self.waiting, self.restoring, self.asked = ended.waiting, ended.restoring, ended.asked
         for data in ended.held or ():
             self.write(data)
 
     def forget(self) -> None:
-        """Wait for nothing more from a worker that has ended."""
         self.is_making, self.asked, self.held = False, [], None
         self.waiting.clear()
         self.restoring.clear()
@@ -87,26 +85,25 @@ class EnvPool(LinkedWorkers[EnvLinkT]):
 
     @abstractmethod
     def set_up(self, given: Payload) -> None:
-        """Set the payload of workers that start from now on; all others have read theirs."""
+        """Set the payload for later starts; all running workers have read theirs."""
 
     @abstractmethod
-    def new_rows(self, spaces: EnvSpaces) -> Rows:
-        """Return the rows of environments, which no worker has opened yet."""
+    def new_rows(self, spaces: EnvSpaces) -> Rows: ...
 
     @abstractmethod
     def sleep(self, timeout: float | None, awaited: EnvLinkT | None = None) -> Any:
-        """Sleep until a worker sends a message, dies or is killed; return the argument for `read`.
+        """Sleep until a worker sends, dies or is killed; return the argument for `read`. May be interrupted.
 
-        May be interrupted. If the caller needs the answer of `awaited`, other workers need not end the sleep.
+        If the caller needs the answer of `awaited`, other workers need not end the sleep.
         """
 
     @abstractmethod
     def read(self, ready: Any) -> list[Any]:
-        """Return the workers' messages, as `Said`, and deaths, as `Died`."""
+        """Return `Said` and `Died`."""
 
     @abstractmethod
     def nap(self, seconds: float) -> None:
-        """Sleep until a worker sends or ends, for about so many seconds, which may be less than `sleep` can measure."""
+        """Sleep for about so many seconds, or until a worker sends or ends; more precise than `sleep`."""
 
     def _let_end(self, link: EnvLinkT) -> None:
         link.write(pickle_frame(("exit",)))
@@ -131,9 +128,8 @@ class EnvPool(LinkedWorkers[EnvLinkT]):
 
 NewPool = Callable[[Payload, int, int | None, float], EnvPool[Any]]
 """Starts worker processes with environments. Arguments: the payload for `worker_main.new_worker`, the number of
-workers, the threads libraries compute on, and the seconds that all workers together may take to close."""
+workers, the threads libraries compute on, and the seconds all workers together may take to close."""
 
 
 def setup_of(given: Payload, threads: int | None, *, is_forked: bool = False) -> tuple[ProcessSetup, Levels]:
-    """Return the arguments that workers start with; see `NewPool`."""
     return ProcessSetup.of_this_process(given, 0, threads, is_forked=is_forked), levels_here()

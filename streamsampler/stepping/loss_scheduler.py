@@ -1,7 +1,7 @@
 """Count failures of environments and restore lost ones, for all schedulers of environments. Pure: no I/O.
 
-*All events of a wait are handled before any request.* Reports that a process sent before its loss are outdated: to act
-on them would send the request to the new process, and once more after the loss.
+*All events of a wait are handled before any request.* To act on a process's reports before its loss would send requests
+twice: to the new process, and again after the loss.
 
 *The scheduler looks up nothing.* Whether an episode's actions are recorded is an event, after `MakeOrders`.
 """
@@ -38,17 +38,7 @@ def subject_of(env_id: int) -> str:
 
 @dataclass(slots=True)
 class _Retry:
-    """Requests to retry for failed environments.
-
-    Attributes:
-        number: The number of their orders.
-        env_ids: The environments.
-        resets: Environments to reset.
-        steps: Environments to step.
-        at: The time of the retry.
-        is_restored: Whether they have orders.
-        is_ready: Whether the orders are made.
-    """
+    """Requests to retry for failed environments, at a time, once the orders with this number are made."""
 
     number: int
     env_ids: Sequence[int]
@@ -63,24 +53,13 @@ class _Retry:
 
 
 class LossScheduler(OpenRequests):
-    """Decides about environments that failed; see the module.
-
-    Args:
-        n_envs: The number of environments.
-        losses: Counts failures against the quotas.
-        renew: Whether an environment that raised is made again.
-        restart_wait: Seconds until an environment that raised is retried.
-
-    Attributes:
-        over: Environments whose next result starts an episode.
-        restoring: Environments being restored, which may still fail.
-        losses: The same.
-    """
+    """Decides about failed environments."""
 
     def __init__(
         self, n_envs: int, losses: Losses | None = None, *, renew: bool = True, restart_wait: float = 0.0
     ) -> None:
         super().__init__(n_envs)
+        # With an episode's start as their next result; and being restored, which may still fail.
         self.over, self.restoring = set(range(n_envs)), set[int]()
         self.losses = losses or Losses(Policy())
         self._renew, self._restart_wait = renew, restart_wait
@@ -96,22 +75,14 @@ class LossScheduler(OpenRequests):
         return instructions
 
     def seconds_to_wait(self, limit: float | None, now: float) -> float | None:
-        """Return the most seconds to wait for events, if the caller's limit is `limit`; None for no limit."""
+        """Return how long to wait for events, at most `limit`."""
         if not self._retries:
             return limit
         left = max(0.0, min(retry.at for retry in self._retries) - now)
         return left if limit is None else min(left, limit)
 
     def handle(self, events: Sequence[EnvReport | OrdersMade], now: float = 0.0) -> list[EnvInstruction]:
-        """Handle the events of a wait, and decide.
-
-        Args:
-            events: The events, in their order of arrival; empty if only time has passed.
-            now: The time.
-
-        Returns:
-            The instructions, in order.
-        """
+        """Handle the events of a wait, in order of arrival; return instructions. Without events, time has passed."""
         self._now = now
         for place, event in enumerate(events):
             if isinstance(event, Done):
@@ -133,19 +104,16 @@ class LossScheduler(OpenRequests):
         """Decide about failed environments; if outdated, their process was lost afterwards."""
 
     @abstractmethod
-    def _take_restored(self, event: Restored, *, is_outdated: bool) -> None:
-        """Decide about an environment that was restored, or could not be."""
+    def _take_restored(self, event: Restored, *, is_outdated: bool) -> None: ...
 
     @abstractmethod
-    def _end_unrestored(self, env_id: int, why: str) -> None:
-        """End a current episode that was not restored."""
+    def _end_unrestored(self, env_id: int, why: str) -> None: ...
 
     @abstractmethod
     def _decide(self) -> None:
         """Decide on open resets, after all events."""
 
     def record_success(self, env_ids: Sequence[int]) -> None:
-        """Forget all failures of environments whose requests were carried out."""
         self._forget_attempts(env_ids)
         if self.losses.has_equal:
             for env_id in env_ids:
@@ -168,10 +136,9 @@ class LossScheduler(OpenRequests):
         self, event: Broken, going_on: Sequence[int] = (), anew: Sequence[int] = (), resets: Sequence[int] = (),
         steps: Sequence[int] = (),
     ) -> None:  # fmt: skip
-        """Retry requests of failed environments: now, or after an environment that raised has had time to recover.
+        """Retry requests of failed environments: now, or after `restart_wait` if an environment raised.
 
-        It waits only with an open request, so that its caller sends nothing meanwhile; a final failure is retried when
-        the caller asks. A lost process needs no wait here: the transport delays the start of the next.
+        It waits only with an open request, when its caller can send nothing. For a lost process, the transport waits.
         """
         if not (going_on or anew or resets or steps):
             return
@@ -187,7 +154,6 @@ class LossScheduler(OpenRequests):
             self._retry_due()
 
     def _take_orders(self, event: OrdersMade) -> None:
-        """Continue with environments whose orders are made; end episodes without an order."""
         self.restoring.update(event.restored)
         for retry in self._retries:
             if retry.number == event.number:
@@ -215,5 +181,5 @@ class LossScheduler(OpenRequests):
 
 
 def _is_lost(env_id: int, events: Sequence[EnvReport | OrdersMade]) -> bool:
-    """Whether a later event reports the loss of an environment's process, which makes earlier reports outdated."""
+    """Whether an environment's process is lost in a later event, which outdates earlier ones."""
     return any(isinstance(it, Broken) and it.is_new and env_id in it.env_ids for it in events)

@@ -66,11 +66,10 @@ class BaseEnvManager(abc.ABC):
         self._everyone = list(range(self.n_envs))
 
     @abc.abstractmethod
-    def _new_transport(self) -> Transport:
-        """Return the transport of requests and results, not started."""
+    def _new_transport(self) -> Transport: ...
 
     def launch(self) -> None:
-        """Make the environments. The first call that needs them launches them as well.
+        """Make the environments. The first call to need them launches them as well.
 
         After `close` it makes new ones, with the episodes of the first launch again.
 
@@ -129,7 +128,7 @@ class BaseEnvManager(abc.ABC):
         return transport
 
     def _there(self) -> Transport:
-        """Launch if needed, without completing an interrupted call: another thread's call may be running."""
+        """Launch if needed, without completing an interrupted call: another thread may ask."""
         if self._transport is None:
             if self._closed:
                 raise EnvsClosedError("the environments are closed: call manager.launch() for new ones")
@@ -168,7 +167,7 @@ class BaseEnvManager(abc.ABC):
 
     @property
     def are_stacked(self) -> bool:
-        """Whether observations of all environments are stacked: their spaces differ in no shape and no dtype."""
+        """Whether observations of all environments have the same shape and dtype, and are stacked."""
         return self._launched().rows.has_views
 
     @property
@@ -178,7 +177,6 @@ class BaseEnvManager(abc.ABC):
         return tuple(self._spaces_of(env_id, space, "action") for env_id, space in enumerate(spaces))
 
     def _spaces_of(self, env_id: int, space: Any, kind: Kind) -> Any:
-        """Return a space of an environment; for several agents, the space of each by agent id."""
         return space if self._several is None else self._several.spaces_of(env_id, kind)
 
     @property
@@ -189,7 +187,7 @@ class BaseEnvManager(abc.ABC):
 
     @property
     def autoreset(self) -> Autoreset:
-        """The policy for an environment whose episode has ended."""
+        """The policy at an episode's end."""
         return self._options.autoreset
 
     @property
@@ -221,9 +219,9 @@ class BaseEnvManager(abc.ABC):
             env_ids: The environments; None for all.
             seed: None continues the seeds of each environment. An integer restarts them, derived from it for each
                 environment. A list has the seed of the next episode of each of `env_ids`, a dict by environment; later
-                episodes get seeds derived from it and their number.
+                episodes get seeds derived from these.
             options: Options of this and all later resets, until changed; None changes nothing.
-            every_episode: Whether later episodes have the same seed as the next one, until seeds are given again.
+            every_episode: Whether later episodes repeat the next one's seed, until seeds are given again.
 
         Returns:
             The results of these environments, in the order of `env_ids`.
@@ -240,15 +238,15 @@ class BaseEnvManager(abc.ABC):
     ) -> None:  # fmt: skip
         """Request resets without waiting; `recv` returns the results. Arguments and errors are those of `reset`.
 
-        An environment with an open step is reset when it has ended, during a later call.
+        An environment with an open step is reset during a later call, after the step.
         """
         self._request_resets(env_ids, seed, options, every_episode)
 
     def forget_options(self, env_ids: EnvIds | None = None) -> None:
-        """Remove the options of later resets of environments.
+        """Remove the options of later resets.
 
         Raises:
-            UsageError: A step or a reset of one of them is open.
+            UsageError: An environment has an open request.
         """
         transport = self._launched()
         chosen = chosen_envs(env_ids, self.n_envs)
@@ -280,20 +278,20 @@ class BaseEnvManager(abc.ABC):
 
         Args:
             actions: Actions stacked to arrays of (K, ...), nested like the action space; or a sequence of K actions;
-                or, without `env_ids`, a dict of actions by environment. For environments of several agents: a dict by
-                policy, with an action for each row of `steps[policy]`, where `steps` has the last results of these
-                environments in this order.
+                or, without `env_ids`, a dict of actions by environment. For several agents: a dict by policy, with an
+                action for each row of `steps[policy]`, where `steps` has the last results of these environments in this
+                order.
             env_ids: The K environments; None for all, or for those in the dict.
 
         Raises:
-            UsageError: An environment is unknown, or does not wait for an action; or a policy is unknown, or is missing
-                although agents of it are to act. Nothing is sent then.
+            UsageError: An environment is unknown, or does not wait for an action; or a policy is unknown, or missing
+                although its agents are to act. Nothing is sent then.
             ActionError: The actions are of another shape, kind or number.
         """
         self._send(actions, env_ids)
 
     def _send(self, actions: Any, env_ids: EnvIds | None, *, together: bool = False) -> list[int]:
-        """Send actions; return the environments in their order. For `together`, see `Transport.step`."""
+        """Send actions; return the environments in order."""
         transport, several = self._launched(), self._several
         by_env = several is None and env_ids is None and isinstance(actions, Mapping)
         if by_env and _are_by_env(actions, transport.rows.actions):
@@ -311,16 +309,16 @@ class BaseEnvManager(abc.ABC):
         return chosen
 
     def recv(self, min_envs: int | None = None, timeout: float | None = None) -> Steps:
-        """Wait for results, those of resets included, and return all that have arrived.
+        """Wait for results, those of resets included, and return all arrived ones.
 
         Args:
             min_envs: How many to wait for, at most the number of open requests; None for the manager's `min_envs`.
-            timeout: Seconds after which the results so far are returned, even if there are none; None for the manager's
+            timeout: Seconds after which the results so far are returned, even none at all; None for the manager's
                 `recv_timeout`.
 
         Raises:
             UsageError: Nothing was sent.
-            WorkerError: An environment failed: see `on_failure`. Results that arrived are kept.
+            WorkerError: An environment failed: see `on_failure`. Arrived results are kept.
         """
         self._launched()
         scheduler = self._scheduler
@@ -337,10 +335,10 @@ class BaseEnvManager(abc.ABC):
         return self._awaited(self._send(actions, env_ids, together=True))
 
     def _begin_round(self, actions: Any) -> bool:
-        """Send an action to each environment, if all wait for actions; return whether it was sent.
+        """Step all environments if all wait for actions; return whether they do.
 
-        For callers that step all environments at once and need no `Steps`: `_end_round` returns the results, or, if an
-        environment failed, `recv_from`. Any other call may come in between.
+        For callers without need of `Steps`: `_end_round` returns the results, or, after a failure, `recv_from`. Any
+        other call may come in between.
         """
         transport, everyone = self._transport, self._everyone
         if transport is None or transport.in_hand or not transport.is_ours:
@@ -368,8 +366,8 @@ class BaseEnvManager(abc.ABC):
 
         Raises:
             UsageError: An environment was sent nothing, or is unknown.
-            TimeoutError: Results are missing after `timeout`. Results that arrived are kept.
-            WorkerError: An environment failed: see `on_failure`. Results that arrived are kept.
+            TimeoutError: Results are missing after `timeout`. Arrived results are kept.
+            WorkerError: An environment failed, as for `recv`.
         """
         self._launched()
         chosen = chosen_envs(env_ids, self.n_envs)
@@ -392,7 +390,7 @@ class BaseEnvManager(abc.ABC):
         return steps if self._several is None else self._several.shown(steps, self.autoreset)
 
     def _receive_until(self, is_enough: Callable[[], bool], seconds: float | None, awaited: Sequence[int] = ()) -> bool:
-        """Receive results until `is_enough`; return False if the time ends before. See `Transport.collect`."""
+        """Receive results until `is_enough`; return False if the time ends before."""
         deadline = None if seconds is None else time.monotonic() + seconds
         while not is_enough():
             left = None if deadline is None else deadline - time.monotonic()
@@ -416,19 +414,16 @@ class BaseEnvManager(abc.ABC):
 
     @property
     def ready(self) -> dict[int, Any]:
-        """The environments that wait for an action, with their observations."""
+        """The environments in the state READY, which wait for an action, with their observations."""
         rows = self._launched().rows
         ready = {env_id: rows.observation(env_id) for env_id in self._scheduler.in_states(EnvState.READY)}
         return ready if self._several is None else {env_id: by_agent(turn) for env_id, turn in ready.items()}
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until a result has arrived that `recv` will return, or an environment waits for an action.
+        """Wait until `recv` has a result, or an environment waits for an action; return whether either is so.
 
         Args:
             timeout: Most seconds to wait; None for no limit.
-
-        Returns:
-            Whether either is so; False also if no request is open.
         """
         self._launched()
 
@@ -439,10 +434,9 @@ class BaseEnvManager(abc.ABC):
         return has_something()
 
     def random_actions(self, env_ids: EnvIds | None = None) -> Any:
-        """Return random actions, stacked: for each of `env_ids`, or for each environment.
+        """Return a random action for each environment, or each of `env_ids`, stacked; for several agents by policy.
 
-        The n-th random action of an environment since the launch is a function of the manager's seed. For environments
-        of several agents: a dict by policy, with an action for each acting agent.
+        The n-th random action of an environment since the launch is a function of the manager's seed.
 
         Raises:
             UsageError: An environment is unknown; or, of several agents, does not wait for an action.
@@ -454,14 +448,14 @@ class BaseEnvManager(abc.ABC):
         return transport.rows.action_values.stacked(chosen, [self._own_spaces[env_id].sample() for env_id in chosen])
 
     def call(self, name: str, /, *args: Any, env_ids: EnvIds | None = None, **kwargs: Any) -> list[Any]:
-        """Call a method of environments, and return the results; or return attributes, if the name is no method's.
+        """Call a method of environments, and return the results; or return attributes, if it is no method.
 
-        The call is repeated on an environment that replaces a lost one: in the same episode at its timestep, in later
+        The call is repeated on the replacement of a lost environment: in the same episode at its timestep, in later
         ones before the reset. If its result then differs, the episode is reported as not restored.
 
         Raises:
-            AttributeError: An environment has nothing of that name.
-            UsageError: A step of one of them is open, or only the manager may call this method.
+            AttributeError: An environment has nothing of this name.
+            UsageError: An environment has an open step, or only the manager may call this method.
         """
         if name in ("reset", "step", "close"):
             raise UsageError(f"call({name!r}) would go past the manager's accounts: use {name}() of the manager")
@@ -474,10 +468,10 @@ class BaseEnvManager(abc.ABC):
     def set_attr(self, name: str, values: Any, env_ids: EnvIds | None = None) -> None:
         """Set an attribute of environments: the same value for each, or the items of a list.
 
-        It is set on the wrapper that has it, as by Gymnasium's `set_wrapper_attr`; a new one is made if none has.
+        It is set on the wrapper having it, as by Gymnasium's `set_wrapper_attr`, and otherwise made.
 
         Raises:
-            UsageError: A step of one of them is open, or the list has more or fewer items.
+            UsageError: An environment has an open step, or the list has more or fewer items.
         """
         self._ask(env_ids, "set", name, lambda n: values_for(values, n))
 
@@ -486,11 +480,11 @@ class BaseEnvManager(abc.ABC):
         return self._ask(env_ids, "wrappers", "wrappers", lambda n: [None] * n)
 
     def set_parameters(self, parameters: Mapping[str, Any] | SetParameters, env_ids: EnvIds | None = None) -> None:
-        """Set parameters of environments before each of their resets, from the next one.
+        """Set parameters of environments before each of their later resets.
 
         Values are drawn in the environment's process from the episode's seed, so they are the same for any number of
-        workers; the info of a reset has them in `infos["parameters"]`. They hold until others of the same names are
-        set, also for environments that are made again.
+        workers; the reset's info has them in `infos["parameters"]`. They hold until others of the same names are set,
+        for replacements of lost environments too.
 
         Args:
             parameters: Constants, and distributions of `streamsampler.environments`, by name; or a `SetParameters`
@@ -498,7 +492,7 @@ class BaseEnvManager(abc.ABC):
             env_ids: The environments; None for all.
 
         Raises:
-            UsageError: An environment has no such parameters, or a step of one is open; nothing is set then.
+            UsageError: An environment has no such parameters, or an open step; nothing is set then.
         """
         update = parameters if isinstance(parameters, SetParameters) else SetParameters(parameters)
         if update.has_environment:

@@ -17,16 +17,16 @@ from streamsampler.stepping.env_times import WorkerReport
 class ManagerStats(Stats):
     """Counts since a manager was made: `Stats` as of a sampler, where a trajectory is an episode.
 
-    `kept_trajectories` are episodes that the caller received to their end, `failed_trajectories` ended because their
-    environment failed, and `abandoned_trajectories` by a reset of the caller. `kept_timesteps` are all that the caller
-    received, `abandoned_timesteps` those whose results a reset discarded, and `lost_timesteps` those run again to
-    restore environments. `episodes` stays empty, since a manager adds up no rewards. `seconds` is the time since the
-    launch, of all launches together. Busy workers report about once a second, so `workers` may be that old.
+    The caller received `kept_trajectories` to their end; `failed_trajectories` ended because their environment failed,
+    `abandoned_trajectories` by a reset. The caller received `kept_timesteps`; resets discarded `abandoned_timesteps`,
+    and `lost_timesteps` were run again to restore environments. `episodes` stays empty, since a manager adds up no
+    rewards. `seconds` is the time since the launch, of all launches together. `workers` may be a second old: busy
+    workers report so often.
 
     Attributes:
         failures: How often an environment raised, or a worker died or hung.
         restored: Restored environments.
-        not_restored: Environments that could not be restored, so that their episodes ended.
+        not_restored: Failed restores, which ended an episode.
     """
 
     failures: int = 0
@@ -35,7 +35,6 @@ class ManagerStats(Stats):
     _launched_at: float | None = None
 
     def tick(self, *, running: bool) -> None:
-        """Add the time since the last call; start or stop counting."""
         now = time.monotonic()
         if self._launched_at is not None:
             self.seconds += now - self._launched_at
@@ -49,18 +48,18 @@ class ManagerStats(Stats):
             self.take_measured(report.worker, report.timed)
 
     def take_results(self, timesteps: NDArray[np.int64], ended: NDArray[np.bool_], failed: NDArray[np.bool_]) -> None:
-        """Add results that the caller receives: numbers of timesteps, 0 for a reset; (K,) each, as in `Steps`."""
+        """Add received results: numbers of timesteps, 0 for a reset; (K,) each, as in `Steps`."""
         n_failed = int(np.count_nonzero(failed))
         self.kept_timesteps += int(np.count_nonzero(timesteps)) - n_failed
         self.kept_trajectories += int(np.count_nonzero(ended)) - n_failed
         self.failed_trajectories += n_failed
 
     def take_infos(self, batch: Any, how: dict[str, Aggregation]) -> dict[str, float]:  # type: ignore[override]
-        """Add values that environments report in infos: `manager.stats.take_infos(steps, {"crashes": "sum"})`.
+        """Add values from environments' infos: `manager.stats.take_infos(steps, {"crashes": "sum"})`.
 
         Args:
             batch: `Steps`.
-            how: See `Stats.take_infos`, as for the rest.
+            how: See `Stats.take_infos`.
         """
         return super().take_infos(_InfosOf(batch.infos), how)
 

@@ -72,7 +72,7 @@ class AnyEnvManager(BaseEnvManager):
                 environment.
 
         Raises:
-            UsageError: The manager has `max_episodes`, after which there would be nothing to step; or the spaces of the
+            UsageError: The manager has `max_episodes`, so its environments stop; or the spaces of the
                 environments do not fit together.
         """
         self._refuse_end()
@@ -81,7 +81,7 @@ class AnyEnvManager(BaseEnvManager):
     def sb3_env(self) -> ManagedVecEnv:
         """Return the environments as a `VecEnv` of Stable-Baselines3; needs `pip install stable-baselines3`.
 
-        Closing it closes the manager, whose autoreset mode must be "same_step".
+        Closing it closes the manager. The autoreset mode must be "same_step".
 
         Raises:
             ImportError: Stable-Baselines3 is not installed.
@@ -93,7 +93,7 @@ class AnyEnvManager(BaseEnvManager):
         return ManagedVecEnv(self)
 
     def recorder(self, *, max_held: int = 1_000) -> StepsRecorder[Any, Any]:
-        """Return a recorder that makes batches: `add` each returned `Steps`, then `take` whole episodes.
+        """Return a recorder of batches: `add` each returned `Steps`, then `take` whole episodes.
 
         ```python
         recorder = manager.recorder()
@@ -103,7 +103,7 @@ class AnyEnvManager(BaseEnvManager):
         batch = recorder.take(100)
         ```
 
-        It records the episodes that start from now on. A batch equals that of a sampler with the same seeds and
+        It records later episodes from their start. A batch equals that of a sampler with the same seeds and
         actions, for any number of workers, synchronous or not; its agent version is 0. For environments of several
         agents it is a `MultiAgentBatch`.
 
@@ -131,7 +131,7 @@ class AnyEnvManager(BaseEnvManager):
 
 
 class _Fresh:
-    """Makes environments as they were before the first was made: an environment that was passed is used up by then."""
+    """Makes environments as they were before the first was made: a passed environment is used up by then."""
 
     def __init__(self, updates: Updates) -> None:
         self._updates = {
@@ -284,46 +284,46 @@ class SerialEnvManager(AnyEnvManager):
     An environment steps when its action is sent. Data equal those of `EnvManager` with the same seed and actions.
 
     Args:
-        envs: An id for `gymnasium.make`, a callable that makes an environment, an environment, an `EnvSpec` or an
-            `EnvUpdate`; or a list with an item for each environment. If their spaces differ in more than their bounds,
-            values are not stacked.
+        envs: An id for `gymnasium.make`, a function to make an environment, an environment, an `EnvSpec` or an
+            `EnvUpdate`; or a list with an item for each environment. If their spaces differ in more than their
+            bounds, values are not stacked.
         n_envs: The number of environments; optional if `envs` is a list.
-        seed: A non-negative integer, from which the seeds of episodes are derived: episode k of environment e has the
-            seed of index e + k * n_envs. None draws a seed, and keeps it in `seed`.
-        autoreset: The policy for an environment whose episode has ended. "next_step": its next action is ignored, and
-            resets it. "same_step": the same step resets it; `Steps.last_observations` has the last observation,
-            `infos["final_info"]` the last info. "disabled": the caller resets it. Gymnasium's
-            `AutoresetMode` works as well.
+        seed: A non-negative integer to derive the seeds of episodes from: episode k of environment e has the seed
+            of index e + k * n_envs. None draws a seed, and keeps it in `seed`.
+        autoreset: The policy at an episode's end. "next_step": the next action is ignored, and resets the
+            environment. "same_step": the same step resets it; `Steps.last_observations` has the last observation,
+            `infos["final_info"]` the last info. "disabled": the caller resets it. Gymnasium's `AutoresetMode` works
+            as well.
         max_episodes: How many episodes each environment runs after a reset by the caller; None for any number.
         min_envs: How many results `recv` waits for.
         recv_timeout: Most seconds `recv` waits; None for no limit.
-        on_failure: The policy for an environment that raises. "restore": it is made again, reset with its episode's
-            seed, and stepped with the recorded actions. If rewards and last observation are equal to the bit, the step
-            is retried once, and counted in `failures`; otherwise it is treated as with "reset", with a warning. If it
-            raises again, so does the call, as with "raise". "reset": its episode ends, marked in `Steps.failed`.
-            "raise": the call raises, and the environment needs a reset.
+        on_failure: The policy when an environment raises. "restore": it is made again, reset with its episode's
+            seed, and stepped with the recorded actions. If rewards and last observation are equal to the bit, the
+            step is retried once, and only `failures` shows it; otherwise as with "reset", with a warning. A second
+            exception is raised. "reset": its episode ends, marked in `Steps.failed`. "raise": the exception is
+            raised, and the environment needs a reset.
         max_restarts: How often environments may raise within 60 seconds (`limits.restart_window`) before the call
-            raises with "restore" and "reset", too; see `MultiprocessingSampler`. Failed resets are retried as often.
-            With None, three equal failures of an environment raise.
-        limits: Limits of time and restarts with defaults that fit most programs; see `Limits`.
-        renew: Whether an environment that raised is made again before it is retried. Otherwise the same object is
-            reset, which suits environments that take long to make; with on_failure="reset" only those that raised in a
-            reset are made again.
-        own_generators: Whether each environment has its own states of the global generators (`random`, `numpy.random`,
-            torch's), so that data are the same for any number of workers even if environments draw from them. Otherwise
-            an environment gets its own states once it is found to draw, with a warning.
+            raises with "restore" and "reset", too; see `MultiprocessingSampler`. Failed resets are retried as
+            often. With None, three equal failures of an environment raise.
+        limits: Limits of time and restarts, with defaults for most programs; see `Limits`.
+        renew: Whether an environment is made again before a retry. Otherwise the same object is reset, which suits
+            environments slow to make; with on_failure="reset" only a failed reset makes it again.
+        own_generators: Whether each environment has its own states of the global generators (`random`,
+            `numpy.random`, torch's), so that data are the same for any number of workers even if environments draw
+            from them. Otherwise an environment gets its own states once it is found to draw, with a warning.
         restart_wait: Seconds until a failed environment is retried; the others continue meanwhile.
-        restore_limit: Actions of longer episodes are not recorded: on a failure they end, as with "reset".
-        verify: The observations compared by "restore": the "last" one, or digests of those of all "steps", which costs
-            time in each step, and finds the first timestep that differs.
+        restore_limit: The most timesteps recorded of an episode; a failure in a longer one is treated as with
+            "reset".
+        verify: The observations compared by "restore": the "last", or by their digests those of all "steps", which
+            costs time in each step, and finds the first different timestep.
         abnormal: A function of an info: whether its environment failed without raising.
-        copy: Whether observations are copied. Otherwise they are read-only views if their rows lie one after the other,
-            as those of all environments or of a single environment do. A view holds until its environment receives its
-            next action or a reset.
+        copy: Whether observations are copied. Otherwise they are read-only views if their environments are
+            consecutive, as all are, or a single one. A view holds until its environment receives its next action or
+            a reset.
         env_kwargs: Arguments for making the environments.
-        policy_of: For environments of several agents (PettingZoo's), the policy of each agent, as in samplers: a dict
-            of policy names by agent id, or a function `(agent_id, trajectory_index) -> policy name`. None for the agent
-            id up to its last `_`, or the whole id. `Steps` and `send` are by policy then: see
+        policy_of: For environments of several agents (PettingZoo's), the policy of each agent, as in samplers: a
+            dict of policy names by agent id, or a function `(agent_id, trajectory_index) -> policy name`. None for
+            the agent id up to its last `_`, or the whole id. `Steps` and `send` are by policy then: see
             `streamsampler/docs/stepping.md`.
 
     Raises:
@@ -359,7 +359,7 @@ class SerialEnvManager(AnyEnvManager):
         updates = self._updates
         if self._fresh is None:
             self._fresh = _Fresh(updates)
-        else:  # environments that the caller passed are closed by now
+        else:  # environments passed by the caller are closed by now
             updates = {env_id: self._fresh(env_id) for env_id in updates}
         return _InThisProcess(
             updates, self._fresh, self._options.autoreset, self._policy, own_generators=self._options.own_generators
@@ -389,17 +389,13 @@ class EnvManager(AnyEnvManager):
         step_timeout: Seconds without progress, such as the start of another step, after which a worker is killed while
             its caller waits; the error has its Python stacks. None for no limit.
         reset_timeout: The same for resets; None for `step_timeout`.
-        on_failure: The policy for environments that raise, or whose worker dies or hangs. "restore": they are made
-            again, in a new process if need be, reset with their episodes' seeds, and stepped with the recorded actions.
-            If rewards and last observation are equal to the bit, the open step is retried once (after a death, nine
-            times), and counted in `failures`; otherwise they are treated as with "reset", with a warning. If the
-            environment fails again, the call raises, as with "raise". "reset": their episodes end, marked in
-            `Steps.failed`, and new ones start. "raise": the call raises, and the environments need a reset.
+        on_failure: The policy when environments raise, or their worker dies or hangs; see `SerialEnvManager`. With
+            "restore", the environments of a lost worker are made again in a new process, and after a death their open
+            step is retried nine times. With "reset", their episodes end, marked in `Steps.failed`, and new ones start.
         max_restarts: How often workers may die or hang and environments raise within 60 seconds
-            (`limits.restart_window`) before the call raises with "restore" and "reset", too; see
-            `MultiprocessingSampler`.
-        restart_wait: Seconds until a lost worker is started again, and an environment that raised is retried; the
-            others continue meanwhile.
+            (`limits.restart_window`) before the call raises; see `SerialEnvManager`.
+        restart_wait: Seconds until a lost worker is started again, or a failed environment is retried; the others
+            continue meanwhile.
         worker_threads: How many threads libraries compute on in each worker; None for no limit.
 
     Raises:
@@ -453,7 +449,7 @@ class EnvManager(AnyEnvManager):
         )  # fmt: skip
 
     def worker_pids(self) -> list[int | None]:
-        """Return the workers' process ids, by worker number; None for a worker that is not started again yet.
+        """Return the workers' process ids, by worker number; None for a worker to be started again.
 
         Any thread may call this at any time.
         """

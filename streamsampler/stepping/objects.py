@@ -1,7 +1,7 @@
-"""Send values outside shared memory, by pickle, in messages that refer to rows.
+"""Send values outside shared memory, by pickle, in messages about rows.
 
-These values are no arrays of a fixed size: actions with the request of a step, and observations with its answer. If a
-space consists of arrays alone, messages carry only ids; without shared memory they carry everything.
+Actions travel with the request of a step, observations with its answer. With arrays of a fixed size alone, messages
+carry only ids; without shared memory they carry everything.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ACTIONS = "the action of an environment"
 
 
 def step_frame(rows: Rows, env_ids: Sequence[int], *, together: bool) -> bytes:
-    """Return a message that requests steps with the actions in rows; see `Transport.step`."""
+    """Return a request of steps with the actions in rows."""
     if not rows.actions_are_carried:
         return ids_frame(tuple(env_ids), TOGETHER if together else IDS)
     carried = [rows.action_values.carried(0, env_id) for env_id in env_ids], rows.carried_seeds(env_ids)
@@ -28,7 +28,7 @@ def step_frame(rows: Rows, env_ids: Sequence[int], *, together: bool) -> bytes:
 
 
 def put_actions(rows: Rows, env_ids: Sequence[int], carried: Payload) -> None:
-    """Write the actions and seeds of a `step_frame` into this process's rows."""
+    """Write the contents of a `step_frame` into this process's rows."""
     actions, seeds = loads(carried)
     for env_id, parts in zip(env_ids, actions, strict=True):
         rows.action_values.put_carried(0, env_id, parts)
@@ -36,7 +36,7 @@ def put_actions(rows: Rows, env_ids: Sequence[int], carried: Payload) -> None:
 
 
 def given_frame(rows: Rows, actions: Mapping[int, Any]) -> bytes:
-    """Return a message with whole actions, whose dtype differs from the rows'."""
+    """Return a message with actions of another dtype than the rows'."""
     return pickle_frame(("actions", dumps(actions, _ACTIONS).owned() if rows.actions_are_carried else actions))
 
 

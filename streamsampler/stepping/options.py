@@ -30,24 +30,20 @@ _GYMNASIUMS = frozenset(mode.value for mode in AutoresetMode)
 
 
 def mode_of(autoreset: Autoreset | AutoresetMode) -> Autoreset:
-    """Return an autoreset mode by its name, from Gymnasium's enum, or its values there, such as "NextStep"."""
+    """Return a mode's name; Gymnasium's enum and its values, such as "NextStep", work too."""
     if isinstance(autoreset, str) and autoreset in _GYMNASIUMS:
         autoreset = AutoresetMode(autoreset)
     return cast("Autoreset", autoreset.name.lower()) if isinstance(autoreset, AutoresetMode) else autoreset
 
 
 def is_abnormal(info: Mapping[str, Any]) -> bool:
-    """Return whether an info reports a failure of its environment: a true `info["abnormal"]`."""
+    """Return a true `info["abnormal"]`, the default sign of a failed environment."""
     return bool(info.get("abnormal", False))
 
 
 @dataclass(frozen=True)
 class ManagerOptions:
-    """The common options of all managers of environments; see `EnvManager`.
-
-    Raises:
-        UsageError: A value cannot work.
-    """
+    """The options of all managers, checked; see `EnvManager`."""
 
     n_envs: int
     autoreset: Autoreset
@@ -93,17 +89,17 @@ class ManagerOptions:
             positive_seconds("restart_wait", self.restart_wait)
 
     def policy(self, **fields: Any) -> Policy:
-        """Return the quotas: unless failures end the call, exceptions count like deaths and hangs."""
+        """Return the quotas: unless failures end the call, exceptions count like deaths."""
         return Policy(restart_on=() if self.on_failure == "raise" else (BaseException,), **fields)
 
 
 def watch_of(
     step_timeout: float | None, reset_timeout: float | None, construction_timeout: float | None
 ) -> Watch | None:
-    """Return the watch for workers that hang, by phase; None without a time limit.
+    """Return the watch for hung workers; None without a time limit.
 
-    Timeouts are seconds without progress. None is the `step_timeout` for a reset; for the construction, which counts
-    from a worker's start, it is 60, or the longest of the others.
+    Timeouts are seconds without progress. By default a reset has the `step_timeout`; the construction, counted from a
+    worker's start, 60 or the longest of the others.
     """
     given = {"step_timeout": step_timeout, "reset_timeout": reset_timeout, "construction_timeout": construction_timeout}
     for name, seconds in given.items():
@@ -119,7 +115,6 @@ def watch_of(
 
 
 def n_envs_of(envs: Any, n_envs: int | None) -> int:
-    """Return the number of environments: by default, of items in a list."""
     if n_envs is not None:
         return n_envs
     items = items_by_worker(envs)
@@ -129,7 +124,7 @@ def n_envs_of(envs: Any, n_envs: int | None) -> int:
 
 
 def updates_of(envs: Any, n_envs: int, env_kwargs: Mapping[str, Any] | None) -> Updates:
-    """Return the `EnvUpdate` of each environment, from a sampler's `envs`, or a list or `PerWorker` of them."""
+    """Return each environment's `EnvUpdate`, from the `envs` of a sampler, or a list or `PerWorker`."""
     items = items_by_worker(envs)
     if items is None:
         update = as_env_update(envs, env_kwargs=env_kwargs)
@@ -148,7 +143,6 @@ def updates_of(envs: Any, n_envs: int, env_kwargs: Mapping[str, Any] | None) -> 
 
 
 def chosen_envs(env_ids: Any, n_envs: int) -> list[int]:
-    """Return a list of distinct environments; None is all of them."""
     if env_ids is None:
         return list(range(n_envs))
     if isinstance(env_ids, str | bytes | Mapping) or not isinstance(env_ids, Iterable):
@@ -179,7 +173,6 @@ def _hint(env_ids: Any) -> str:
 
 
 def copied_options(options: Any) -> dict[str, Any] | None:
-    """Copy a reset's options, as workers receive them; None for none."""
     if options is None:
         return None
     if not isinstance(options, Mapping):
@@ -191,7 +184,6 @@ def copied_options(options: Any) -> dict[str, Any] | None:
 
 
 def timeout_seconds(timeout: Any) -> float | None:
-    """Return a time limit in seconds, finite and not negative; None for none."""
     if timeout is None:
         return None
     try:
@@ -204,7 +196,7 @@ def timeout_seconds(timeout: Any) -> float | None:
 
 
 def values_for(values: Any, n: int) -> list[Any]:
-    """Return a value for each of n environments: the items of a list, or n times anything else."""
+    """Return n values: the items of a list, or the same value n times."""
     if not isinstance(values, list):
         return [values] * n
     if len(values) != n:

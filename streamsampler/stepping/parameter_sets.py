@@ -1,4 +1,4 @@
-"""Number the parameters of environments, so that a restored episode has those it started with. Pure: no I/O."""
+"""Number the parameters of environments, so that a restored episode has its own. Pure: no I/O."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from streamsampler.environments.parameters import Parameters, SetParameters
 
 @dataclass(frozen=True)
 class NumberedParameters:
-    """Parameters that an environment's resets set: a pickled `SetParameters`, numbered from 1."""
+    """Parameters set by an environment's resets: a pickled `SetParameters`, numbered from 1."""
 
     number: int
     payload: Payload
 
 
 class ParameterSets:
-    """All parameters given to a manager's environments and still in use."""
+    """The parameters of a manager's environments, as long as they are in use."""
 
     def __init__(self) -> None:
         self.latest: dict[int, NumberedParameters] = {}  # by environment, for its next resets
@@ -27,9 +27,9 @@ class ParameterSets:
         self._n_given = 0
 
     def set(self, env_ids: Iterable[int], update: SetParameters, in_use: Iterable[int]) -> None:
-        """Add parameters of environments, or replace those of the same names.
+        """Add parameters of environments, or replace those of the same names; keep sets with numbers `in_use`.
 
-        `in_use` has the numbers of all current episodes. Raises SerializationError if the parameters cannot be pickled.
+        Raises SerializationError if they cannot be pickled.
         """
         given: dict[int, NumberedParameters] = {}  # by the number they replace
         for env_id in env_ids:
@@ -50,5 +50,4 @@ class ParameterSets:
         return numbered
 
     def numbered(self, number: int) -> NumberedParameters | None:
-        """Return the parameters with a number; None for 0."""
         return self._known[number] if number else None

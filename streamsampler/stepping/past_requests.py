@@ -11,7 +11,7 @@ from streamsampler.core.serialization import dumps, loads
 from streamsampler.workers.restoring import NotRestoredError
 
 BEFORE = -1
-"""The timestep of requests before the reset that started the episode."""
+"""The timestep of requests before the episode's reset."""
 
 _MOST = 1_000
 
@@ -22,19 +22,19 @@ TOO_MANY = (
 
 
 class PastRequest(NamedTuple):
-    """A call of a method, or the setting of an attribute."""
+    """A call of a method, or a new value of an attribute."""
 
     timestep: int  # of the episode at the time; `BEFORE` for a request before the reset
     kind: str  # "call" or "set"
     name: str
     arguments: Any
-    raised: bool = False  # its effects before that are repeated, too
+    raised: bool = False  # its effects until then are repeated, too
     digest: bytes | None = None  # of its result; None if it is not compared
     is_moved: bool = False  # whether it was requested in an earlier episode, and is repeated before the reset
 
 
 def digest_of_result(value: Any) -> bytes | None:
-    """Return the digest of a method's result, the same before and after pickling; None if it cannot be pickled."""
+    """Return a result's digest, equal before and after pickling; None if it cannot be pickled."""
     if value is None:
         return None
     try:
@@ -48,13 +48,13 @@ def digest_of_result(value: Any) -> bytes | None:
 
 
 class PastRequests:
-    """The requests that may have changed each environment."""
+    """Each environment's requests with possible effects."""
 
     def __init__(self, n_envs: int) -> None:
         self._of: list[list[tuple[int, PastRequest]]] = [[] for _ in range(n_envs)]  # with the episode's number
 
     def record(self, env_id: int, episode: int, request: PastRequest) -> bool:
-        """Record a request of an episode; return whether it is the first beyond the limit."""
+        """Record a request; return whether it is the first beyond the limit."""
         kept = self._of[env_id]
         if len(kept) == _MOST:
             kept[:] = _needed(kept, episode)
@@ -64,9 +64,9 @@ class PastRequests:
         return False
 
     def to_repeat(self, env_id: int, episode: int | None) -> Sequence[PastRequest]:
-        """Return the requests to repeat, in order, for a current episode, or None.
+        """Return the requests to repeat, in order, for a current episode or None.
 
-        Raises NotRestoredError if there were too many.
+        Raises NotRestoredError beyond the limit.
         """
         kept = self._of[env_id]
         if len(kept) > _MOST:
@@ -75,7 +75,7 @@ class PastRequests:
 
 
 def _needed(kept: Sequence[tuple[int, PastRequest]], episode: int) -> list[tuple[int, PastRequest]]:
-    """Drop the attributes set in earlier episodes and set again since."""
+    """Drop attributes set in earlier episodes and set again since."""
     needed = []
     set_later: set[str] = set()
     for number, request in reversed(kept):

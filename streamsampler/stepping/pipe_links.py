@@ -26,7 +26,7 @@ _SELECTABLE = 1024
 
 
 class EnvFiles(SharedFiles):
-    """The files shared with all workers of a pool, with one for all rows, which is empty at first."""
+    """The files shared with a pool's workers, including the file of all rows, empty at first."""
 
     def _open(self) -> None:
         self.rows_fd = self.own(anonymous_file("streamsampler-rows"))
@@ -34,7 +34,7 @@ class EnvFiles(SharedFiles):
 
 
 class PipeEnvLink(PipeLink, EnvLink):
-    """A worker process with environments, and its two pipes."""
+    """A worker's two pipes."""
 
     def __init__(self, start: WorkerStart, number: int) -> None:
         super().__init__(start, number)
@@ -48,7 +48,6 @@ class PipeEnvLink(PipeLink, EnvLink):
         return self._n_sent + self._reader.n_read
 
     def read(self) -> list[Any] | None:
-        """Return the complete messages."""
         messages = self._reader.read()
         if messages is None:
             return None
@@ -71,7 +70,6 @@ class PipeEnvLink(PipeLink, EnvLink):
             self._poll.register(fd, select.POLLIN)
 
     def sleep(self, timeout: float | None) -> None:
-        """Sleep until this worker sends a message, or ends."""
         self._poll.poll(None if timeout is None else math.ceil(1000 * timeout))
 
     def flush(self) -> None:
@@ -92,14 +90,13 @@ class PipeEnvLink(PipeLink, EnvLink):
         return sent
 
     def unregister(self) -> None:
-        """Remove this worker from the selector."""
         self.unsent.clear()
         self.flush()
         super().unregister()
 
 
 class PipeEnvPool(ProcessPool[PipeEnvLink], EnvPool[PipeEnvLink]):
-    """Worker processes with environments, pipes and shared rows; see `NewPool`."""
+    """Workers connected by pipes, with shared rows; see `NewPool`."""
 
     def __init__(self, given: Payload, n_workers: int, threads: int | None, close_timeout: float) -> None:
         super().__init__(n_workers, close_timeout)
@@ -115,17 +112,13 @@ class PipeEnvPool(ProcessPool[PipeEnvLink], EnvPool[PipeEnvLink]):
         self._files.set_up(setup_of(given, self._threads))
 
     def new_rows(self, spaces: EnvSpaces) -> Rows:
-        """Return the rows of environments, in memory that workers open."""
         size, fd = bytes_needed(spaces), self._files.rows_fd
         os.ftruncate(fd, size)
         os.posix_fallocate(fd, 0, size)  # without enough memory, an OSError here instead of a SIGBUS in a step
         return Rows(spaces, buffer_rows(mmap.mmap(fd, size)))
 
     def sleep(self, timeout: float | None, awaited: PipeEnvLink | None = None) -> Sequence[Any]:
-        """Sleep until a worker sends a message, dies or is killed; see `EnvPool.sleep`.
-
-        If every worker ended the sleep, this process would take the core from the busy ones.
-        """
+        """If every worker ended the sleep, this process would take the core from the busy ones."""
         has_other_work = self._unstarted or self._killed or any(link.unsent for link in self._links)
         if awaited is None or awaited.ended or has_other_work:
             return self._selector.select(self._within(timeout))
@@ -136,7 +129,6 @@ class PipeEnvPool(ProcessPool[PipeEnvLink], EnvPool[PipeEnvLink]):
         return self._with_given_up(self._said(ready))
 
     def nap(self, seconds: float) -> None:
-        """Sleep until a worker sends a message or ends, for at most so many seconds."""
         if self._unstarted:
             return
         fds = [key.fd for key in self._selector.get_map().values()]

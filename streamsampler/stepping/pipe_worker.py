@@ -14,7 +14,7 @@ from streamsampler.stepping.worker_main import EnvChannel, new_worker
 
 
 def main(number: int, fds: Sequence[int]) -> None:
-    """Run a worker until it is to exit; see `begin`: `others` has the descriptor of the rows."""
+    """Run a worker until it is to exit; `begin` returns the descriptor of the rows in `others`."""
     begun = begin(number, fds)
     worker = new_worker(begun, PipeEnvChannel(begun))
     worker.run()
@@ -40,7 +40,6 @@ class PipeEnvChannel(EnvChannel):
             view = view[os.write(self._answers_fd, view) :]
 
     def open_rows(self, spaces: EnvSpaces) -> Rows:
-        """Return the rows of all environments, which its manager shares."""
         return Rows(spaces, buffer_rows(mmap.mmap(self._rows_fd, 0)))
 
     def tell_of_copy(self) -> None:

@@ -36,14 +36,14 @@ class AgentStep(NamedTuple):
 class EnvStep(NamedTuple):
     """The results of an environment's agents."""
 
-    acting: Sequence[AgentStep]  # agents that act next, in their order
-    ended: Sequence[AgentStep]  # agents that have ended since the last result
+    acting: Sequence[AgentStep]  # agents to act next, in their order
+    ended: Sequence[AgentStep]  # agents ended since the last result
     turn: Turn  # of the last action, or of the reset
     begun: Turn | None = None  # of a reset in the same step
 
 
 class PolicySteps:
-    """The results of environments for the K agents of a policy that act next.
+    """The results of environments for a policy's K agents that act next.
 
     Attributes:
         rows: (K,) int64: the row of each agent's environment in the `Steps`.
@@ -51,10 +51,10 @@ class PolicySteps:
         agent_ids: (K,) str: the agents.
         observations: Leaves of (K, ...): the observations to act on; in `ended`, last observations.
         rewards: (K,) float64: the reward of each agent's last action; 0 before its first.
-        terminated: (K,) bool; False for agents that act.
-        truncated: (K,) bool; False for agents that act.
+        terminated: (K,) bool; False for acting agents.
+        truncated: (K,) bool; False for acting agents.
         info_by_row: The non-empty infos, by the agent's position among the K.
-        ended: The same for agents of the policy that have ended, and send no action; there it is None.
+        ended: The same for ended agents of the policy, which send no action; in `ended` it is None.
     """
 
     def __init__(
@@ -98,11 +98,10 @@ class JointSteps:
         self.policies = tuple(sorted({it.policy.name for env in envs for it in (*env.acting, *env.ended)}))
 
     def select(self, index: Any) -> JointSteps:
-        """Return the rows that an index selects."""
         return JointSteps([self.envs[row] for row in np.arange(len(self.envs))[index].tolist()], self._known)
 
     def of_policy(self, name: str, env_ids: NDArray[np.int64]) -> PolicySteps:
-        """Return the results of a policy's agents, given the environment of each row; raise KeyError if unknown."""
+        """Return a policy's results, given the environment of each row; raise KeyError if it is unknown."""
         if name not in self._known:
             raise KeyError(f"there is no policy {name!r} here; the policies are {listed(self._known)}")
         policy, rows = self._known[name], list(enumerate(self.envs))
@@ -112,7 +111,7 @@ class JointSteps:
 
 
 class PolicySpaces:
-    """A policy of the caller, with the spaces of its agents."""
+    """A policy of the caller, with its agents' spaces."""
 
     def __init__(self, name: str, agent_id: str, spaces: tuple[Any, Any], warn: Callable[[str, str], Any]) -> None:
         self.name, self._first, self._spaces = name, agent_id, spaces
@@ -121,7 +120,6 @@ class PolicySpaces:
         self._find_mask = MaskFinder(None, spaces[1], warn)
 
     def join(self, agent_id: str, spaces: tuple[Any, Any]) -> None:
-        """Add an agent; raise UsageError if its spaces differ."""
         if not same_spaces(self._spaces, spaces):
             raise differing_spaces(self.name, {self._first: self._spaces, agent_id: spaces})
 
@@ -132,13 +130,13 @@ class PolicySpaces:
         return _stacked(self._actions, self._spaces[1], actions)
 
     def actions(self, batch: Any, n: int) -> list[Any]:
-        """Return the single actions of a batch; raise ActionError if it has not n actions of the space."""
+        """Split a batch; raise ActionError if it has not n actions of the space."""
         if n == 0 and _is_empty(batch):
             return []
         return singles_of(self._spaces[1], nested(self._spaces[1], iter(self._actions.checked(batch, n))))
 
     def masks(self, shown: Sequence[tuple[Any, Any]]) -> NDArray[np.bool_] | None:
-        """Return the masks of actions, from observations and infos; None if the space has none."""
+        """Return the masks of actions; None if the space has none."""
         if (size := self._find_mask.size) is None:
             return None
         found: list[Mask | None] = [self._find_mask(observation, info) for observation, info in shown]

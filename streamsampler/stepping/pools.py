@@ -1,4 +1,4 @@
-"""Choose the connection between a manager and its worker processes. Imports nothing that only POSIX has."""
+"""Choose the connection between a manager and its worker processes. Imports no modules of POSIX alone."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from streamsampler.stepping.links import NewPool
 def new_pool_of(engine: EngineName, start_method: StartMethod) -> NewPool:
     """Return the starter of worker processes; `start_method` is `multiprocessing`'s.
 
-    Raises UsageError if the engine runs only samplers' workers, SamplerError if it cannot start processes here.
+    Raises UsageError for an engine of samplers alone, SamplerError if it cannot start processes here.
     """
     if engine not in STEPPING_ENGINES:
         known = " and ".join(f'engine="{name}"' for name in STEPPING_ENGINES)
         raise UsageError(f'engine="{engine}" steps no environments from this process: {known} do')
     if engine == "processes":
-        from streamsampler.stepping.pipe_links import PipeEnvPool  # imports modules that other systems lack
+        from streamsampler.stepping.pipe_links import PipeEnvPool  # imports modules of POSIX alone
 
         return PipeEnvPool
     from streamsampler.engines.queued_workers import check_startable

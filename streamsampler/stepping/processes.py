@@ -2,14 +2,14 @@
 
 ::
 
-                     rows: actions, seeds ─▶            ◀─ observations, rewards, ends
-    ┌────────┐                                                                  ┌──────────┐
-    │ parent │─── commands: which environments to step, resets (pipe) ─────────▶│ worker w │
-    │        │◀── answers: whose results are there, infos (pipe) ───────────────│          │
-    └────────┘                                                                  └──────────┘
+                      rows: actions, seeds ─▶            ◀─ observations, rewards, ends
+    ┌─────────┐                                                                  ┌──────────┐
+    │ manager │─── commands: which environments to step, resets (pipe) ─────────▶│ worker w │
+    │         │◀── answers: finished environments, infos (pipe) ─────────────────│          │
+    └─────────┘                                                                  └──────────┘
 
 All rows lie in an anonymous memory file, each with a single writer. A message wakes the other end for a group of
-environments. Nothing is locked; a step pickles only non-empty infos and values that are no arrays of a fixed size (see
+environments. Nothing is locked; a step pickles only non-empty infos and values without a fixed size (see
 `stepping.objects`). Processes are started, watched and ended by the samplers' engines: `processes`, as drawn here, or
 `queues`, with queues for the pipes and the rows' contents in the messages.
 """
@@ -67,14 +67,13 @@ _LONGEST_SLEEP = 1e6
 """Seconds of the longest sleep: the system accepts at most 2**31 milliseconds. Longer waits sleep again."""
 
 _WATCHED = (Phase.RESET, Phase.ENV_CONSTRUCTION)
-"""Phases with a time limit of their own; all others have that of steps."""
+"""Phases with a time limit of their own; all others have the limit of steps."""
 
 
 class ProcessTransport(Transport):
     """Carries requests to worker processes, and starts lost ones again when they are needed.
 
-    Environment e lives in process e * n_workers // n_envs. `watch` finds hung workers, by phase; None without a time
-    limit. In a worker, libraries compute on `threads` threads.
+    Environment e lives in process e * n_workers // n_envs. `watch` finds hung workers; None without a time limit.
     """
 
     _pool: EnvPool[Any]
@@ -102,7 +101,6 @@ class ProcessTransport(Transport):
         self._hangs: dict[int, Hang] = {}
 
     def start(self) -> None:
-        """Start all workers at once; each makes its environments."""
         self._pool = self._new_pool(self._given(self._updates), len(self._envs_of), self._threads, self._close_timeout)
         self._close = weakref.finalize(self, _end, self._pool)
         self._settings = ProcessSettings.of_this_process(), levels_here()
@@ -142,9 +140,9 @@ class ProcessTransport(Transport):
         link.write(pickle_frame(("rows", dumps(given, "the spaces, options and parameters of environments").owned())))
 
     def _link(self, number: int) -> EnvLink:
-        """Return the link to a worker; start a worker that has ended again, without waiting for it.
+        """Return the link to a worker; start a dead worker again, without waiting for it.
 
-        If it must not start yet, its messages are kept until it does.
+        Until it may start, its messages are kept.
         """
         link: EnvLink = self._pool[number]
         if not (link.ended and link.is_told):
@@ -159,7 +157,7 @@ class ProcessTransport(Transport):
         return new
 
     def _seconds_to_start(self, limit: float | None) -> float | None:
-        """Return how long to wait at most: until a needed worker is due to start."""
+        """Return how long to wait: at most until a needed worker may start."""
         times = [link.start_at for link in self._pool if link.held is not None]
         if times:
             seconds = max(0.0, min(times) - time.monotonic())
@@ -172,7 +170,6 @@ class ProcessTransport(Transport):
             self._link(ended.number)
 
     def step(self, env_ids: Sequence[int], *, together: bool = False) -> None:
-        """Request steps, with a message to each worker."""
         for number, ids in self._by_worker(env_ids):
             self._post(number, ids, step_frame(self.rows, ids, together=together))
 
@@ -183,7 +180,6 @@ class ProcessTransport(Transport):
             self._post(number, ids, pickle_frame(("reset", ids, of_these, self.rows.carried_seeds(ids))))
 
     def restore(self, orders: Sequence[RestoreOrder]) -> None:
-        """Request that environments be restored, by workers that are started for it if need be."""
         of_env = {order.env_id: order for order in orders}
         for number, ids in self._by_worker(list(of_env)):
             link = self._link(number)
@@ -192,21 +188,18 @@ class ProcessTransport(Transport):
             link.restoring.update(ids)
 
     def give_up(self, env_ids: Sequence[int]) -> None:
-        """Let environments that could not be restored step again."""
         for number, ids in self._by_worker(env_ids):
             link = self._link(number)
             link.write(pickle_frame(("give_up", ids)))
             link.waiting.difference_update(ids)  # it has ignored their steps
 
     def forget_options(self, env_ids: Sequence[int]) -> dict[int, dict[str, Any] | None]:
-        """Remove the options of later resets; return them."""
         had = {env_id: self._options.pop(env_id, None) for env_id in env_ids}
         for number, ids in self._by_worker(env_ids):
             self._pool[number].write(pickle_frame(("options", dumps(dict.fromkeys(ids), "no options").owned())))
         return had
 
     def send_settings(self) -> None:
-        """Send this process's settings and log levels to the workers, if they have changed."""
         if (settings := (ProcessSettings.of_this_process(), levels_here())) != self._settings:
             self._settings = settings
             frame = pickle_frame(("settings", self._pickled_settings()))
@@ -231,10 +224,9 @@ class ProcessTransport(Transport):
         link.waiting.update(env_ids)
 
     def request(self, env_ids: Sequence[int], kind: str, name: str, arguments: Sequence[Any]) -> list[Any]:
-        """Carry out requests other than steps, in all workers at once."""
         of_one = dict(zip(env_ids, arguments, strict=True))
         if kind == "parameters":
-            self._parameters.update(of_one)  # for workers that start later
+            self._parameters.update(of_one)  # for later starts
         by_worker = self._by_worker(env_ids)
         frames = [request_frame(ids, kind, name, [of_one[env_id] for env_id in ids]) for _, ids in by_worker]
         for (number, ids), frame in zip(by_worker, frames, strict=True):
@@ -291,7 +283,6 @@ class ProcessTransport(Transport):
         return values
 
     def collect(self, timeout: float | None, awaited: Sequence[int] = ()) -> Sequence[EnvReport]:
-        """Return events; sleep until the first, or until the time is up."""
         deadline = None if timeout is None else time.monotonic() + timeout
         by_worker = self._by_worker(awaited) if awaited else ()
         while True:
@@ -303,7 +294,6 @@ class ProcessTransport(Transport):
                 return events
 
     def take_round(self, n: int) -> Mapping[int, dict[str, Any]] | None:
-        """Wait for the results of a step of all n environments; see `Transport.take_round`."""
         while True:
             n_done, infos = 0, dict[int, dict[str, Any]]()
             for event in self._pending:
@@ -329,7 +319,7 @@ class ProcessTransport(Transport):
                 self._pool[event.worker_number].is_told = True
 
     def _await(self, done: Callable[[], bool], seconds: float | None = None) -> None:
-        """Receive workers' messages until `done`, or until the time is up; events are kept for `collect`."""
+        """Receive messages until `done` or the time is up; keep events for `collect`."""
         deadline = None if seconds is None else time.monotonic() + seconds
         while not done():
             left = None if deadline is None else deadline - time.monotonic()
@@ -340,9 +330,9 @@ class ProcessTransport(Transport):
     def _turn(
         self, timeout: float | None, *, collects: bool = False, awaited: EnvLink | None = None
     ) -> list[EnvReport]:
-        """Sleep until a worker sends a message or dies, for at most `timeout` seconds; kill workers that hang.
+        """Sleep until a worker sends a message or dies, for at most `timeout` seconds; kill hung workers.
 
-        With `collects`, an interruption during the sleep leaves nothing half done. For `awaited`, see `EnvPool.sleep`.
+        With `collects`, an interrupted sleep leaves nothing half done.
         """
         watch = self._watch
         limit = timeout if watch is None else min(watch.interval, watch.interval if timeout is None else timeout)
@@ -388,7 +378,7 @@ class ProcessTransport(Transport):
         return [] if self._noted(link, message) else self._outcome(link, message)
 
     def _noted(self, link: EnvLink, message: Any) -> bool:
-        """Keep a worker's message that is no environment's outcome; return whether it was none."""
+        """Keep a message that is no environment's outcome; return whether it was kept."""
         match message:
             case ("spaces", spaces):
                 link.is_making, link.spaces = False, spaces
@@ -422,7 +412,7 @@ class ProcessTransport(Transport):
         raise ProtocolError("a worker sent what is no message")
 
     def _done(self, link: EnvLink, env_ids: list[int], infos: Mapping[int, tuple[str, bytes]]) -> list[EnvReport]:
-        """Return the results of environments; results that cannot be unpickled are failures.
+        """Return results; those failing to unpickle are failures.
 
         `infos` has the parts of results outside the rows: the phase, and the pickle.
         """
@@ -449,18 +439,17 @@ class ProcessTransport(Transport):
         return [Done([env_id for env_id in env_ids if env_id not in unreadable], readable), *failed]
 
     def reports(self) -> Sequence[WorkerReport]:
-        """Return the workers' reports since the last call; request them of idle workers."""
         idle = [link for link in self._pool if not (link.is_busy or link.ended)]
         for link in idle:
             link.write(pickle_frame(("report",)))
         n_before = len(self._reports)
-        # A worker that dies or is stopped meanwhile does not answer: the time limit covers the stopped one.
+        # Workers that die or stop meanwhile do not answer; the time limit covers the stopped ones.
         self._await(lambda: len(self._reports) - n_before >= sum(not link.ended for link in idle), _REPORT_SECONDS)
         reports, self._reports = self._reports, []
         return reports
 
     def pids(self) -> list[int | None]:
-        """Return the workers' process ids; None for a worker that is to be started again."""
+        """Return the workers' process ids; None for a worker to be started again."""
         links = getattr(self, "_pool", ())  # another thread may ask before the start
         return [None if link.ended else link.pid for link in links]
 
@@ -475,7 +464,7 @@ class ProcessTransport(Transport):
         return events
 
     def _lost(self, death: Died) -> list[EnvReport]:
-        """Return the failure of a dead worker's environments; a new worker starts when they are needed."""
+        """Return the failure of a dead worker's environments; its replacement starts when they are needed."""
         link, hang = self._pool[death.worker], self._hangs.pop(death.worker, None)
         seen = self._pool.board.progress(link.number) if hang is None else hang.progress
         phase = Phase.ENV_CONSTRUCTION if link.is_making else seen.phase
@@ -500,7 +489,6 @@ class ProcessTransport(Transport):
         return self._errors.raised(env_id, number, phase, summary, cause, self._original(summary, pickled))
 
     def _original(self, summary: str, pickled: bytes | None) -> BaseException | None:  # noqa: ARG002 - for a subclass
-        """Return an environment's exception, from its pickle; None if it is unknown here."""
         return unpickled(pickled)
 
     @property
@@ -508,7 +496,6 @@ class ProcessTransport(Transport):
         return self._pool.is_ours
 
     def close(self) -> None:
-        """End the workers; may be repeated."""
         if hasattr(self, "_close"):
             _end(self._pool, read_answers=not self.in_hand)
             self._close.detach()

@@ -1,7 +1,7 @@
 """Worker processes with environments, connected by queues of `multiprocessing`: the engine `queues`.
 
-Processes share no rows: messages carry their contents. So no named memory can survive a killed process, and no size
-must be known before the workers start. Imports nothing that only POSIX has.
+Messages carry the rows' contents: so no named memory can survive a killed process, and no size must be known at the
+start. Imports no modules of POSIX alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from streamsampler.stepping.rows import EnvSpaces, Rows
 
 
 class QueueEnvLink(QueueProcess, EnvLink):
-    """A worker process with environments, and a pair of queues."""
+    """A worker's pair of queues."""
 
     n_moved = 0  # bytes received from it
 
@@ -31,7 +31,7 @@ class QueueEnvLink(QueueProcess, EnvLink):
 
 
 class QueueEnvPool(QueuedWorkers[QueueEnvLink], EnvPool[QueueEnvLink]):
-    """Worker processes with environments, and queues; see `NewPool`."""
+    """Workers connected by queues; see `NewPool`."""
 
     def __init__(
         self, given: Payload, n_workers: int, threads: int | None, close_timeout: float, *, start_method: StartMethod
@@ -47,7 +47,6 @@ class QueueEnvPool(QueuedWorkers[QueueEnvLink], EnvPool[QueueEnvLink]):
         self._how = replace(self._how, setup=setup_of(given, **self._of_setup))
 
     def new_rows(self, spaces: EnvSpaces) -> Rows:
-        """Return the manager's rows; each worker has its own."""
         return Rows(spaces, np.zeros, is_shared=False)
 
     def sleep(self, timeout: float | None, awaited: QueueEnvLink | None = None) -> bool:  # noqa: ARG002 - all end it
@@ -57,7 +56,6 @@ class QueueEnvPool(QueuedWorkers[QueueEnvLink], EnvPool[QueueEnvLink]):
         return self._with_given_up(self._read() if ready else [])
 
     def nap(self, seconds: float) -> None:
-        """Sleep until a worker sends a message or ends, for about so many seconds: whole milliseconds."""
         if not self._unstarted:
             self._sleep(seconds)
 

@@ -1,4 +1,4 @@
-"""Run a worker process with environments on its queues. Imports nothing that only POSIX has."""
+"""Run a worker process with environments on its queues. Imports no modules of POSIX alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from streamsampler.stepping.worker_main import EnvChannel, EnvWorker, new_worker
 
 
 def main(number: int, ends: WorkerEnds, setup: Any, board: Any, *, forked: bool) -> None:
-    """Run a worker until it is to exit, and end this process; see `run_process`."""
+    """Run a worker until it is to exit, and end this process."""
     run_process(_work, number, ends, setup, board, forked=forked)
 
 
@@ -39,7 +39,6 @@ class QueueEnvChannel(EnvChannel):
         self._answers.put(frame)
 
     def open_rows(self, spaces: EnvSpaces) -> Rows:
-        """Return rows of this process's own."""
         return Rows(spaces, np.zeros, is_shared=False)
 
     def tell_of_copy(self) -> None:

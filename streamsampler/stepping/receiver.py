@@ -45,15 +45,7 @@ _ATTEMPTS = 10
 
 
 class Receiver:
-    """Connects a manager, its transport and the scheduler of its environments.
-
-    Args:
-        transport: Carries requests.
-        scheduler: Decides.
-        episodes: The episodes of the environments.
-        options: The manager's arguments.
-        accounts: Counts failures.
-    """
+    """Connects a manager, its transport and the scheduler of its environments."""
 
     def __init__(
         self, transport: Transport, scheduler: EnvScheduler, episodes: EnvEpisodes, options: ManagerOptions,
@@ -69,11 +61,6 @@ class Receiver:
         self._due: dict[int, tuple[int | None, dict[str, Any] | None]] = {}
 
     def carry_out(self, instructions: Sequence[EnvInstruction]) -> None:
-        """Carry out instructions.
-
-        Raises:
-            WorkerError: An environment failed: see `on_failure`.
-        """
         first: BaseException | None = None
         for it in instructions:
             if isinstance(it, RequestSteps):
@@ -161,21 +148,19 @@ class Receiver:
             return RestoreOrder(env_id, remake=True) if remake else None
 
     def begin_round(self, env_ids: list[int]) -> None:
-        """Step all environments with the actions in rows; see `EnvScheduler.can_begin_round`."""
         self._transport.in_hand = True
         self._scheduler.in_round = True
         self._transport.step(env_ids, together=True)
         self._transport.in_hand = False
 
     def open_round(self) -> None:
-        """Set the states as for single steps, if a round is open; see `EnvScheduler.open_round`."""
         if self._scheduler.in_round:
             self._transport.in_hand = True
             self._scheduler.open_round()
             self._transport.in_hand = False
 
     def end_round(self, env_ids: list[int]) -> RoundResults | None:
-        """Return the results of the open round, if no environment fails; otherwise open it, and return None."""
+        """Return a round's results; None if an environment fails: then it is open."""
         transport, scheduler = self._transport, self._scheduler
         if not scheduler.in_round:
             return None
@@ -200,7 +185,7 @@ class Receiver:
             raise
 
     def _open_answered(self, env_ids: list[int], infos: Mapping[int, dict[str, Any]] | None) -> None:
-        """Open a round whose results have arrived, unless their infos are missing."""
+        """Open a round after its results have arrived, unless their infos are missing."""
         self._scheduler.open_round()
         if infos is not None:
             self._episodes.keep_infos(infos)
@@ -208,11 +193,6 @@ class Receiver:
         self._transport.in_hand = False
 
     def receive(self, timeout: float | None, awaited: Sequence[int] = ()) -> None:
-        """Wait for events, and carry out the scheduler's instructions; see `Transport.collect`.
-
-        Raises:
-            WorkerError: An environment failed: see `on_failure`.
-        """
         scheduler = self._scheduler
         if not scheduler.waiting and timeout is None:
             return
@@ -234,12 +214,9 @@ class Receiver:
         _LOG.info("an environment failed: %s", event.error)
 
     def mend(self, to_reset: Collection[int] = ()) -> None:
-        """Make transport and scheduler consistent, after a call was interrupted in the middle.
+        """Make transport and scheduler consistent after an interrupted call.
 
-        Results that the caller was about to receive have failed; other environments are restored as after a failure.
-
-        Args:
-            to_reset: Environments that their caller resets now; an interrupted step of theirs is not run again.
+        Results about to be received have failed; other environments are restored, those in `to_reset` reset instead.
         """
         self._scheduler.mend()
         lost = self._transport.interrupted(self._scheduler.waiting)
@@ -248,16 +225,16 @@ class Receiver:
         self._transport.in_hand = False
 
     def ask(self, env_ids: list[int], kind: str, name: str, arguments: list[Any]) -> list[Any]:
-        """Carry out a request other than a step, and record it if it may have changed the environments.
+        """Carry out a request other than a step, and record it if it may change environments.
 
-        If a worker is lost meanwhile and environments are restored, the request is carried out in the restored ones.
+        If a worker is lost meanwhile, its restored environments carry it out.
         """
         argument_of = dict(zip(env_ids, arguments, strict=True))
         values: dict[int, Any] = {}
         left, attempt = env_ids, 1
         while left:
             lost: WorkerError | None = None
-            self._transport.in_hand = True  # until requests that may have changed environments are recorded
+            self._transport.in_hand = True  # until requests with possible effects are recorded
             try:
                 answered = dict(zip(left, self._transport.request(left, kind, name, arguments), strict=True))
             except UnansweredError as unanswered:
@@ -282,15 +259,7 @@ class Receiver:
     def _keep(
         self, kind: str, name: str, argument_of: Mapping[int, Any], tried: Mapping[int, bool], values: Mapping[int, Any]
     ) -> None:
-        """Record a request, to repeat it on replacements of these environments.
-
-        Args:
-            kind: See `EnvServer.request`.
-            name: The name of the method or attribute.
-            argument_of: The arguments by environment.
-            tried: The environments it reached, and whether it raised in each.
-            values: The results by environment.
-        """
+        """Record a request, to repeat it on replacements; `tried` has the environments it reached, and if it raised."""
         if kind not in ("call", "set"):
             return
         for env_id, raised in tried.items():
@@ -300,7 +269,6 @@ class Receiver:
                 _LOG.warning("environment %d cannot be restored from now on: %s", env_id, TOO_MANY)
 
     def hand_out(self, env_ids: list[int]) -> Steps:
-        """Return the arrived results of environments."""
         abnormal = self._episodes.abnormal(env_ids)  # first, since it calls the user's function, which may raise
         self._scheduler.received, self._transport.in_hand = env_ids, True
         steps = self._episodes.hand_out(env_ids, abnormal)
@@ -309,11 +277,7 @@ class Receiver:
         return steps
 
     def reset(self, resets: Mapping[int, tuple[int | None, dict[str, Any] | None]]) -> None:
-        """Reset environments, each as soon as its open request is closed; results until then are discarded.
-
-        Args:
-            resets: By environment, the seed and the options; None where unchanged.
-        """
+        """Reset environments, each with its seed and options, None where unchanged; see `EnvScheduler.reset`."""
         for env_id, (seed, options) in resets.items():
             earlier = self._due.get(env_id, (None, None))
             self._due[env_id] = (

@@ -33,11 +33,11 @@ EpisodeT = TypeVar("EpisodeT")
 
 @suggesting()
 class StepsRecorder(ABC, Generic[StartT, EpisodeT]):
-    """Records the steps that a manager returns, and makes batches of whole episodes; see `EnvManager.recorder`.
+    """Records the steps of a manager, and makes batches of whole episodes; see `EnvManager.recorder`.
 
     Episode k of environment e has the index e + k * n_envs. A batch has the episodes with the lowest indices not yet
-    taken, in this order, so quick environments and short episodes are not over-represented. Failed episodes, and those
-    cut short by a reset, are left out.
+    taken, in this order, so quick environments and short episodes are not over-represented. Episodes that failed or
+    were cut short by a reset are left out.
 
     Attributes:
         n_left_out: How many episodes were left out.
@@ -49,26 +49,25 @@ class StepsRecorder(ABC, Generic[StartT, EpisodeT]):
         n_envs, first = manager.n_envs, episodes.first_to_come
         self._n_results = episodes.n_results.copy()  # the number of each environment's next result to add
         self._now: dict[int, EpisodeT] = {}  # current episodes, by environment
-        self._begun: dict[int, StartT] = {}  # resets in the step that ended the previous episode
-        self._next = [first] * n_envs  # the number of each environment's first episode that has not ended
+        self._begun: dict[int, StartT] = {}  # resets in the same step as the previous end
+        self._next = [first] * n_envs  # the number of each environment's first episode not yet ended
         self._seeds: dict[int, int] = {}  # of episodes not yet taken, by index
         self._ended: dict[int, EpisodeT | None] = {}  # by index; None for left-out episodes
-        self._waited_for = first * n_envs  # the least index of an episode that has not ended
+        self._waited_for = first * n_envs  # the least index of an episode not yet ended
         self._ready: list[int] = []  # indices before it, not yet taken
-        self._is_broken_off = False  # whether some columns have timesteps that others lack
+        self._is_broken_off = False  # whether columns may differ in length
         self.n_left_out = 0
 
     @abstractmethod
     def _check_infos(self, steps: Steps, agent_infos: Any) -> None:
-        """Raise DataError if these are no infos of the agent's actions in these steps."""
+        """Raise DataError for infos that do not fit these steps."""
 
     @abstractmethod
     def _starts_of(self, steps: Steps) -> tuple[Mapping[int, StartT], Mapping[int, StartT], Any]:
         """Return resets, by row: in rows of their own, and in rows of ends; and `prepared` for `_record`."""
 
     @abstractmethod
-    def _new_episode(self, env_id: int, index: int, start: StartT | None) -> EpisodeT:
-        """Start the record of an episode."""
+    def _new_episode(self, env_id: int, index: int, start: StartT | None) -> EpisodeT: ...
 
     @abstractmethod
     def _record(self, steps: Steps, rows: list[int], prepared: Any, agent_infos: Any) -> None:
@@ -76,33 +75,31 @@ class StepsRecorder(ABC, Generic[StartT, EpisodeT]):
 
     @abstractmethod
     def _end_record(self, steps: Steps, row: int, episode: EpisodeT) -> None:
-        """End the record of an episode, given its last timestep; raise DataError if its data are bad."""
+        """End an episode's record with its last timestep; raise DataError if its data are bad."""
 
     @abstractmethod
     def _forget(self, env_id: int) -> None:
-        """Discard the episode of an environment, a current one or the last to end."""
+        """Discard an environment's current episode, or its last if none is current."""
 
     @abstractmethod
     def _keep(self, episodes: list[EpisodeT]) -> None:
-        """Discard all records except these episodes."""
+        """Discard all other episodes."""
 
     @abstractmethod
-    def _batch_of(self, indices: list[int], episodes: list[EpisodeT]) -> TrajectoryBatch[Any, Any]:
-        """Make a batch of episodes."""
+    def _batch_of(self, indices: list[int], episodes: list[EpisodeT]) -> TrajectoryBatch[Any, Any]: ...
 
     def add(self, steps: Steps, agent_infos: Mapping[str, Any] | None = None) -> None:
-        """Record steps. Add all that the manager returns, once, in its order; with `copy=False` before the next `send`.
+        """Record steps. Add all the manager returns, once, in order; with `copy=False` before the next `send`.
 
         Args:
             steps: The results of K environments, or a selection of them.
-            agent_infos: The agent's infos for the actions of these steps: leaves of (K, ...). For environments of
-                several agents, such a dict for each policy with infos, with a row for each of its actions.
+            agent_infos: The agent's infos for the actions of these steps: leaves of (K, ...). For several agents, such
+                a dict for each policy with infos, with a row for each of its actions.
 
         Raises:
             UsageError: Steps were left out, or added twice; the environments were launched again; an earlier call was
-                interrupted; or an environment is more than `max_held` episodes ahead of the slowest one.
-            ActionError: An action of an ended episode is outside its space, though the environment accepted it: the
-                episode is left out.
+                interrupted; or an environment is more than `max_held` episodes ahead of the slowest.
+            ActionError: An action of an ended episode is outside its space: the episode is left out.
             DataError: `agent_infos` is no dict of K rows, or an info is no dict with strings as keys: nothing is
                 recorded.
         """
@@ -142,7 +139,7 @@ class StepsRecorder(ABC, Generic[StartT, EpisodeT]):
             )
 
     def _rows_to_record(self, steps: Steps, starts: Mapping[int, StartT]) -> list[int]:
-        """Start new episodes; return the rows with timesteps of episodes recorded from their start."""
+        """Start new episodes; return the rows of episodes recorded from their start."""
         rows = []
         where = zip(steps.env_ids.tolist(), steps.episodes.tolist(), steps.timesteps.tolist(), strict=True)
         for row, (env_id, number, timestep) in enumerate(where):
@@ -157,7 +154,7 @@ class StepsRecorder(ABC, Generic[StartT, EpisodeT]):
         return rows
 
     def _begin(self, env_id: int, number: int, start: StartT | None) -> None:
-        """Start an episode, unless the recorder was made later; a current one was cut short."""
+        """Start an episode, unless the recorder was made later; the current episode, if any, was cut short."""
         self._begun.pop(env_id, None)
         while self._next[env_id] < number:  # a reset discarded these episodes
             self._close(env_id, None)
@@ -165,7 +162,7 @@ class StepsRecorder(ABC, Generic[StartT, EpisodeT]):
             self._now[env_id] = self._new_episode(env_id, env_id + number * len(self._next), start)
 
     def _end(self, steps: Steps, row: int) -> DataError | None:
-        """End an episode; return the reason for which it is left out, if any."""
+        """End an episode; return why it is left out, if it is."""
         env_id = int(steps.env_ids[row])
         if steps.failed[row]:
             self._close(env_id, None)
@@ -325,7 +322,7 @@ class RowsRecorder(StepsRecorder[dict[str, Any], RowTrajectory]):
         trajectory.terminated, trajectory.truncated = bool(steps.terminated[row]), bool(steps.truncated[row])
 
     def _forget(self, env_id: int) -> None:
-        """Do nothing: its timesteps are discarded with all those before the kept ones."""
+        """Do nothing: `_keep` discards its timesteps."""
 
     def _keep(self, episodes: list[RowTrajectory]) -> None:
         self._timesteps.keep(episodes)

@@ -11,7 +11,7 @@ _OPEN = (EnvState.RESETTING, EnvState.STEPPING)
 
 
 class OpenRequests:
-    """The state of each environment, and the arrived results that its caller has not received."""
+    """The state of each environment, and the arrived results not yet received."""
 
     def __init__(self, n_envs: int) -> None:
         self.states = [EnvState.VOID] * n_envs
@@ -23,16 +23,16 @@ class OpenRequests:
 
     @property
     def n_open(self) -> int:
-        """How many requests are open: unanswered, or with a result that the caller has not received."""
+        """How many requests are unanswered, or answered and not yet received."""
         return len(self.waiting) + len(self.arrived)
 
     def request(self, env_ids: Sequence[int], event: EnvEvent) -> None:
-        """Open requests, `SENT` or `RESET`; if a state forbids it, raise ProtocolError and change nothing."""
+        """Open requests, `SENT` or `RESET`; raise ProtocolError and open none if a state forbids it."""
         self._change(env_ids, event)
         self.waiting.update(env_ids)
 
     def _change(self, env_ids: Sequence[int], event: EnvEvent) -> None:
-        """Change the states of all these environments, or raise and change none."""
+        """Change all these states, or raise and change none."""
         states = self.states
         before = {states[env_id] for env_id in env_ids}
         if len(before) == 1:  # the most frequent by far, and quicker this way
@@ -48,7 +48,7 @@ class OpenRequests:
             states[env_id] = after_of[states[env_id]]
 
     def answer(self, env_ids: Sequence[int]) -> None:
-        """Record the arrival of results; raise ProtocolError without an unanswered request."""
+        """Record arrived results; raise ProtocolError without an open request."""
         if not self.waiting.issuperset(env_ids):
             unknown = sorted(set(env_ids) - self.waiting)
             raise ProtocolError(f"environments {unknown} answered, and have no request without an answer")
@@ -56,10 +56,7 @@ class OpenRequests:
         self.arrived.update(dict.fromkeys(env_ids))
 
     def close_requests(self, env_ids: Sequence[int], event: EnvEvent) -> None:
-        """Close requests: the caller receives the results, or they are discarded.
-
-        If a result has not arrived, or the event does not fit its request, raise ProtocolError and change nothing.
-        """
+        """Close requests, as results are received or discarded; all of them, or raise ProtocolError."""
         arrived = self.arrived
         if missing := [env_id for env_id in env_ids if env_id not in arrived]:
             raise ProtocolError(f"environments {missing} have no result to hand out")
@@ -74,7 +71,6 @@ class OpenRequests:
             del self.arrived[env_id]
 
     def fail(self, env_ids: Iterable[int]) -> None:
-        """Record that environments failed: their open requests get no result."""
         for env_id in env_ids:
             if self.states[env_id] is not EnvState.FAILED:
                 self.states[env_id] = next_state(self.states[env_id], EnvEvent.BROKE)
@@ -82,7 +78,7 @@ class OpenRequests:
             self.arrived.pop(env_id, None)
 
     def mend(self) -> None:
-        """After an interruption, wait for all open requests without an arrived result."""
+        """After an interruption, wait for all open requests without a result."""
         opened = set(self.in_states(*_OPEN))
         self.arrived = {env_id: None for env_id in self.arrived if env_id in opened}
         self.waiting = opened - self.arrived.keys()

@@ -45,7 +45,7 @@ def replay(
 ) -> Iterator[None]:  # fmt: skip
     """Reset an environment, repeat the actions, and compare its results bit by bit.
 
-    Yields after the reset and after each timestep; raises NotRestoredError at the first difference.
+    Yields after the reset and each timestep; raises NotRestoredError at the first difference.
     """
     assert order.seed is not None
     requests: dict[int, list[PastRequest]] = defaultdict(list)
@@ -72,10 +72,7 @@ def replay(
 
 
 class _ReplayComparison:
-    """Takes the place of a script's recorder, and compares the environment's results with the earlier ones.
-
-    `seen` holds a single observation, the last.
-    """
+    """Takes the place of a script's recorder, and compares results; `seen` holds the last observation."""
 
     # No observation has this shape, no reward this class: so the script calls the methods for all.
     encoded_observations = observation_dtype = observation_shape = reward_class = None
@@ -88,7 +85,7 @@ class _ReplayComparison:
         """Do nothing: infos are not compared."""
 
     def record_env_info(self, step: int, info: Any) -> None:
-        """Do nothing: infos are not compared."""
+        """Do nothing, like `begin`."""
 
     def record_observation(self, observation: Any) -> None:
         """Keep the last observation; raise NotRestoredError if its digest differs."""
@@ -113,7 +110,6 @@ class _ReplayComparison:
 
 
 def _compare_last(order: RestoreOrder, seen: Sequence[tuple[str, Any]], rows: Rows) -> None:
-    """Raise NotRestoredError if the last observation differs from the rows'."""
     rows.observation_values.put_carried(order.slot, order.env_id, order.carried)
     before = rows.observation_values.parts(order.slot, order.env_id)
     for (path, now), (_, then) in zip(seen, before, strict=True):

@@ -57,7 +57,6 @@ class RolloutServer(EnvServer):
         self._games: dict[int, GameTeller] = {}  # of environments of several agents
 
     def make(self) -> list[tuple[Any, Any]]:
-        """Make the environments, or update them; return the observation space and the action space of each."""
         old, self.envs = self.envs, {}
         try:
             for env_id, payload in self._payloads.items():
@@ -80,11 +79,9 @@ class RolloutServer(EnvServer):
         return [spaces_of(env) for env in self.envs.values()]
 
     def take_actions(self, actions: Mapping[int, Any]) -> None:
-        """Keep actions of another dtype than the rows', for the next steps."""
         self._given.update(actions)
 
     def set_options(self, env_id: int, options: Any) -> None:
-        """Set the order of an environment's next reset."""
         self._orders[env_id] = options
 
     def _begin(self, env_id: int, slot: int) -> dict[str, Any]:

@@ -1,8 +1,7 @@
-"""A row for each environment: some columns are written by its worker alone, the others by its manager alone.
+"""A row for each environment: its worker writes some columns, its manager the others.
 
-Values that are arrays of a fixed size lie in memory shared by both. Values of other spaces (Text, Sequence, Graph,
-OneOf, custom spaces) are Python objects, so each process has its own: they travel in messages, see `stepping.objects`.
-Without shared memory, all values travel so.
+Arrays of a fixed size lie in memory shared by both. Values of other spaces (Text, Sequence, Graph, OneOf, custom
+spaces) are Python objects, and travel in messages, see `stepping.objects`; without shared memory all values do.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ KINDS: tuple[Kind, ...] = ("observation", "action")
 
 
 class EnvSpaces:
-    """The observation space and the action space of each environment: the first one's object for all equal spaces."""
+    """Each environment's observation space and action space; equal spaces are a single object."""
 
     def __init__(self, pairs: Sequence[tuple[Any, Any]]) -> None:
         self.observation, self.action = (
@@ -38,7 +37,7 @@ class EnvSpaces:
         )
 
     def common(self, kind: Kind) -> Any:
-        """Return the common space of all environments; raise UsageError with two that differ."""
+        """Return the common space of all environments; raise UsageError with two different spaces."""
         each = self.observation if kind == "observation" else self.action
         first = each[0]
         for env_id, space in enumerate(each):
@@ -60,23 +59,8 @@ without shared memory, the numbers."""
 class Rows:
     """The rows of all environments; environment e has row e of every array.
 
-    Observations are double-buffered: each result goes to the other slot than its predecessor, so that both stay
-    readable until the next action is sent.
-
-    Attributes:
-        observations: Leaves of (2, n_envs, ...), by slot; written by the environment's worker.
-        last_observations: Leaves of (n_envs, ...): the last observation of an episode, if the same step reset the
-            environment; written by the worker.
-        actions: Leaves of (n_envs, ...); written by the manager.
-        rewards, terminated, truncated: (n_envs,), of the last step; written by the worker.
-        slots: (n_envs,) the slot of the last observation; written by the worker.
-        seeds: (n_envs,) the seed of each environment's next reset; written by the manager.
-        parameters: (n_envs,) the number of the parameters set by the last reset, 0 for none; written by the worker.
-        has_views: Whether the environments' observations lie in `observations`.
-        plain_dtype, plain_shape, plain_leaves: If observations are single arrays: their dtype and shape, and by slot
-            the array (n_envs, ...). An observation of exactly these is written directly, which is quicker.
-        observations_are_carried, actions_are_carried: Whether parts of them travel in messages, see
-            `stepping.objects`: they are no arrays of a fixed size, or no memory is shared.
+    The manager writes actions and seeds, an environment's worker all else. Observations are double-buffered: each
+    result goes to the other slot than its predecessor, so both stay readable until the next action is sent.
     """
 
     def __init__(self, spaces: EnvSpaces, allocate: Allocate, *, is_shared: bool = True) -> None:
@@ -88,37 +72,40 @@ class Rows:
         )  # fmt: skip
         self.observation_values, self.last_values = observations(n_slots=2), observations(n_slots=1)
         self.action_values = EnvValues(spaces.action, 1, "action", ActionError, allocate, is_shared=is_shared)
-        self.has_views = self.observation_values.is_stacked
+        self.has_views = self.observation_values.is_stacked  # whether observations lie in `observations`
         self.is_shared = is_shared  # whether worker and manager share these arrays
         self.observations_have_objects = self.observation_values.has_objects
+        # Whether parts travel in messages, see `stepping.objects`: without a fixed size, or without shared memory.
         self.observations_are_carried = self.observation_values.is_carried
         self.actions_are_carried = self.action_values.is_carried
-        self._ended: set[int] = set()  # environments with a last observation that no message has carried yet
-        self.observations = self.observation_values.arrays
+        self._ended: set[int] = set()  # environments with a last observation not yet carried by a message
+        self.observations = self.observation_values.arrays  # leaves of (2, n_envs, ...), by slot
+        # Leaves of (n_envs, ...). An episode's last observation lies here if the same step resets the environment.
         self.last_observations, self.actions = (
             map_tree(operator.itemgetter(0), it.arrays) for it in (self.last_values, self.action_values)
         )
         self.rewards: NDArray[np.float64] = allocate((n_envs,), np.dtype(np.float64))
-        self.seeds: NDArray[np.int64] = allocate((n_envs,), np.dtype(np.int64))
+        self.seeds: NDArray[np.int64] = allocate((n_envs,), np.dtype(np.int64))  # of the next resets
         self.terminated: NDArray[np.bool_] = allocate((n_envs,), np.dtype(np.bool_))
         self.truncated: NDArray[np.bool_] = allocate((n_envs,), np.dtype(np.bool_))
-        self.slots: NDArray[np.uint8] = allocate((n_envs,), np.dtype(np.uint8))
-        self.parameters: NDArray[np.int64] = allocate((n_envs,), np.dtype(np.int64))
+        self.slots: NDArray[np.uint8] = allocate((n_envs,), np.dtype(np.uint8))  # of the last observations
+        self.parameters: NDArray[np.int64] = allocate((n_envs,), np.dtype(np.int64))  # set by the last reset, 0: none
         self._of_workers = self.rewards, self.terminated, self.truncated, self.parameters
+        # Of single arrays, observations of exactly this dtype and shape are written directly, which is quicker.
         only = self.observations if isinstance(self.observations, np.ndarray) else None
         self.plain_dtype = None if only is None or only.dtype.hasobject else only.dtype
         self.plain_shape = () if only is None else only.shape[2:]
         self.plain_leaves: Sequence[Any] = () if only is None else tuple(only)
 
     def put_observation(self, slot: int, env_id: int, value: Any) -> None:
-        """Write an observation to a slot; raise ObservationError if it does not fit its space."""
+        """Write an observation; raise ObservationError if it does not fit its space."""
         if value.__class__ is np.ndarray and value.dtype is self.plain_dtype and value.shape == self.plain_shape:
             self.plain_leaves[slot][env_id] = value
         else:
             self.observation_values.put(slot, env_id, value)
 
     def free_slots(self, place: Any) -> list[int]:
-        """Return the slot for the next observation of each environment of a `place_of`."""
+        """Return the slot for each environment's next observation."""
         slots = self.slots[place]
         n_second = np.count_nonzero(slots)
         if n_second == 0 or n_second == len(slots):
@@ -127,12 +114,11 @@ class Rows:
         return free
 
     def put_results(self, place: Any, rewards: list[Any]) -> None:
-        """Write the rewards of environments of a `place_of`, and switch to the slots of their new observations."""
+        """Write rewards, and switch to the slots of the new observations."""
         self.slots[place] ^= 1
         self.rewards[place] = rewards
 
     def put_last_observation(self, env_id: int, value: Any) -> None:
-        """Write the last observation of an episode; see `put_observation`."""
         if value.__class__ is np.ndarray and value.dtype is self.plain_dtype and value.shape == self.plain_shape:
             self.last_observations[env_id] = value
         else:
@@ -141,16 +127,15 @@ class Rows:
             self._ended.add(env_id)
 
     def observation(self, env_id: int) -> Any:
-        """Copy the last observation of an environment."""
         return self.observation_values.read(self.slots[env_id], env_id)
 
     def new_value(self, env_id: int) -> EnvValues:
-        """Return room for an observation of an environment: slot 0, environment 0; nested as in the rows."""
+        """Return room for an observation, in slot 0 of environment 0, nested as in the rows."""
         space = self._spaces.observation[0 if self.has_views else env_id]
         return EnvValues([space], 1, "observation", ObservationError, np.zeros)
 
     def kept_action(self, env_id: int, kept: Any, index: int) -> Any:
-        """Return a copy of a recorded action of an environment, in the form of `action`."""
+        """Copy a recorded action, in the form of `action`."""
         if self.action_values.is_stacked:
             return unstacked(kept, index)
         space = self._spaces.action[env_id]
@@ -159,18 +144,16 @@ class Rows:
         return nested(space, (_alone(leaf, part) for (_, leaf), part in of_leaves))
 
     def action(self, env_id: int) -> Any:
-        """Copy an environment's action, in the form `VecWorker` and Gymnasium's vector environments pass it."""
+        """Copy an action, in the form `VecWorker` and Gymnasium's vector environments pass it."""
         return self.action_values.read_unstacked(0, env_id)
 
     def actions_of(self, env_ids: Sequence[int], place: Any) -> Sequence[Any]:
-        """Return the actions of environments; `place` is their `place_of`. See `action`."""
         actions = self.actions
         if actions.__class__ is not np.ndarray or actions.dtype.hasobject:
             return [self.action(env_id) for env_id in env_ids]
         return list(actions[place] if actions.ndim == 1 else actions[place].copy())  # scalars are no views
 
     def put_all_actions(self, actions: Any) -> None:
-        """Write the actions of all environments, in order; see `EnvValues.put_some`."""
         kept = self.actions
         is_plain = kept.__class__ is np.ndarray and not kept.dtype.hasobject and actions.__class__ is np.ndarray
         if is_plain and actions.dtype is kept.dtype and actions.shape == kept.shape:
@@ -179,7 +162,7 @@ class Rows:
             self.action_values.put_some(0, list(range(len(self.rewards))), actions)
 
     def carried_result(self, env_id: int) -> CarriedResult:
-        """Return the parts of an environment's result outside shared memory."""
+        """Return the parts of a result outside shared memory."""
         slot, has_ended = int(self.slots[env_id]), env_id in self._ended
         self._ended.discard(env_id)
         observation = self.observation_values.carried(slot, env_id)
@@ -188,7 +171,6 @@ class Rows:
         return slot, observation, last, numbers
 
     def put_carried_result(self, env_id: int, result: CarriedResult) -> None:
-        """Write the value of `carried_result`."""
         slot, observation, last, numbers = result
         self.observation_values.put_carried(slot, env_id, observation)
         if last is not None:
@@ -199,22 +181,20 @@ class Rows:
                 column[env_id] = number
 
     def carried_seeds(self, env_ids: Sequence[int]) -> list[int] | None:
-        """Return the seeds of environments' next resets; None if the worker shares the rows."""
+        """Return the seeds of next resets; None if the worker shares the rows."""
         return None if self.is_shared else self.seeds[list(env_ids)].tolist()
 
     def put_carried_seeds(self, env_ids: Sequence[int], seeds: Sequence[int] | None) -> None:
-        """Write the value of `carried_seeds`."""
         if seeds is not None:
             self.seeds[list(env_ids)] = seeds
 
 
 def _alone(space: AnySpace, part: Any) -> Any:
-    """Copy a part of a value outside arrays: a scalar if it has no dimensions."""
+    """Copy a part outside arrays: a scalar if it has no dimensions."""
     return snapshot(part) if row_spec(space)[1].hasobject else np.array(part)[()]
 
 
 def bytes_needed(spaces: EnvSpaces) -> int:
-    """Return the size of the buffer for `buffer_rows`."""
     total = 0
 
     def count(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -227,7 +207,7 @@ def bytes_needed(spaces: EnvSpaces) -> int:
 
 
 def buffer_rows(buffer: Any) -> Allocate:
-    """Return a function that lays out arrays in a buffer of zeros, one after the other."""
+    """Return a function to lay out consecutive arrays in a buffer of zeros."""
     offset = 0
 
     def allocate(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:

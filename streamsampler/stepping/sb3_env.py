@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 class ManagedVecEnv(VecEnv):  # type: ignore[misc]
     """Steps all environments of a manager at once; for Stable-Baselines3's algorithms and wrappers.
 
-    As in Stable-Baselines3, `seed(s)` gives environment e the seed s + e at the next reset. Later episodes get seeds
-    derived from it, the same for any number of workers; Stable-Baselines3's own environments go on drawing instead.
+    `seed(s)` gives environment e the seed s + e at the next reset. Later episodes get seeds derived from it, the same
+    for any number of workers; Stable-Baselines3's own environments go on drawing instead.
 
     An episode that ended because its environment failed is truncated, and marked with `info["env_failed"]`.
 
@@ -54,7 +54,7 @@ class ManagedVecEnv(VecEnv):  # type: ignore[misc]
         self._whole = dtype if dtype is not None and dtype.kind in "iu" else None
 
     def reset(self) -> Any:
-        """Reset all environments with the seeds and options that were set since the last reset."""
+        """Reset all environments with the seeds and options set since the last reset."""
         seeds = {env_id: seed for env_id, seed in enumerate(self._seeds) if seed is not None}
         steps = self._reset(seeds, self._options)
         self._reset_seeds()
@@ -75,18 +75,16 @@ class ManagedVecEnv(VecEnv):  # type: ignore[misc]
         return steps
 
     def step_async(self, actions: Any) -> None:
-        """Send an action to each environment.
+        """Send an action to each environment. Integers may be floats, as policies for `MultiBinary` return them.
 
         Raises:
-            ActionError: They are of another shape, kind or number than those of the action space. Integer actions may
-                be floats, as Stable-Baselines3's policies give them for `MultiBinary`.
+            ActionError: The actions are of another shape, kind or number.
         """
         if self._whole is not None and isinstance(actions, np.ndarray) and actions.dtype.kind == "f":
             actions = _whole(actions, self._whole)
         send_on(self.manager, actions)
 
     def step_wait(self) -> tuple[Any, NDArray[np.float32], NDArray[np.bool_], list[dict[str, Any]]]:
-        """Return the results of the actions that were sent."""
         if (results := self.manager._end_round()) is not None:
             return self._of_round(results)
         steps = receive_on(self.manager)
@@ -120,11 +118,9 @@ class ManagedVecEnv(VecEnv):  # type: ignore[misc]
         return observations, rewards.astype(np.float32), terminated | truncated, infos
 
     def close(self) -> None:
-        """Close the manager."""
         self.manager.close()
 
     def get_images(self) -> list[Any]:
-        """Return each environment's rendered pixels."""
         if self.render_mode != "rgb_array":
             warnings.warn(f'the render mode is {self.render_mode!r}, and images need "rgb_array"', stacklevel=2)
             return [None] * self.num_envs
@@ -135,7 +131,6 @@ class ManagedVecEnv(VecEnv):  # type: ignore[misc]
         return all(self.env_method("has_wrapper_attr", attr_name))
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        """Return an attribute of environments."""
         return self.manager.get_attr(attr_name, self._chosen(indices))
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
@@ -144,11 +139,9 @@ class ManagedVecEnv(VecEnv):  # type: ignore[misc]
         self.manager.set_attr(attr_name, [value] * len(chosen), chosen)
 
     def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
-        """Call a method of environments, and return the results."""
         return self.manager.call(method_name, *method_args, env_ids=self._chosen(indices), **method_kwargs)
 
     def env_is_wrapped(self, wrapper_class: type, indices: Any = None) -> list[bool]:
-        """Return which environments have a wrapper of a class, or of a subclass of it."""
         name = name_of_class(wrapper_class)
         return [name in names for names in self.manager.wrappers(self._chosen(indices))]
 
@@ -158,7 +151,7 @@ class ManagedVecEnv(VecEnv):  # type: ignore[misc]
 
 
 def _whole(actions: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Cast actions to integers if that changes no value; others raise later."""
+    """Cast actions to integers if no value changes; others raise later."""
     with np.errstate(invalid="ignore"):
         cast = actions.astype(dtype)
     return cast if np.array_equal(cast, actions) else actions

@@ -1,7 +1,7 @@
 """Serve the environments of a process: reset, step and call them; write their results into their rows.
 
-Failures are answers like results: the requester decides what follows. In a worker process, requests and answers travel
-over its channel; in the caller's process, they are calls.
+Failures are answers like results: the requester decides about them. In a worker process, both travel over its channel;
+in the caller's process, they are calls.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _CLOSING: Final = phase_number(Phase.CLOSE)
 _WAITING: Final = phase_number(Phase.WAITING)
 
 _TOGETHER_SECONDS = 5e-4
-"""A finished result waits at most this long for others, so that a single wake-up of the manager serves several."""
+"""A finished result waits at most this long for others, so that the manager wakes up once for several."""
 
 
 class Answers(ABC):
@@ -53,7 +53,7 @@ class Answers(ABC):
 
     @abstractmethod
     def keep(self, env_id: int, phase: str, info: dict[str, Any]) -> None:
-        """Keep the info of a result that `give` answers later."""
+        """Keep the info of a result for `give`."""
 
     @abstractmethod
     def give(self, env_ids: list[int]) -> None:
@@ -61,15 +61,15 @@ class Answers(ABC):
 
     @abstractmethod
     def fail(self, env_id: int, phase: str, error: BaseException) -> None:
-        """Answer with an environment's exception, and the phase it raised in."""
+        """Answer with an exception, and its phase."""
 
 
 class EnvServer(ABC):
-    """Serves the environments of a process. The board shows the running one in place of a trajectory."""
+    """Serves the environments of a process. The board shows the running environment in place of a trajectory."""
 
     rows: Rows  # set before the first reset, like `fresh` and `on_draws`
     fresh: Callable[[int], EnvUpdate]  # makes an environment as it was at first
-    # Receives the number and name of an environment found to draw from the global generators, and the seconds that its
+    # Receives the number and name of an environment found to draw from the global generators, and the seconds its
     # own states add to each of its calls.
     on_draws: Callable[[int, str, float], None]
     generators: EnvGenerators
@@ -78,21 +78,20 @@ class EnvServer(ABC):
     def __init__(self, env_ids: Collection[int], worker_number: int, row: WorkerRow) -> None:
         self._worker_number = worker_number
         self._is_over = dict.fromkeys(env_ids, True)  # whether the next step starts an episode
-        self._ended = set(env_ids)  # environments whose rows may show an ended episode, even an earlier process's
+        self._ended = set(env_ids)  # environments with rows of an ended episode, even an earlier process's
         self.envs: dict[int, gymnasium.Env[Any, Any]] = {}
         self.making = min(env_ids)  # the environment being made, or made last
         self.not_restored: set[int] = set()  # they ignore steps until they are released or reset
         self.times = EnvTimes(worker_number)
         self._row = row
         self._n_stepped = 0
-        self._seconds: dict[int, float] = {}  # of each one's step: follows a quick step at once, as cores are shared
+        self._seconds: dict[int, float] = {}  # of a step of each: follows a quick step at once, as cores are shared
 
     @abstractmethod
     def make(self) -> list[tuple[Any, Any]]:
         """Make the environments; return the observation space and the action space of each."""
 
     def reset(self, env_ids: Sequence[int], answers: Answers) -> None:
-        """Reset environments, one after the other; answer each at once."""
         began = perf_counter()
         try:
             for env_id in env_ids:
@@ -119,11 +118,11 @@ class EnvServer(ABC):
         self._ended.discard(env_id)
         self._is_over[env_id] = False
 
-    def step(self, env_ids: Sequence[int], answers: Answers) -> None:  # noqa: C901 - one loop, see below
-        """Step environments, one after the other, with the actions in rows; after an episode's end, reset instead.
+    def step(self, env_ids: Sequence[int], answers: Answers) -> None:  # noqa: C901 - a single loop, see below
+        """Step environments in turn, with the actions in rows; after an episode's end, reset instead.
 
-        Every step of an environment runs in this loop: so it uses local variables only, and writes results to rows many
-        at a time. Environments that could not be restored are skipped.
+        Every step runs in this loop: so it uses local variables only, and writes many results to rows at once.
+        Environments in `not_restored` are skipped.
         """
         rows, envs, is_over, ended = self.rows, self.envs, self._is_over, self._ended
         failures, awaited, bring_all = answers.failures, answers.are_awaited, answers.bring_all
@@ -211,12 +210,11 @@ class EnvServer(ABC):
     def _told(
         self, env_id: int, action: Any, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any
     ) -> tuple[Any, Any, Any, Any, Any]:
-        """Return the results of a step as they are to be sent."""
         raise NotImplementedError
 
     @abstractmethod
     def _taken_info(self, info: Any) -> dict[str, Any]:
-        """Check an info, which is not empty, and return it; raise DataError."""
+        """Check a non-empty info, and return it."""
 
     def _take_flags(
         self, env_id: int, slot: int, observation: Any, terminated: Any, truncated: Any, info: dict[str, Any]
@@ -243,7 +241,7 @@ class EnvServer(ABC):
             self._ended.discard(env_id)
 
     def _fail(self, env_id: int, error: BaseException, answers: Answers) -> None:
-        # A step that starts an episode is a reset.
+        # A step after an episode's end is a reset.
         phase = "reset" if self._row.words[self._row.phase_word] in (RESETTING, MAKING) else "step"
         self.end_episodes([env_id])
         answers.fail(env_id, phase, error)
@@ -256,11 +254,11 @@ class EnvServer(ABC):
         return error
 
     def end_episodes(self, env_ids: Sequence[int]) -> None:
-        """Make the next step of environments a reset, as after an exception."""
+        """Let the next steps of environments be resets."""
         self._is_over.update(dict.fromkeys(env_ids, True))
 
     def show(self, env_id: int, phase: int) -> None:
-        """Show which environment runs, and in which phase: the start of a reset or step counts as progress."""
+        """Show which environment runs, in which phase: the start of a reset or step counts as progress."""
         row = self._row
         words = row.words
         words[row.trajectory_word] = env_id + 1
@@ -273,9 +271,9 @@ class EnvServer(ABC):
         words[self._row.phase_word] = _WAITING
 
     def restore(self, order: RestoreOrder) -> str:
-        """Restore an environment to the timestep of an order; return how it differs from the lost one, or "".
+        """Restore an environment to an order's timestep; return how it differs from the lost one, or "".
 
-        Raises exceptions of the environment's reset, which is retried like any reset.
+        Raises its reset's exceptions: resets are retried.
         """
         env_id, why_not = order.env_id, ""
         self._is_over[env_id] = True
@@ -311,7 +309,7 @@ class EnvServer(ABC):
         self._is_over[env_id] = False
 
     def _prepare(self, order: RestoreOrder) -> str:  # noqa: ARG002 - for a subclass
-        """Make the environment ready for the order's reset; return how it differs from the lost one, or ""."""
+        """Prepare for the order's reset; return how the environment differs from the lost one, or ""."""
         return ""
 
     @abstractmethod
@@ -336,21 +334,17 @@ class EnvServer(ABC):
         raise self._refused(actions)
 
     def set_parameters(self, env_id: int, parameters: Any) -> None:  # noqa: ARG002 - for a subclass
-        """Set parameters at each of an environment's resets, from the next one."""
+        """Set parameters at each later reset."""
         raise self._refused(parameters)
 
     def _refused(self, what: Any) -> ProtocolError:
         return ProtocolError(f"{type(self).__name__} was asked for what it does not do, and got {what!r:.80}")
 
     @abstractmethod
-    def set_options(self, env_id: int, options: Any) -> None:
-        """Set the options of an environment's resets from now on."""
+    def set_options(self, env_id: int, options: Any) -> None: ...
 
     def request(self, env_id: int, kind: str, name: str, arguments: Any) -> Any:
-        """Carry out a request other than a step; return its result.
-
-        `kind` is "call", "get", "set", "render", "wrappers", or a subclass's; `name` is the method's or attribute's.
-        """
+        """Carry out a request other than a step: "call", "get", "set", "render", "wrappers", or a subclass's kind."""
         if env_id not in self.envs and kind != "parameters":
             raise UsageError(
                 f"environment {env_id} raised when it was made anew, so there is none: its next reset makes it, "
@@ -376,7 +370,6 @@ class EnvServer(ABC):
         raise self._refused(kind)
 
     def close_all(self) -> dict[int, BaseException]:
-        """Close the environments; return their exceptions, by environment."""
         raised: dict[int, BaseException] = {}
         while self.envs:
             env_id, env = self.envs.popitem()
@@ -389,7 +382,7 @@ class EnvServer(ABC):
 
 
 class _Finished:
-    """Results not answered yet: they are written to rows, and given to `answers`, all at once."""
+    """Results not answered yet, to be written to rows and given to `answers` at once."""
 
     __slots__ = ("_answers", "_asked", "_place", "_rows", "env_ids", "rewards")
 
@@ -399,7 +392,6 @@ class _Finished:
         self.rewards: list[Any] = []  # empty if these are written, too
 
     def give(self) -> None:
-        """Write the rest of the results, and answer."""
         if self.env_ids:
             env_ids, self.env_ids = self.env_ids, []
             if self.rewards:
@@ -410,12 +402,12 @@ class _Finished:
 
 
 def name_of_class(cls: type) -> str:
-    """Return a class's full name: in another process, the class may be another object."""
+    """Return a class's full name: other processes have another class object."""
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def class_names(env: Any) -> set[str]:
-    """Return the names of the classes of an environment's wrappers, base classes included."""
+    """Return the names of the classes of all wrappers, base classes included."""
     names: set[str] = set()
     while isinstance(env, gymnasium.Wrapper):
         names.update(map(name_of_class, type(env).__mro__))
@@ -424,7 +416,7 @@ def class_names(env: Any) -> set[str]:
 
 
 def _called(env: Any, env_id: int, name: str, positional: Any, named: Any) -> Any:
-    """Call a method and return its result; return any other attribute and ignore arguments, as Gymnasium does."""
+    """Return a method's result, or any other attribute without regard to arguments, as Gymnasium does."""
     member = member_of(env, env_id, name)
     if callable(member):
         return member(*positional, **named)
@@ -438,7 +430,6 @@ def _called(env: Any, env_id: int, name: str, positional: Any, named: Any) -> An
 
 
 def member_of(env: Any, env_id: int, name: str) -> Any:
-    """Return an attribute of an environment or a wrapper; raise an AttributeError that names it."""
     try:
         return env.get_wrapper_attr(name)
     except AttributeError:

@@ -1,7 +1,7 @@
-"""Connect the policies of a manager's caller with several agents in its environments: results and actions by policy.
+"""Connect the policies of a manager's caller with several agents in its environments.
 
-Who acts is read from the rows and the episodes each time, and stored nowhere else: so an environment that was restored,
-reset or interrupted waits for actions of the agents in its last result.
+Who acts is read from the rows and the episodes each time, and stored nowhere else: so a restored, reset or interrupted
+environment waits for actions of the agents in its last result.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ _LOG = logging.getLogger("streamsampler")
 class SeveralAgents:
     """The agents of a manager's environments, and their policies.
 
-    `now` returns the number of an environment's episode and its last result; None as the result if the next one starts
-    an episode.
+    `now` returns the number of an environment's episode and its last result; between episodes, None as the result.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class SeveralAgents:
         return policies[agent]
 
     def _warn(self, where: str, text: str) -> None:
-        """Warn once at each place with a value that is named like a mask but is none."""
+        """Warn once at each place of an invalid value with the name of a mask."""
         if where not in self._warned:
             self._warned.add(where)
             _LOG.warning("%s", text)
@@ -79,12 +78,11 @@ class SeveralAgents:
             self._spaces[env_id] = {**earlier, **turn.spaces}
 
     def spaces_of(self, env_id: int, kind: Kind) -> Any:
-        """Return the observation spaces or the action spaces of an environment's agents, by agent id."""
         game = game_of(self.facts[env_id])
         return game.observation_space if kind == "observation" else game.action_space
 
     def shown(self, steps: Steps, autoreset: str) -> Steps:
-        """Return results split by agent; observations and actions become dicts by agent, copied."""
+        """Split results by agent; observations and actions become dicts by agent, copied."""
         lasts = steps.last_observations
         envs = [self._env_step(steps, row, lasts[row], autoreset) for row in range(len(steps))]
         observations, last, previous = (
@@ -126,15 +124,15 @@ class SeveralAgents:
             yield AgentStep(agent, policy, before.observation_of(agent), ends=(False, True))
 
     def _acting(self, env_id: int) -> list[tuple[int, Turn, str]]:
-        """Return the acting agents, with the number of the episode and the last result."""
+        """Return acting agents, each with the episode's number and last result."""
         number, turn = self._now(env_id)
         return [] if turn is None else [(number, turn, agent) for agent in turn.acting]
 
     def joint_actions(self, env_ids: Sequence[int], actions: Any) -> list[dict[str, Any]]:
-        """Return the actions of each environment, by agent.
+        """Return each environment's actions by agent, from batches by policy.
 
-        A policy's batch has an action for each acting agent of it, by environment and then in the order of agents.
-        Raises UsageError if a policy is unknown or missing, ActionError if its batch does not fit.
+        A batch has an action for each acting agent, by environment and then in the order of agents. Raises UsageError
+        for an unknown or missing policy, ActionError for a batch that does not fit.
         """
         if not isinstance(actions, Mapping) or not all(isinstance(name, str) for name in actions):
             raise UsageError(
@@ -156,7 +154,7 @@ class SeveralAgents:
         return found
 
     def _places(self, env_ids: Sequence[int]) -> dict[str, list[tuple[int, str]]]:
-        """Return the acting agents by policy: the position of the environment in `env_ids`, and the agent."""
+        """Return acting agents by policy, with the position of their environment in `env_ids`."""
         places: dict[str, list[tuple[int, str]]] = {}
         for place, env_id in enumerate(env_ids):
             for number, _, agent in self._acting(env_id):
@@ -164,7 +162,7 @@ class SeveralAgents:
         return places
 
     def random_actions(self, env_ids: Sequence[int]) -> dict[str, Any]:
-        """Return random actions of all acting agents: by policy, a batch in the form of `joint_actions`.
+        """Return random actions of all acting agents, in the form of `joint_actions`.
 
         An agent's n-th random action is a function of the manager's seed, the environment and the agent.
         """
@@ -185,7 +183,7 @@ class SeveralAgents:
 
 @dataclass
 class _Playing:
-    """The policies and spaces in an episode of an environment."""
+    """The policies and spaces in an environment's episode."""
 
     number: int
     policies: dict[str, PolicySpaces] = field(default_factory=dict)  # by agent
@@ -195,7 +193,7 @@ class _Playing:
 def several_agents(
     spaces: EnvSpaces, policy_of: Any, seed: int, now: Callable[[int], tuple[int, Turn | None]]
 ) -> SeveralAgents | None:
-    """Return the agents of environments of several agents; None if each has a single agent. See `SeveralAgents`."""
+    """Return the agents of environments of several agents; None for single agents."""
     facts = [it.facts for it in spaces.observation if isinstance(it, JointSpace) and it.facts is not None]
     if not facts:
         if policy_of is not None:
@@ -209,5 +207,4 @@ def several_agents(
 
 
 def by_agent(turn: Turn) -> dict[str, Any]:
-    """Return copies of the agents' observations, by agent id."""
     return {agent: own_copy(it) for agent, it in turn.result.observations.items()}

@@ -1,4 +1,4 @@
-"""The results that a manager of environments returns."""
+"""The results returned by a manager of environments."""
 
 from __future__ import annotations
 
@@ -29,27 +29,26 @@ class Steps:
 
     In the row of a reset, `timesteps` and the reward are 0, and `actions` and `previous_observations` have no meaning.
 
-    For environments of several agents, observations and actions are (K,) dicts by agent, rewards are sums over agents,
-    and the ends are those of the whole episode. `steps["policy name"]` has the results of a policy's agents.
+    For several agents, observations and actions are (K,) dicts by agent, rewards are sums over agents, and the ends are
+    those of the whole episode. `steps["policy name"]` has the results of a policy's agents.
 
     Attributes:
         env_ids: (K,) int64, the environments, each once.
         observations: Leaves of (K, ...): the observations to act on next. With autoreset "same_step", after an
-            episode's end the first observation of the next episode.
+            episode's end the first of the next episode.
         rewards: (K,) float64.
         terminated: (K,) bool.
         truncated: (K,) bool.
         info_by_row: The non-empty infos, as the environments returned them, by row; see `infos`.
-        last_observations: Leaves of (K, ...): the observations after the actions: at an episode's end its true last
-            observation, elsewhere the same as `observations`.
+        last_observations: Leaves of (K, ...): at an episode's end its true last observation, elsewhere `observations`.
         episodes: (K,) int64, the number of each row's episode, from 0 in each environment.
         timesteps: (K,) int64, the number of the timestep in its episode, from 1; 0 for a reset.
-        actions: Leaves of (K, ...): the actions that were sent.
+        actions: Leaves of (K, ...): the sent actions.
         previous_observations: Leaves of (K, ...): the observations before the actions.
         failed: (K,) bool, whether the episode ended because its environment failed; it is truncated as well.
         seeds: (K,) int64, the seed of each row's episode.
         result_numbers: (K,) int64, how many results of the environment came before, since the launch.
-        joint: The results by agent, for environments of several agents; else None.
+        joint: The results by agent, for several agents; else None.
     """
 
     env_ids: NDArray[np.int64]
@@ -89,7 +88,7 @@ class Steps:
 
     @property
     def policies(self) -> tuple[str, ...]:
-        """The names of the policies of agents that act next or have ended in these rows.
+        """The names of the policies whose agents act next or have ended in these rows.
 
         Raises:
             UsageError: The environments have a single agent.
@@ -115,7 +114,7 @@ class Steps:
         return self.joint
 
     def select(self, index: Any) -> Steps:
-        """Return the rows that an array of booleans or integers, or a slice, selects."""
+        """Return the rows selected by an array of booleans or integers, or by a slice."""
         arrays: dict[str, Any] = {it.name: getattr(self, it.name) for it in fields(self) if it.name not in _NO_ARRAYS}
         joint = None if self.joint is None else self.joint.select(index)
         selected = {name: take(it, index) for name, it in arrays.items()}

@@ -19,7 +19,7 @@ _LOG = logging.getLogger("streamsampler")
 
 
 class UnansweredError(Exception):
-    """Workers were lost during a request other than a step: the first error, and the values of other environments."""
+    """Workers were lost during a request other than a step; has the first error, and other environments' values."""
 
     def __init__(self, error: WorkerError, values: dict[int, Any]) -> None:
         super().__init__(str(error))
@@ -28,36 +28,29 @@ class UnansweredError(Exception):
 
 
 class Transport(abc.ABC):
-    """Carries requests to environments, and their results back.
-
-    Attributes:
-        losses: The quotas; losses before the end of `start` are counted here.
-        in_hand: Whether a call is in a section that must not be left half done: messages are read and not recorded, or
-            recorded and not sent. After an unexpected exception there, such as Ctrl-C, it stays True: then
-            `interrupted` must be called before anything else.
-        tried: After a request raised, the environments it reached, and whether it raised in each.
-    """
+    """Carries requests to environments, and their results back."""
 
     rows: Rows
     spaces: EnvSpaces
-    losses: Losses
+    losses: Losses  # the quotas; losses before the end of `start` are counted here
+    # Whether a call is in a section not to be left half done: messages are read and not recorded, or recorded and not
+    # sent. An unexpected exception there, such as Ctrl-C, leaves it True: then `interrupted` must be the next call.
     in_hand: bool = False
     _has_warned = False  # of draws from global generators
-    tried: Mapping[int, bool] = MappingProxyType({})
+    tried: Mapping[int, bool] = MappingProxyType({})  # after an exception: environments reached, and if each raised
 
     @abc.abstractmethod
-    def start(self) -> None:
-        """Make the environments."""
+    def start(self) -> None: ...
 
     def send_settings(self) -> None:  # noqa: B027 - environments in this process have them
-        """Send this process's settings to environments in other processes, if they have changed."""
+        """Send this process's settings to other processes, if they have changed."""
 
     @abc.abstractmethod
     def step(self, env_ids: Sequence[int], *, together: bool = False) -> None:
-        """Request steps of environments, with the actions in their rows.
+        """Request steps with the actions in the rows.
 
-        With `together`, the caller needs all results at once: then each worker sends all of its own in a single
-        message. Otherwise it sends finished results before they would wait for slow steps.
+        With `together`, the caller needs all results at once, so each worker sends a single message. Otherwise it sends
+        finished results before they would wait for slow steps.
         """
 
     @abc.abstractmethod
@@ -65,27 +58,24 @@ class Transport(abc.ABC):
         """Request resets, with the seeds in the rows. Environments missing in `options` keep theirs."""
 
     @abc.abstractmethod
-    def restore(self, orders: Sequence[RestoreOrder]) -> None:
-        """Request that environments be restored; a `Restored` reports the outcome of each."""
+    def restore(self, orders: Sequence[RestoreOrder]) -> None: ...
 
     @abc.abstractmethod
     def give_up(self, env_ids: Sequence[int]) -> None:
-        """Let environments that could not be restored step again."""
+        """Let environments step again after a failed restore."""
 
     @abc.abstractmethod
-    def forget_options(self, env_ids: Sequence[int]) -> dict[int, dict[str, Any] | None]:
-        """Remove the options of later resets; return them."""
+    def forget_options(self, env_ids: Sequence[int]) -> dict[int, dict[str, Any] | None]: ...
 
     @abc.abstractmethod
     def interrupted(self, waiting: Collection[int]) -> Sequence[Broken]:
-        """Discard all half-done work, given the environments with unanswered requests; return the lost environments."""
+        """Discard half-done work, given the environments with unanswered requests; return lost environments."""
 
     @abc.abstractmethod
     def collect(self, timeout: float | None, awaited: Sequence[int] = ()) -> Sequence[EnvReport]:
-        """Return the events since the last call; wait for the first if there is none.
+        """Return new events; wait for the first if need be. Results of others than `awaited` need not end the wait.
 
-        `in_hand` is False during the wait, and True on return: the caller sets it to False when all is recorded. The
-        caller needs the results of `awaited`, in their order: others need not end the wait.
+        `in_hand` is False during the wait, and True on return: the caller sets it to False when all is recorded.
         """
 
     @abc.abstractmethod
@@ -97,17 +87,14 @@ class Transport(abc.ABC):
 
     @abc.abstractmethod
     def request(self, env_ids: Sequence[int], kind: str, name: str, arguments: Sequence[Any]) -> list[Any]:
-        """Carry out a request other than a step, see `EnvServer.request`; these environments have no open request.
-
-        Raises UnansweredError if workers were lost meanwhile.
-        """
+        """Carry out a request other than a step; raise UnansweredError if workers are lost meanwhile."""
 
     @abc.abstractmethod
     def reports(self) -> Sequence[WorkerReport]:
         """Return the workers' reports since the last call; request them of idle workers."""
 
     def _warn_of_draws(self, env_id: int, name: str, seconds: float) -> None:
-        """Log, once, that an environment draws from a global generator, which its process shares."""
+        """Log, once, an environment's draws from a global generator, which its process shares."""
         if self._has_warned:
             return
         self._has_warned = True
@@ -121,15 +108,14 @@ class Transport(abc.ABC):
 
     @property
     def is_ours(self) -> bool:
-        """Whether the environments can be used in this process."""
+        """Whether this process can use the environments."""
         return True
 
     @abc.abstractmethod
-    def close(self) -> None:
-        """Close the environments; may be repeated."""
+    def close(self) -> None: ...
 
 
 def warn_of_unclosed(raised: Mapping[int, str]) -> None:
-    """Log exceptions of environments' `close`, if no call is left to raise them."""
+    """Log exceptions of `close`, if no call is left to raise them."""
     for env_id, summary in raised.items():
         _LOG.warning("environment %d raised while it was closed: %s", env_id, summary)

@@ -20,9 +20,8 @@ Allocate = Callable[[tuple[int, ...], "np.dtype[Any]"], Array]
 class EnvValues:
     """Values of each environment, checked against its space by the samplers' own code.
 
-    Each has `n_slots` of them, in `arrays` that the other process may share: leaves of (n_slots, n_envs, ...). If
-    layouts differ, each environment has its own arrays, and these are (n_slots, n_envs) objects, all None. A value that
-    does not fit raises `error`, with `path` as its name.
+    Each has `n_slots` of them, in `arrays` shared with the other process if possible: leaves of (n_slots, n_envs, ...).
+    If layouts differ, each environment has its own arrays, and these are (n_slots, n_envs) objects, all None.
     """
 
     def __init__(
@@ -30,7 +29,7 @@ class EnvValues:
         is_shared: bool = True,
     ) -> None:  # fmt: skip
         self._path, self._error, self.is_shared = path, error, is_shared
-        # Whether values of an environment have parts that are no arrays of a fixed size.
+        # Whether values of an environment have parts without a fixed size.
         self.has_objects = any(row_spec(leaf)[1].hasobject for space in spaces for _, leaf in leaves_of(space, path))
         self.is_carried = self.has_objects or not is_shared  # whether parts lie outside shared memory
         self.is_stacked = len({id(space) for space in spaces}) == 1 or all(
@@ -48,14 +47,14 @@ class EnvValues:
         self._of = [(columns[group], row, spaces[e], own[group]) for e, (group, row) in enumerate(places)]
 
     def put(self, slot: int, env_id: int, value: Any) -> None:
-        """Write a value; raise DataError if it does not fit the space, or would become another number."""
+        """Write a value; raise DataError if it does not fit, or would become another number."""
         columns, row, _, _ = self._of[env_id]
         columns.put(slot, row, value)
 
     def put_some(self, slot: int, env_ids: list[int], values: Any) -> None:
-        """Write values of K environments; if any does not fit, write none and raise DataError.
+        """Write values of K environments: stacked leaves of (K, ...), if layouts are equal, or a sequence.
 
-        With a common layout, `values` is a stacked value, leaves of (K, ...); or it is a sequence of K.
+        If any does not fit, none is written, and DataError raised.
         """
         if self.is_stacked:
             columns = self._of[0][0]
@@ -72,7 +71,7 @@ class EnvValues:
             self._of[env_id][0].put_converted(slot, 0, checked)
 
     def stacked(self, env_ids: list[int], values: list[Any]) -> Any:
-        """Stack values of K environments in the form of `put_some`: leaves of (K, ...), or K objects."""
+        """Stack values in the form of `put_some`: leaves of (K, ...), or K objects."""
         if not env_ids:
             return map_tree(lambda leaf: leaf[0, :0].copy(), self.arrays)
         if self.is_stacked:
@@ -91,9 +90,9 @@ class EnvValues:
         return each
 
     def taken(self, slots: Any, env_ids: Any) -> Any:
-        """Copy the values of K environments: leaves of (K, ...), or K objects.
+        """Copy the values of K environments, in a slot or in slots (K,): leaves of (K, ...), or K objects.
 
-        `slots` is a slot, or an array of (K,); a `place_of` in place of `env_ids` is quicker.
+        A `place_of` for `env_ids` is quicker.
         """
         if self.is_stacked:
             if self.has_objects:
@@ -107,7 +106,7 @@ class EnvValues:
         return object_array([self.read(slot, env_id) for slot, env_id in zip(*map(np.ravel, both), strict=True)])
 
     def read(self, slot: int, env_id: int) -> Any:
-        """Copy a value of an environment, with the type of its space's own samples."""
+        """Copy a value, with the type of its space's own samples."""
         _, row, space, arrays = self._of[env_id]
         if arrays.__class__ is np.ndarray and arrays.ndim == 2 and not isinstance(space, gym_spaces.Box):
             value = arrays[slot, row]  # the general way takes ten times as long
@@ -115,7 +114,7 @@ class EnvValues:
         return _row_at(space, arrays, (slot, row))
 
     def read_unstacked(self, slot: int, env_id: int) -> Any:
-        """Copy a value of an environment, as Gymnasium's vector environments take it from a stack."""
+        """Copy a value, as Gymnasium's vector environments take it from a stack."""
         _, row, _, arrays = self._of[env_id]
         if arrays.__class__ is np.ndarray and arrays.ndim == 2:
             value = arrays[slot, row]  # the general way takes ten times as long
@@ -123,17 +122,17 @@ class EnvValues:
         return unstacked(arrays, (slot, row))
 
     def view(self, slot: int, env_id: int) -> Any:
-        """Return a value of an environment that is overwritten later."""
+        """Return a value, overwritten later."""
         _, row, _, arrays = self._of[env_id]
         return map_tree(lambda leaf: leaf[slot, row], arrays)
 
     def parts(self, slot: int, env_id: int) -> list[tuple[str, Any]]:
-        """Return each leaf's path and its part of a value that is overwritten later."""
+        """Return each leaf's path and part, which are overwritten later."""
         _, row, _, arrays = self._of[env_id]
         return [(path, leaf[slot, row]) for path, leaf in leaves(arrays)]
 
     def put_exactly(self, slot: int, env_id: int, value: Any) -> bool:
-        """Write a value, unless it would be read back as another one; return whether it was written."""
+        """Write a value if it would be read back unchanged; return whether it was written."""
         _, row, space, arrays = self._of[env_id]
         if arrays.__class__ is np.ndarray:  # quicker
             fits = _is_row(arrays, value)
@@ -147,12 +146,11 @@ class EnvValues:
         return fits
 
     def carried(self, slot: int, env_id: int) -> list[Any]:
-        """Return the parts of a value outside shared memory; they are overwritten later."""
+        """Return the parts outside shared memory, which are overwritten later."""
         _, row, _, arrays = self._of[env_id]
         return [leaf[slot, row] for leaf in self._carried_leaves(arrays)]
 
     def put_carried(self, slot: int, env_id: int, parts: Sequence[Any]) -> None:
-        """Write the value of `carried` from the other process."""
         _, row, _, arrays = self._of[env_id]
         for leaf, value in zip(self._carried_leaves(arrays), parts, strict=True):
             leaf[slot, row] = value
@@ -162,7 +160,7 @@ class EnvValues:
 
 
 def _layout_of(space: Any) -> Any:
-    """Return the class, shape and dtype of each part of a space, which determine the layout of values."""
+    """Return the class, shape and dtype of each part, which determine the layout."""
     if isinstance(space, gym_spaces.Dict):
         return {key: _layout_of(child) for key, child in space.spaces.items()}
     if isinstance(space, gym_spaces.Tuple):
@@ -177,7 +175,7 @@ def _arrays(space: AnySpace, shape: tuple[int, ...], allocate: Allocate) -> Any:
 
 
 def _fits_exactly(space: AnySpace, arrays: Any, value: Any, found: list[tuple[Array, Any]]) -> bool:
-    """Whether a value is nested like its space, and fits each leaf; `found` gets each array, and its part."""
+    """Whether a value is nested like its space, and fits each leaf; fill `found` with arrays and parts."""
     if isinstance(space, gym_spaces.Dict):
         return (
             isinstance(value, dict)
@@ -195,7 +193,7 @@ def _fits_exactly(space: AnySpace, arrays: Any, value: Any, found: list[tuple[Ar
 
 
 def _is_row(leaf: Array, value: Any) -> bool:
-    """Whether a value would be read back from a leaf unchanged."""
+    """Whether a value would be read back unchanged."""
     dtype = leaf.dtype
     if dtype.hasobject:
         return True
@@ -204,7 +202,6 @@ def _is_row(leaf: Array, value: Any) -> bool:
 
 
 def _row_at(space: AnySpace, arrays: Any, index: Any) -> Any:
-    """Copy a single value, with the type of the space's own samples."""
     if isinstance(space, gym_spaces.Dict):
         return {key: _row_at(child, arrays[key], index) for key, child in space.spaces.items()}
     if isinstance(space, gym_spaces.Tuple):
@@ -217,12 +214,12 @@ def _row_at(space: AnySpace, arrays: Any, index: Any) -> Any:
 
 
 def unstacked(arrays: Any, index: Any) -> Any:
-    """Copy a single one of stacked values: a scalar if a leaf has no dimensions."""
+    """Copy a value from a stack: a scalar if a leaf has no dimensions."""
     return map_tree(lambda leaf: snapshot(leaf[index]) if leaf.dtype.hasobject else leaf[index].copy(), arrays)
 
 
 def place_of(env_ids: Sequence[int]) -> Any:
-    """Return the index of environments in arrays with a row for each: a slice if they lie one after the other."""
+    """Return the index of environments in arrays: a slice for consecutive ones."""
     if env_ids:
         first, stop = env_ids[0], env_ids[-1] + 1
         if stop - first == len(env_ids) and (stop - first == 1 or list(env_ids) == _numbers(first, stop)):

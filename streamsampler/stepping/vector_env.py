@@ -45,10 +45,10 @@ def send_on(manager: BaseEnvManager, actions: Any) -> None:
 
 
 def receive_on(manager: BaseEnvManager, timeout: float | None = None) -> Steps:
-    """Return the results of all environments; for the timeout see `recv_from`.
+    """Return the results of all environments.
 
-    With autoreset "same_step", failed environments are reset as if in the same step. If an environment failed
-    otherwise, the results of the others are discarded, so that the caller can step all of them.
+    With autoreset "same_step", failed environments are reset as if in the same step. After any other failure, the
+    results of other environments are discarded, and the caller can step all.
     """
     try:
         return _begun_again(manager, manager.recv_from(timeout=timeout))
@@ -92,7 +92,7 @@ def _failed(manager: BaseEnvManager) -> list[int]:
 
 
 def _rows(space: Any, actions: Any, rows: list[int], n: int) -> Any:
-    """Return some rows of stacked actions; actions without n rows are returned as they are, and raise later."""
+    """Return some of n rows of stacked actions; other actions are left to raise later."""
     if isinstance(space, gym_spaces.Dict) and isinstance(actions, Mapping):
         return {key: _rows(space.spaces.get(key), part, rows, n) for key, part in actions.items()}
     if isinstance(space, gym_spaces.Tuple) and isinstance(actions, tuple) and len(actions) == len(space.spaces):
@@ -123,7 +123,7 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
     because its environment failed is truncated, and marked in `infos["env_failed"]`. After a `step` that raised,
     `reset` starts new episodes in all environments; the next `step` resets failed environments, and steps the others.
 
-    A call made too early, too late or twice raises an exception of this package that is also one of Gymnasium's
+    A call made too early, too late or twice raises an exception of this package, and at the same time of Gymnasium's
     `AsyncVectorEnv`: `ClosedEnvironmentError`, `AlreadyPendingCallError`, `NoAsyncCallError`, `ResetNeeded`, or
     `multiprocessing.TimeoutError`.
 
@@ -148,7 +148,7 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
         self.spec = manager.get_attr("spec", [0])[0]
         self._resetting, self._has_options = list(range(self.num_envs)), False  # the arguments of `reset_async`
         self._called: tuple[Any, ...] | None = None  # the results for `call_wait`
-        self._begun: Literal["reset", "step"] | None = None  # the call whose results are not received yet
+        self._begun: Literal["reset", "step"] | None = None  # the call with outstanding results
 
     def __del__(self) -> None:
         """Do nothing, like Gymnasium's own before 1.3: the manager may be in use, and otherwise closes itself."""
@@ -160,7 +160,6 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
 
     @property
     def np_random_seed(self) -> Any:
-        """The seeds of the environments' random generators."""
         return self.get_attr("np_random_seed")
 
     def reset(
@@ -169,8 +168,8 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
         """Reset the environments, or those of the boolean array `options["reset_mask"]`.
 
         Raises:
-            UsageError: The number of seeds differs from that of environments, or the mask is no such array, or leaves
-                out environments that were never reset.
+            UsageError: The number of seeds is not that of environments, or the mask is invalid, or leaves out
+                environments without any reset so far.
         """
         self.reset_async(seed=seed, options=options)
         return self.reset_wait()
@@ -178,7 +177,6 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
     def reset_async(
         self, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> None:
-        """Request resets of environments; `reset_wait` returns the results of `reset`."""
         if options is not None and not isinstance(options, Mapping):
             raise UsageError(f"options must be a dict, got {type(options).__name__}")
         options = None if options is None else dict(options)
@@ -193,7 +191,7 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
         self._begun = "reset"
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
-        """Return the results of `reset_async`; arguments and errors are those of `step_wait`."""
+        """Return the results of `reset_async`; see `step_wait`."""
         env_ids = self._resetting
         steps = self._awaited("reset", lambda: self.manager.recv_from(env_ids, timeout))
         if self._has_options:
@@ -203,25 +201,20 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
         return self._batched(observations), infos
 
     def step(self, actions: Any) -> _Stepped:
-        """Step all environments, with an action for each."""
         send_on(self.manager, actions)
         results = self.manager._end_round()
         return self._stepped(receive_on(self.manager)) if results is None else self._of_round(results)
 
     def step_async(self, actions: Any) -> None:
-        """Request steps of all environments; `step_wait` returns the results of `step`."""
         send_on(self.manager, actions)
         self._begun = "step"
 
     def step_wait(self, timeout: float | None = None) -> _Stepped:
-        """Return the results of `step_async`.
-
-        Args:
-            timeout: Seconds; None for no limit.
+        """Return the results of `step_async`, after at most `timeout` seconds; None for no limit.
 
         Raises:
             UsageError: No step was requested; also Gymnasium's `NoAsyncCallError`.
-            TimeoutError: Results are missing at that time; call again to wait on. Also `multiprocessing.TimeoutError`.
+            TimeoutError: Results are missing by then; call again to wait on. Also `multiprocessing.TimeoutError`.
         """
         if timeout is None and (results := self.manager._end_round()) is not None:
             self._begun = None
@@ -251,7 +244,7 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
 
     def _of_round(self, results: RoundResults) -> _Stepped:
         observations, rewards, terminated, truncated, by_env, ended, last_observations = results
-        # In the mode "same_step" each ended episode brings its last info, even an empty one: `_final` adds it.
+        # In the mode "same_step" each ended episode has a last info, even an empty dict: `_final` adds it.
         is_empty = len(by_env) == len(ended) and all(info == _EMPTY for info in by_env.values())
         infos = {} if is_empty else joined_infos(by_env, self.num_envs)
         if ended and self._is_same_step:
@@ -263,38 +256,29 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
         return map_tree(_as_gymnasium_has_it, observations) if self._has_objects else observations
 
     def call(self, name: str, /, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Call a method of each environment, and return the results; or return attributes, if it is no method."""
         return tuple(self.manager.call(name, *args, **kwargs))
 
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
-        """Call a method of each environment; `call_wait` returns the results."""
         self._called = self.call(name, *args, **kwargs)
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:  # noqa: ARG002 - Gymnasium's argument
-        """Return the results of `call_async`.
-
-        Raises:
-            UsageError: Nothing was called.
-        """
+        """Return the results of `call_async`; raise UsageError without a call."""
         called, self._called = self._called, None
         if called is None:
             raise NoCallPendingError("there is nothing to wait for: call call_async() first", "call")
         return called
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
-        """Return an attribute of each environment."""
         return tuple(self.manager.get_attr(name))
 
     def set_attr(self, name: str, values: Any) -> None:
-        """Set an attribute of each environment: the same value for each, or the items of a list."""
+        """Set an attribute: the same value for each environment, or the items of a list."""
         self.manager.set_attr(name, list(values) if isinstance(values, list | tuple) else values)
 
     def render(self) -> tuple[Any, ...] | None:
-        """Return the results of `render` of each environment."""
         return tuple(self.manager.render())
 
     def close_extras(self, **kwargs: Any) -> None:  # noqa: ARG002 - Gymnasium's arguments
-        """Close the manager."""
         self.manager.close()
 
 
@@ -339,7 +323,7 @@ def _seeds(seed: Any, n_envs: int) -> dict[int, int] | None:
 
 
 def _final(n_envs: int, ended: list[int], last_observations: list[Any], infos: Infos) -> Infos:
-    """Return the last observation and the last info of each ended episode."""
+    """Return the last observation and info of each ended episode."""
     all_last: list[Any] = [None] * n_envs
     for env_id, last in zip(ended, last_observations, strict=True):
         all_last[env_id] = last

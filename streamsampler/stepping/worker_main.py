@@ -38,16 +38,15 @@ class EnvChannel(ABC):
     def write(self, frame: bytes) -> None: ...
 
     @abstractmethod
-    def open_rows(self, spaces: EnvSpaces) -> Rows:
-        """Return the rows of all environments."""
+    def open_rows(self, spaces: EnvSpaces) -> Rows: ...
 
     @abstractmethod
     def tell_of_copy(self) -> None:
-        """Report, if possible, that this process is a forked copy of the worker."""
+        """Report, if possible, a forked copy of the worker, which is this process."""
 
 
 def new_worker(begun: Begun, channel: EnvChannel) -> EnvWorker:
-    """Return a worker; the setup of its process has the pickled server of its environments, and log levels."""
+    """Return a worker; its setup has the pickled server of its environments, and log levels."""
     setup, levels = begun.setup
     number = begun.number
     begun.keeper.set_levels(levels)
@@ -88,7 +87,6 @@ class EnvWorker(Answers):
         }
 
     def run(self) -> None:
-        """Carry out messages until the end."""
         if not self.make():
             return
         times = self._server.times
@@ -104,7 +102,6 @@ class EnvWorker(Answers):
                     self._report()
 
     def make(self) -> bool:
-        """Make the environments; return whether they could be made."""
         try:
             spaces = dumps(self._server.make(), "the spaces of an environment").owned()
         except BaseException as error:  # user code may raise anything, even SystemExit
@@ -120,7 +117,7 @@ class EnvWorker(Answers):
             self._write(pickle_frame(("unclosed", {env_id: summary_of(it) for env_id, it in raised.items()})))
 
     def carry_out(self, kind: int, data: bytes) -> bool:
-        """Carry out a message; return False if it is the last."""
+        """Carry out a message; return False after the last."""
         if kind in (IDS, TOGETHER):
             self._steps(list(ids_in(data)), together=kind == TOGETHER)
             return True
@@ -187,7 +184,7 @@ class EnvWorker(Answers):
         self._write(pickle_frame(("report", tuple(self._server.times.take()))))
 
     def keep(self, env_id: int, phase: str, info: dict[str, Any]) -> None:
-        """Pickle the info of a later answer at once: the environment may reuse its arrays."""
+        """Pickle the info at once: the environment may reuse its arrays."""
         self._infos[env_id] = phase, packed_result(self._server.rows, env_id, info)
 
     def give(self, env_ids: list[int]) -> None:
@@ -219,24 +216,22 @@ class EnvWorker(Answers):
         self._channel.write(data)
 
     def send_records(self) -> None:
-        """Send the log records since the last answer."""
         if records := self._keeper.take():
             self._channel.write(log_frame(records))
 
     def _refuse(self) -> NoReturn:
-        """End this process, a forked copy of the worker made by its environment: two would read and answer."""
+        """End this process, a forked copy of the worker: both would read and answer."""
         with contextlib.suppress(OSError):
             self._channel.tell_of_copy()
         os._exit(1)
 
 
 def _about(error: BaseException) -> tuple[str, str, bytes | None]:
-    """Return an exception's summary, its traceback, and its pickle, if any."""
     return summary_of(error), traceback_of(error), _pickled_error(error)
 
 
 def _pickled_error(error: BaseException) -> bytes | None:
-    """Pickle an exception, by value if its class cannot be imported; return None if it cannot be pickled."""
+    """Pickle an exception, by value if its class cannot be imported; return None if pickling fails."""
     for dumps_error in (pickle.dumps, dumps_by_value):
         with contextlib.suppress(Exception):  # any error: this runs user code
             data: bytes = dumps_error(error)

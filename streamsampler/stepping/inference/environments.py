@@ -1,7 +1,7 @@
 """Reset and step a sampler's environments in other processes, and restore lost ones.
 
-The requests of each trajectory are recorded. If a process dies or hangs, a new environment repeats them, and its last
-result is compared before anything else happens: so a loss does not change a trajectory.
+The requests of each trajectory are recorded. After a death or hang, a new environment repeats them, and its last result
+is compared before anything else happens: so a loss does not change a trajectory.
 """
 
 from __future__ import annotations
@@ -58,7 +58,6 @@ class EnvProxy(EnvElsewhere):
 
     @property
     def unwrapped(self) -> gymnasium.Env[Any, Any]:
-        """The environment without wrappers; for several agents, their stand-in."""
         return self if self.game is None else self.game
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -69,13 +68,13 @@ class EnvProxy(EnvElsewhere):
         return observation, info
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Step outside a sampler's call, and return the result."""
+        """Step outside a sampler's call."""
         self._environments.step([self._env_id], [action])
         return self._environments.result(self._env_id)
 
 
 class History(NamedTuple):
-    """The part of an environment's record that is stored elsewhere."""
+    """The part of an environment's record stored elsewhere."""
 
     actions: list[Any]  # the first ones, at least as many as `Episode.actions` lacks
     rewards: Array | tuple[()] = ()  # of consecutive steps, as far as known; empty if `Episode.reward` is right
@@ -93,7 +92,7 @@ class Episode:
     reward: float = 0.0  # of the last result that was received
 
     def complete(self, history: History | None, n_known: int) -> bool:
-        """Add the `history` of n_known results, which may be lost; return whether the record is complete."""
+        """Add `history`, if it is not lost; return whether the record of n_known results is complete."""
         if history is None:
             return False
         for timestep, action in enumerate(history.actions):
@@ -105,7 +104,7 @@ class Episode:
 
 
 class Environments:
-    """The environments, by their numbers."""
+    """A sampler's environments, and the record of each; the only writer of these."""
 
     def __init__(self, n_envs: int, launch: Launch, close_timeout: float) -> None:
         self.n_envs = n_envs
@@ -126,7 +125,7 @@ class Environments:
         self.history_of: Callable[[int, int], History | None] | None = None
 
     def update(self, payload: Payload) -> None:
-        """Make the environments, or update the existing ones; see `EnvProcesses.update`."""
+        """Make the environments, or update existing ones."""
         self.proxies = []
         if self._processes.running and not self.settle(range(self.n_envs), STUCK_SECONDS):
             self._processes.shut_down()  # an environment hangs, left over from an earlier call
@@ -144,28 +143,24 @@ class Environments:
         self.raised.clear()
 
     def close_all(self) -> None:
-        """Close the environments; their processes stay; see `EnvProcesses.close_environments`."""
+        """Close the environments; their processes stay."""
         self.proxies = []
         self._begin_anew()
         self._processes.close_environments()
 
     def shut_down(self) -> None:
-        """Close the environments, and end their processes; may be repeated."""
         self.proxies = []
         self._processes.shut_down()
 
     @property
     def transport(self) -> RolloutTransport:
-        """The transport of requests to their processes."""
         return self._processes.transport
 
     def send_settings(self) -> None:
-        """Send this process's settings to running processes."""
         if self._processes.running:
             self.transport.send_settings()
 
     def pids(self) -> list[int]:
-        """Return the ids of the running processes."""
         return self._processes.pids()
 
     def _count_loss(self, error: WorkerError) -> None:
@@ -173,7 +168,6 @@ class Environments:
         _LOG.warning("%s; a new one takes its place", error.worded(error.quota))
 
     def reset(self, env_id: int, index: int, seed: int, resets: Resets | None) -> None:
-        """Request a reset that starts a trajectory."""
         if not self.scheduler.is_idle(env_id):
             self.settle([env_id])
         self._episodes[env_id] = Episode(order_of(index, seed, resets))
@@ -181,7 +175,6 @@ class Environments:
         self._ask(env_id)
 
     def step(self, env_ids: Sequence[int], actions: Sequence[Any]) -> None:
-        """Request a step of each of these environments, which have no open request."""
         given = {}
         rows = self.transport.rows
         for env_id, action in zip(env_ids, actions, strict=True):
@@ -196,10 +189,7 @@ class Environments:
         self.transport.step(env_ids)
 
     def step_with(self, env_ids: Sequence[int], actions: Tree) -> None:
-        """Request steps with actions that `history_of` has recorded; none of these environments is being restored.
-
-        The actions are leaves of (k, …) of the dtypes of the action space.
-        """
+        """Request steps with actions recorded by `history_of`: leaves of (k, …) of the action space's dtypes."""
         for env_id in env_ids:
             self._episodes[env_id].n_asked += 1
         for (_, rows), (_, given) in zip(leaves(self.transport.rows.actions), leaves(actions), strict=True):
@@ -218,10 +208,9 @@ class Environments:
         self.transport.step([env_id])
 
     def result(self, env_id: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Wait for the result of an environment's open request, and return it.
+        """Wait for the result of an open request, and return it; raise the environment's exception.
 
-        Without `copies`, the observation is a view, overwritten by the result after the next. Raises the environment's
-        exception, and the errors of `take_in`.
+        Without `copies`, the observation is a view, overwritten by the result after the next.
         """
         episode = self._episodes[env_id]
         while self.scheduler.is_open(env_id):
@@ -239,27 +228,25 @@ class Environments:
         return observation, reward, terminated, truncated, info
 
     def check(self, env_id: int) -> None:
-        """Raise the environment's exception, if its last result was one."""
+        """Raise an environment's exception in place of its last result."""
         if self.raised and (error := self.raised.pop(env_id, None)) is not None:
             raise error
 
     def last_action(self, env_id: int) -> Any:
-        """Return the last action that was requested of an environment."""
         episode = self._episodes[env_id]
         return episode.actions.get(episode.n_asked - 1, self.transport.rows.action(env_id))
 
     def observation(self, env_id: int) -> Any:
-        """Return a view of an environment's last observation."""
         rows = self.transport.rows
         return rows.observation_values.view(int(rows.slots[env_id]), env_id)
 
     def forget_actions(self, env_id: int) -> None:
-        """Forget an environment's actions, which `history_of` has from now on, unless a restore needs them."""
+        """Forget actions, which `history_of` has from now on, unless a restore needs them."""
         if env_id not in self.scheduler.restoring:
             self._episodes[env_id].actions, self._episodes[env_id].reward = {}, self._results(env_id)[0]
 
     def give_up(self) -> None:
-        """Forget all requests; wait for steps in flight, so that they are counted."""
+        """Forget all requests; wait for steps in flight, to count them."""
         self.scheduler.forget()
         if not (isinstance(error := sys.exception(), WorkerError) or is_interrupt(error)):
             self.settle(range(self.n_envs), STUCK_SECONDS)
@@ -284,7 +271,7 @@ class Environments:
 
     @property
     def n_open_steps(self) -> int:
-        """Steps without a result, or with a result that was not received."""
+        """Steps without a received result."""
         return sum(map(self._is_under_way, range(self.n_envs)))
 
     def _is_under_way(self, env_id: int) -> bool:
@@ -292,15 +279,15 @@ class Environments:
         return has_news and self._episodes[env_id].n_asked > 0
 
     def take_arrived(self, timeout: float | None) -> list[int]:
-        """Return the environments with new results; if there are none, `take_in` the next."""
+        """Return environments with new results; without any, `take_in` events."""
         if timeout == 0.0 or self.scheduler.arrived.keys() <= self.scheduler.restoring:
             self.take_in(timeout)
         return self.scheduler.receive()
 
     def take_in(self, timeout: float | None) -> None:
-        """Receive events and carry out the scheduler's instructions; wait at most `timeout` seconds, None for no limit.
+        """Receive events and carry out the scheduler's instructions; wait at most `timeout` seconds.
 
-        Raises WorkerError if too many processes were lost, NotReproducibleError if an environment cannot be restored.
+        Raises WorkerError after too many losses, NotReproducibleError if an environment cannot be restored.
         """
         events = self.transport.collect(timeout)
         slots, episodes = self.transport.rows.slots, self._episodes

@@ -1,4 +1,4 @@
-"""Run fragments in environments of other processes: rows of a batch, with episodes that go on from call to call."""
+"""Run fragments in environments of other processes: rows of a batch, with episodes lasting from call to call."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _LENT = "whole trajectories were run with its agent since, and "
 class RemoteGroup(RemoteRows, Group):
     """Environments of fragments in other processes, with the worker's own agent, which `asked` returns.
 
-    If the agent can wait and its rows are independent, each environment has its own pace within a fragment. Otherwise
-    the agent acts on all rows together.
+    If the agent can wait and its rows are independent, environments have their own pace in a fragment; otherwise the
+    agent acts on all rows together.
     """
 
     def __init__(self, *args: Any, asked: Callable[[], BatchedAgent], **more: Any) -> None:
@@ -48,7 +48,7 @@ class RemoteGroup(RemoteRows, Group):
         self._held: dict[tuple[int, int], tuple[BaseException, Phase]] = {}
 
     def update_agent(self, load: Callable[[str], Any]) -> None:
-        """Use the current agent, which has its parameters and filters already."""
+        """Use the current agent, with its current parameters and filters."""
         del load
         in_force = self._worker.in_force["agent"]
         if in_force is not self._its_agent:
@@ -61,7 +61,7 @@ class RemoteGroup(RemoteRows, Group):
         return self._agent_of_worker()
 
     def take_back_agent(self, packed: bytes | None) -> None:
-        """Restore the agent's memory of these episodes, after whole trajectories were run with it.
+        """Restore the agent's memory of these episodes, after whole trajectories.
 
         `packed` is its memory; None if it could not be saved.
         """
@@ -85,7 +85,7 @@ class RemoteGroup(RemoteRows, Group):
         """Prepare the agent for its memory of these episodes."""
 
     def history_of(self, row: int, n: int, earlier: int = 0) -> History:
-        """Return the part of a row's history recorded only here; see `RemoteRows.history_of`."""
+        """Return the part of a row's history recorded only here."""
         return super().history_of(row, n, earlier or self._earlier[row])
 
     def _run_rows(self, version: int) -> bool:
@@ -132,11 +132,11 @@ class RemoteGroup(RemoteRows, Group):
             self._runs[row] = self._ready[row] = False
 
     def _when(self, row: int) -> int:
-        """Return a number that grows with a row's timesteps in this fragment, and is one less during a reset."""
+        """Return a number growing with a row's timesteps, and less by 1 during a reset."""
         return -self._left[row] - int(self._is_in_reset[row])
 
     def _raise_first(self) -> None:
-        """Raise the earliest exception, once no running row can raise an earlier one."""
+        """Raise the earliest exception, once no running row can precede it."""
         _, row = first = min(self._held)
         if any((self._when(other), other) < first for other in np.flatnonzero(self._runs).tolist()):
             return
@@ -189,9 +189,9 @@ class RemoteGroup(RemoteRows, Group):
 
 
 class RemoteGroupOfAgents(RemoteGroup, GroupOfAgents):
-    """Environments of fragments and several agents in other processes, with the worker's own policies.
+    """Environments of several agents in other processes, with the worker's own policies.
 
-    The policies play in environments of whole trajectories or in these, alternately.
+    These play alternately in environments of whole trajectories.
     """
 
     def _made_agent(self) -> BatchedAgent:
@@ -213,9 +213,8 @@ class RemoteGroupOfAgents(RemoteGroup, GroupOfAgents):
 class RemoteGroups(RunningGroups):
     """The environments of fragments, all of them rows of a single batch.
 
-    An environment whose process is lost is restored to its timestep, while the others wait. If that fails, the whole
-    fragment is run again: all episodes return to its start, and the environment that could not be restored starts a new
-    episode, as after a worker's loss.
+    A lost environment is restored to its timestep, while the others wait. If it cannot be, the fragment is run again:
+    all episodes return to its start, and this environment starts a new episode, as after a worker's loss.
     """
 
     def __init__(
@@ -232,7 +231,7 @@ class RemoteGroups(RunningGroups):
         environments.settle(range(environments.n_envs))
 
     def close(self) -> None:
-        """Forget the episodes and their records; end processes that are not the worker's own."""
+        """Forget the episodes and their records; end processes other than the worker's own."""
         self.environments.history_of = None
         is_own = self.has(self._worker.environments())
         try:
@@ -251,7 +250,6 @@ class RemoteGroups(RunningGroups):
             group.take_back_agent(next((standing.agent for standing in standings.values() if standing.agent), None))
 
     def run(self, ticket: Ticket, order: FragmentOrder) -> Outcome:
-        """Run the fragment of a ticket."""
         environments, resets = self.environments, self._worker.resets
         self._take_back_agent(order.n_envs)
         if order.standings:
@@ -289,7 +287,7 @@ class RemoteGroups(RunningGroups):
             self._known = replace(order, standings=self._standings.known(range(order.n_envs))), self._agent
 
     def _history_of(self, env_id: int, n: int) -> History | None:
-        """Return an episode's first n actions without those in `Environments`; None if they are not recorded."""
+        """Return an episode's first n actions without those in `Environments`; None if they are lost."""
         group = self._groups[0]
         assert isinstance(group, RemoteGroup)
         here = group.history_of(env_id, n)

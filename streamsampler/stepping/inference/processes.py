@@ -41,11 +41,11 @@ TOO_LONG = "environment {} was lost with its process, in an episode that is long
 
 
 class EnvironmentRaisedError(Exception):
-    """Replaces an environment's exception that cannot be pickled; its message names it."""
+    """Replaces an environment's exception that cannot be pickled, and names it."""
 
 
 def own(error: Any) -> BaseException:
-    """Return an environment's own exception; if it could not be pickled, the error that reports it."""
+    """Return an environment's own exception, or, if it could not be pickled, the error about it."""
     if not isinstance(error, RolloutError) or error.original is None:
         assert isinstance(error, BaseException)
         return error
@@ -54,14 +54,14 @@ def own(error: Any) -> BaseException:
 
 
 def not_restored(env_id: int, index: int | None, why: str) -> NotReproducibleError:
-    """Return the error of an environment that was not restored: `why` is `TOO_LONG`, or the difference found."""
+    """Return the error of a failed restore: `why` is `TOO_LONG`, or the difference found."""
     if why is not TOO_LONG:
         why = _RAISED if why.startswith(IT_RAISED) else _HIDDEN
     return NotReproducibleError(why.format(env_id), worker_number=0, phase=Phase.STEP, trajectory=index)
 
 
 class RolloutTransport(ProcessTransport):
-    """Carries requests to processes that stay while their environments are replaced and closed."""
+    """Carries requests to processes that outlive their environments."""
 
     def _original(self, summary: str, pickled: bytes | None) -> BaseException | None:
         original = super()._original(summary, pickled)
@@ -70,12 +70,12 @@ class RolloutTransport(ProcessTransport):
         return original if is_known else EnvironmentRaisedError(summary)
 
     def _start_lost(self, broken: Sequence[Broken]) -> None:
-        """Raise the loss: the caller of `EnvProcesses` accounts for it."""
+        """Raise the loss: the caller of `EnvProcesses` counts it."""
         are_final = [count_loss(event.error, self.losses) or event.is_final for event in broken]
         raise broken[are_final.index(True) if any(are_final) else 0].error
 
     def count_losses(self) -> None:
-        """Count the losses that `collect` has not returned, before all processes are started again."""
+        """Count the losses not yet returned by `collect`."""
         for event in self._pending:
             if isinstance(event, Broken):
                 count_loss(event.error, self.losses)
@@ -86,10 +86,7 @@ class RolloutTransport(ProcessTransport):
             self._pool.nap(seconds)
 
     def renew(self, updates: Mapping[int, Any]) -> None:
-        """Set the updates from which later workers make their environments.
-
-        All workers have read theirs already: their answers to earlier requests have arrived.
-        """
+        """Set the updates for environments of later workers; running workers have read theirs."""
         self._pool.set_up(self._given(updates))
 
     def give(self, actions: Mapping[int, Any]) -> None:
@@ -98,10 +95,10 @@ class RolloutTransport(ProcessTransport):
             self._link(number).write(given_frame(self.rows, {env_id: actions[env_id] for env_id in ids}))
 
     def close_environments(self, close_timeout: float) -> list[BaseException]:
-        """Let all workers close their environments, and stay; kill workers that exceed the time. Return the exceptions.
+        """Let all workers close their environments, and stay; return the exceptions.
 
-        Open requests are carried out before, and their results discarded. A worker still busy with them after a second
-        is killed, too.
+        Open requests are carried out before, and their results discarded. A worker busy with them after a second is
+        killed, and so is any that takes longer than `close_timeout`.
         """
         running = [link for link in self._pool if not link.ended]
         for link in running:
@@ -135,7 +132,7 @@ Launch = Callable[[Mapping[int, Payload]], RolloutTransport]
 
 
 class EnvProcesses:
-    """The processes of environments. `note_loss` receives the error of a lost process, which is started again."""
+    """The processes of environments. `note_loss` receives the error of a lost and restarted process."""
 
     def __init__(
         self, n_envs: int, launch: Launch, close_timeout: float, note_loss: Callable[[WorkerError], None]
@@ -146,24 +143,21 @@ class EnvProcesses:
 
     @property
     def transport(self) -> RolloutTransport:
-        """The transport of requests to them."""
         assert self._transport is not None
         return self._transport
 
     @property
     def running(self) -> bool:
-        """Whether processes exist."""
         return self._transport is not None
 
     def pids(self) -> list[int]:
-        """Return the ids of the running processes."""
         return [] if self._transport is None else [pid for pid in self._transport.pids() if pid is not None]
 
     def update(self, payload: Payload) -> list[tuple[EnvFacts, GameFacts | None]]:
         """Make the environments, or update existing ones without open requests; return their facts.
 
-        If a process is lost meanwhile, all are started again, as long as the quotas allow it. If this raises, as when
-        an environment raises, no processes remain.
+        After a loss, all processes are started again, as long as the quotas allow it. If this raises, no processes
+        remain.
         """
         # `about` stays here: the processes would import its classes.
         updates = dict.fromkeys(range(self._n_envs), replace(payload, about=None))
@@ -208,7 +202,6 @@ class EnvProcesses:
                 raise own(error) from error.__cause__
 
     def shut_down(self) -> None:
-        """Close the environments, and end the processes; may be repeated."""
         if self._transport is not None:
             self._transport.close()
             self._transport = None  # last: if closing is interrupted, the next call closes it again

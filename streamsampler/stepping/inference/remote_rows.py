@@ -25,7 +25,7 @@ from streamsampler.workers.vec.rows import singles_of
 class RowGroups:
     """Divides rows into groups, and chooses the group the agent acts on next.
 
-    Rows of a process lie next to each other: so every group has some rows of each process, if it has enough.
+    Rows of a process lie next to each other: so every group has rows of each process, if it has enough.
     """
 
     def __init__(self, n_rows: int, n_groups: int) -> None:
@@ -36,8 +36,8 @@ class RowGroups:
     def next(self, live: NDArray[np.bool_], ready: NDArray[np.bool_]) -> tuple[NDArray[np.bool_] | None, bool]:
         """Return the rows of the next group, in turn, and whether all its live rows are ready.
 
-        Groups with all rows ready come first, then those with half of them; None if there are neither. `ready` rows
-        wait for an action. The caller must change neither them nor the result.
+        Groups with all rows ready come first, then those with half of them; otherwise none is returned. The caller must
+        change neither the arguments nor the result.
         """
         if len(self._members) == 1:  # the most frequent by far, and quicker this way
             n_live, n_ready = np.count_nonzero(live), np.count_nonzero(ready)
@@ -48,7 +48,7 @@ class RowGroups:
         return None, not live.any()
 
     def note(self, asked: NDArray[np.bool_]) -> None:
-        """Record the rows the agent acts on: the next group in turn comes after theirs."""
+        """Record the rows the agent acts on: the next group follows theirs."""
         self._last = int(asked.argmax()) % len(self._members)
 
     def _first(self, live: NDArray[np.bool_], ready: NDArray[np.bool_], share: float) -> NDArray[np.bool_] | None:
@@ -62,7 +62,7 @@ class RowGroups:
 
 
 class _EnvNotHere:
-    """Stands in for `env` and `reset` of a hook's context: the environment is in another process."""
+    """Stands in for `env` and `reset` of a hook's context, and refuses all use."""
 
     def _refuse(self, *_: Any, **__: Any) -> Any:
         raise UsageError(
@@ -74,16 +74,16 @@ class _EnvNotHere:
 
 
 def _pending(_action: Any) -> None:
-    """Stand in for a remote environment's step: the driver requests the steps of all rows together."""
+    """Do nothing: the driver requests the steps of all rows together."""
 
 
 class RemoteRows(RowsDriver):
     """Drives rows with environments in other processes; a mixin for a driver that starts the scripts.
 
-    The agent acts when all rows are ready; or when half of them are, after a wait as long as a call of it takes: so
-    waiting for slow environments loses at most another call's time. Its batches always have all rows: rows not ready
-    hold a copy of a ready one, and their actions are discarded. An agent that cannot wait acts on all rows together;
-    then their results are received together, too, in order.
+    The agent acts when all rows are ready; or when half are, after a wait as long as a call of it takes: so slow
+    environments cost at most another call. Its batches always have all rows: rows not ready repeat a ready row, and
+    their actions are discarded. An agent that cannot wait acts on all rows together, and their results are received in
+    order.
 
     With `n_groups`, environments of a group step while the agent acts on another.
     """
@@ -119,7 +119,7 @@ class RemoteRows(RowsDriver):
         return lambda *, seed: self._environments.reset(row, index, seed, self._worker.resets)
 
     def _start(self, row: int, script: Script, binding: Binding | None = None) -> None:
-        """Start a script: it requests its reset, or continues from an observation that it has."""
+        """Start a script: it requests its reset, or continues from an observation."""
         self._scripts[row], self._runs[row] = script, True
         self._ready[row], self._is_in_reset[row] = binding is not None, binding is None
         super()._start(row, script, binding)
@@ -197,7 +197,7 @@ class RemoteRows(RowsDriver):
             self._take(self._environments.take_arrived(timeout))
 
     def _wait_for_all(self) -> NDArray[np.bool_] | None:
-        """Wait until all running rows are ready, and return them; None if `_is_done`."""
+        """Wait until all running rows are ready; return None if `_is_done`."""
         environments, arrived = self._environments, set[int]()
         while (self._runs & ~self._usable()).any():
             if self._is_done():
@@ -211,7 +211,7 @@ class RemoteRows(RowsDriver):
         return self._ready if self._runs.any() else None
 
     def _usable(self) -> NDArray[np.bool_]:
-        """Return the ready rows that are not being restored; the caller must not change them."""
+        """Return the ready rows, without those being restored; the caller must not change them."""
         restoring = self._environments.scheduler.restoring
         if not restoring:
             return self._ready
@@ -237,7 +237,7 @@ class RemoteRows(RowsDriver):
         self._row = -1
 
     def _take_result(self, row: int, *result: Any) -> None:
-        """Send a script its environment's result: the reward, the two ends, and the contents of its row."""
+        """Send a script its environment's result: the reward, the two ends, and its row's contents."""
         environments, worker, script = self._environments, self._worker, self._scripts[row]
         assert script is not None
         if row in environments.raised:
@@ -270,7 +270,7 @@ class RemoteRows(RowsDriver):
             raise
 
     def _is_last(self, row: int) -> bool:  # noqa: ARG002 - for a subclass
-        """Whether a row runs its last timestep of this call."""
+        """Whether this is a row's last timestep of this call."""
         return False
 
     def _send(self, row: int, script: Script, result: Any) -> None:
@@ -291,7 +291,7 @@ class RemoteRows(RowsDriver):
             self._leave_out(row, end)
 
     def _sent(self, row: int, script: Script, result: Any) -> End | AbnormalTrajectoryError | None:
-        """Send a script a result; return its trajectory's end or why it is left out, None if it continues."""
+        """Send a script a result; return its trajectory's end, or why it is left out, or None."""
         try:
             script.send(result)
         except StopIteration as stopped:
@@ -310,10 +310,10 @@ class RemoteRows(RowsDriver):
         return None
 
     def _stepped(self, row: int) -> None:
-        """Count a timestep of a row in a current episode."""
+        """Count a timestep of a current episode."""
 
     def history_of(self, row: int, n: int, earlier: int = 0) -> History:
-        """Return the first n actions of a row's trajectory as far as recorded here, and the known rewards.
+        """Return the first n actions of a row's trajectory recorded here, and known rewards.
 
         `n` includes `earlier` timesteps in earlier calls.
         """
@@ -327,10 +327,10 @@ class RemoteRows(RowsDriver):
         return History(singles_of(self.spaces[1], actions), rewards, earlier)
 
     def _prepare_explaining(self, error: BaseException) -> bool:
-        """Prepare to explain an exception; return whether it concerns a trajectory, as opposed to a process."""
+        """Return whether an exception concerns a trajectory, as opposed to a process."""
         worker = self._worker
         if isinstance(error, WorkerError):
-            worker.trajectory = None  # the current one need not be the lost one
+            worker.trajectory = None  # the current trajectory need not be the lost one
             return False
         if self._row >= 0 and self._runs[self._row] and not self._is_in_reset[self._row]:
             self._singles = [self._environments.last_action(self._row)] * self._n_rows

@@ -1,8 +1,8 @@
-"""Decide which of a sampler's environments in other processes are requested, restored and abandoned. Pure: no I/O.
+"""Decide which of a sampler's remote environments are requested, restored and abandoned. Pure: no I/O.
 
 An environment's exception is a result here, for the sampler to judge. Lost processes are replaced and their
-environments restored until a quota is exhausted. If an environment cannot be restored, an error follows after all
-events, and the sampler runs the trajectory again.
+environments restored until a quota is exhausted. After a failed restore, an error follows, and the sampler runs the
+trajectory again.
 """
 
 from __future__ import annotations
@@ -29,26 +29,21 @@ _RESETTING, _STEPPED = EnvState.RESETTING, EnvEvent.STEPPED
 
 
 class RolloutScheduler(LossScheduler):
-    """Decides about environments; see the module. `over` has the environments without a current trajectory.
-
-    Args:
-        n_envs: The number of environments.
-        losses: Counts losses against the quotas.
-    """
+    """Decides about a sampler's environments. `over` has those without a current trajectory."""
 
     def __init__(self, n_envs: int, losses: Losses | None = None) -> None:
         super().__init__(n_envs, losses)
-        self._unwanted: set[int] = set()  # environments with open requests whose results will be discarded
+        self._unwanted: set[int] = set()  # environments with an unwanted open request
         self._lost: list[Broken] = []
 
     def begin(self, env_id: int) -> None:
-        """Start a trajectory, with a reset, in an environment without an open request."""
+        """Start a trajectory, with a reset, in an idle environment."""
         self.request([env_id], EnvEvent.RESET)
         self.over.discard(env_id)
         self._unwanted.discard(env_id)
 
     def receive(self, env_ids: Collection[int] | None = None) -> list[int]:
-        """Close the requests with arrived results, of `env_ids` or of all; return these environments in order."""
+        """Close the requests with arrived results, and return their environments in order."""
         # A lost environment's last result is received once it is restored.
         if env_ids is None:
             arrived = sorted(self.arrived.keys() - self.restoring if self.restoring else self.arrived)
@@ -68,19 +63,18 @@ class RolloutScheduler(LossScheduler):
         return env_id not in self.over and (env_id in self.waiting or env_id in self.restoring)
 
     def is_idle(self, env_id: int) -> bool:
-        """Whether every request's result has been received."""
+        """Whether every result has been received."""
         return env_id not in self.waiting and env_id not in self.arrived and env_id not in self.restoring
 
     def has_news(self, env_id: int) -> bool:
-        """Whether a result is outstanding or has not been received."""
+        """Whether a result is outstanding or not yet received."""
         return env_id in self.arrived or (env_id in self.waiting and env_id not in self.over)
 
     def end(self, env_id: int) -> None:
-        """End an environment's trajectory."""
         self.over.add(env_id)
 
     def discard(self, env_ids: Iterable[int]) -> None:
-        """Discard the results of open requests, and restore these environments no more."""
+        """Discard results of open requests, and restore these environments no more."""
         self._unwanted.update(env_ids)
 
     def forget(self) -> None:

@@ -46,9 +46,10 @@ _LOG = logging.getLogger("streamsampler")
 
 
 class RemoteLanes(RemoteRows, LaneRunner):
-    """Runs trajectories in environments of other processes: in lanes of their own pace, if the agent can wait.
+    """Runs trajectories in environments of other processes.
 
-    In blocks, and for an agent with memory from step to step, environments wait for each other.
+    If the agent can wait, each lane has its own pace. In blocks, and for an agent with memory, environments wait for
+    each other.
     """
 
     def __init__(self, environments: Environments, worker: Worker, **more: Any) -> None:
@@ -57,7 +58,7 @@ class RemoteLanes(RemoteRows, LaneRunner):
 
     @property
     def failed_ahead(self) -> bool:
-        """Whether the last exception may concern a trajectory of a later ticket."""
+        """Whether the last exception may concern a later ticket's trajectory."""
         return not self._is_loss and super().failed_ahead
 
     def _is_done(self) -> bool:
@@ -81,7 +82,7 @@ class RemoteLanes(RemoteRows, LaneRunner):
         self._find_live()
 
     def forget(self) -> tuple[int, int]:
-        """Forget all tickets; see `LaneRunner.forget`. Waits for steps in flight, so that they are counted."""
+        """Forget all tickets; wait for steps in flight, to count them."""
         self._environments.history_of = None
         try:
             self._environments.give_up()
@@ -103,7 +104,7 @@ class RemoteLanes(RemoteRows, LaneRunner):
 
 
 class ParentWorker(VecWorker):
-    """Runs trajectories as `VecWorker` does, in environments of other processes, which its engine launches."""
+    """Runs trajectories as `VecWorker` does, in environments of other processes."""
 
     shares_agent = True
     launch: Launch
@@ -117,11 +118,9 @@ class ParentWorker(VecWorker):
         self._must_choose = False  # whether it is still unknown if trajectories can run in lanes
 
     def pids(self) -> list[int]:
-        """Return the ids of the environments' processes."""
         return [pid for environments in self._all_environments() for pid in environments.pids()]
 
     def send_settings(self) -> None:
-        """Send this process's settings to the environments' processes; later ones start with them."""
         for environments in self._all_environments():
             environments.send_settings()
 
@@ -156,7 +155,7 @@ class ParentWorker(VecWorker):
             self._environments, self._envs = None, []
 
     def _all_environments(self) -> list[Environments]:
-        """Return those of whole trajectories and those of fragments, which may be the same."""
+        """Return those of whole trajectories and those of fragments, perhaps the same."""
         own = [] if self._environments is None else [self._environments]
         running = self._running
         return own if running is None or running.environments in own else [*own, running.environments]
@@ -194,7 +193,7 @@ class ParentWorker(VecWorker):
             self._choose_lanes()
 
     def _run(self, ticket: Ticket, seeds: list[int], reset_seconds: float, *, alone: bool = False) -> Outcome:
-        """Run the ticket's trajectories; run them again from their seeds if an environment cannot be restored."""
+        """Run the ticket's trajectories, again from their seeds if an environment cannot be restored."""
         lost = 0
         try:
             while True:
@@ -217,7 +216,7 @@ class ParentWorker(VecWorker):
         return RemoteGroups(self, base_version, self._environments, group)
 
     def abandon(self) -> tuple[int, int]:
-        """Forget running trajectories of later tickets; see `Worker.abandon`."""
+        """Forget running trajectories of later tickets."""
         before = self._n_repeated()
         n_abandoned, timesteps = super().abandon()
         return n_abandoned, timesteps + self._n_repeated() - before
@@ -239,8 +238,7 @@ class ParentWorker(VecWorker):
 class EvaluationMode:
     """Puts the module of a `TorchAgent` into evaluation mode during a call, and into its own mode afterwards.
 
-    In training mode, dropout would make actions random, and batch normalisation would learn from the samples. Between
-    calls, the learner's module is in the mode its owner set.
+    In training mode, dropout would make actions random, and batch normalisation would learn from the samples.
     """
 
     def __init__(self) -> None:
@@ -286,7 +284,7 @@ def _modules_of(agent: Any) -> Iterator[Any]:
 
 
 class _ParentChannel(LocalChannel):
-    """The worker's connection to its sampler: it has the agent already, and environments are made elsewhere."""
+    """The connection of worker and sampler, which share the agent; environments are made elsewhere."""
 
     def __init__(self, mode: EvaluationMode, worker: int, events: deque[Event], threads: ThreadLimit) -> None:
         super().__init__(worker, events, threads)
@@ -299,10 +297,7 @@ class _ParentChannel(LocalChannel):
 
 
 class ParentEngine(LocalEngine):
-    """A single worker in this process; its environments run in as many processes as the sampler has workers.
-
-    `policy` applies to these processes. For groups of rows see `RowGroups`.
-    """
+    """A single worker in this process; its environments run in `setup.n_workers` processes, subject to `policy`."""
 
     def __init__(
         self, setup: WorkerSetup, *, policy: Policy, engine: EngineName, start_method: StartMethod, n_groups: int = 1
@@ -338,26 +333,23 @@ class ParentEngine(LocalEngine):
         return _ParentChannel(self._mode, worker, events, threads)
 
     def send(self, worker: int, message: Message) -> None:
-        """Enqueue a message for the worker; first give the environments' processes this one's settings."""
+        """Enqueue a message; send this process's settings to the environments' processes before."""
         if isinstance(message, Start) and self._worker is not None:
             self._worker.send_settings()
         super().send(worker, message)
 
     def publish(self, payload: Payload) -> Any:
-        """Return the handle of a payload, with its `about`."""
         if isinstance(payload, HeldPayload):
             return payload
         return Payload(payload.data, tuple(bytes(buffer) for buffer in payload.buffers), payload.about)
 
     def wait(self, timeout: float | None) -> list[Event]:
-        """Let the worker run until it has answered."""
         with turn(), self._mode:  # another thread's sampler may use the same module
             events = super().wait(timeout)
         losses = [] if self._worker is None else self._worker.take_losses()
         return [*(EnvsRestored(0, isinstance(error, WorkerHungError)) for error in losses), *events]
 
     def close(self, *, read_answers: bool = True) -> list[Answered | Logged]:
-        """Close the environments, and end their processes."""
         try:
             return super().close(read_answers=read_answers)
         finally:
@@ -365,5 +357,4 @@ class ParentEngine(LocalEngine):
                 self._worker.end()
 
     def pids(self) -> list[int]:
-        """Return the ids of the processes that are there."""
         return [] if self._worker is None else self._worker.pids()
