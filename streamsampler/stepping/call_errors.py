@@ -11,12 +11,12 @@ from streamsampler.stepping.env_states import EnvState
 
 _READY = EnvState.READY  # an enum's member costs 100 ns to look up on Python 3.11
 _WHAT_TO_DO = {
-    EnvState.VOID: "call reset() first, which begins its episode",
-    EnvState.RESETTING: "call recv() for the result of its reset first",
-    EnvState.STEPPING: "its last action has no result yet: call recv() first",
-    EnvState.NEEDS_RESET: "its episode has ended: call reset(env_ids=[{}])",
-    EnvState.FINISHED: "it has run max_episodes episodes: reset(env_ids=[{}]) lets it run as many again",
-    EnvState.FAILED: "it failed: call reset(env_ids=[{}])",
+    EnvState.VOID: "call reset() first, to start its episode",
+    EnvState.RESETTING: "call recv() first, for the result of its reset",
+    EnvState.STEPPING: "call recv() first, for the result of its last action",
+    EnvState.NEEDS_RESET: "its episode has ended, so call reset(env_ids=[{}])",
+    EnvState.FINISHED: "it has run max_episodes episodes; reset(env_ids=[{}]) lets it run as many again",
+    EnvState.FAILED: "it failed, so call reset(env_ids=[{}])",
     EnvState.CLOSED: "call launch() first",
 }
 
@@ -61,6 +61,7 @@ def refuse_busy(states: Sequence[EnvState], env_ids: Iterable[int]) -> None:
     for env_id in () if states.count(_READY) == len(states) else env_ids:
         state = states[env_id]
         if state is not _READY:
-            message = f"environment {env_id} awaits no action, it is {state.name}: {_WHAT_TO_DO[state].format(env_id)}"
+            what_to_do = _WHAT_TO_DO[state].format(env_id)
+            message = f"environment {env_id} is {state.name} and does not wait for an action: {what_to_do}"
             is_open = state in (EnvState.RESETTING, EnvState.STEPPING)
             raise CallPendingError(message, "send") if is_open else ResetFirstError(message)

@@ -92,7 +92,7 @@ class Place(Enum):
     """Where a restored environment lives."""
 
     NEW = "a new process"
-    REMADE = "the same process, in which it is made anew"
+    REMADE = "the same process, in which it is made again"
     SAME = "the same object"
 
 

@@ -48,12 +48,12 @@ class EnvEvent(Enum):
     __hash__ = object.__hash__
 
     RESET = "a reset was requested"
-    BEGAN = "the result of a reset was handed out"
+    BEGAN = "the caller received the result of a reset"
     SENT = "an action was sent"
-    STEPPED = "the result of a step was handed out"
-    ENDED = "the result of a step that ended the episode was handed out, and the caller resets"
-    REACHED_LIMIT = "the result of the last step of the last episode was handed out"
-    DISCARDED = "the result of an open request was thrown away"
+    STEPPED = "the caller received the result of a step"
+    ENDED = "the caller received the last result of an episode, and has to reset"
+    REACHED_LIMIT = "the caller received the last result of the last episode"
+    DISCARDED = "the result of an open request was discarded"
     BROKE = "the environment failed"
     CLOSED = "the environment was closed"
 

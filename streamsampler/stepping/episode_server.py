@@ -101,11 +101,11 @@ class EpisodeServer(EnvServer):
                 raise
             return ""
         if request.raised:
-            return f"{request.name} raised, and did not when it was repeated"
+            return f"{request.name} raised originally, but not when it was repeated"
         if request.is_moved and request.digest is not None and digest_of_result(value) != request.digest:
             return (
-                f"{request.name} was called in an earlier episode, and its result depends on what was then: it is "
-                "another one when it is repeated before the reset"
+                f"{request.name} was called in an earlier episode, and its result depends on that episode: it "
+                "differs when the call is repeated before the reset"
             )
         return ""
 

@@ -62,7 +62,7 @@ class EpisodeSeeds:
         if isinstance(seed, Mapping):
             unknown = [env_id for env_id in seed if env_id not in env_ids]
             if unknown:
-                raise UsageError(f"seed has seeds for environments {unknown}, which are not among those to be reset")
+                raise UsageError(f"seed has seeds of environments {unknown}, which this call does not reset")
             return self._own(seed)
         if isinstance(seed, Sequence | np.ndarray) and not isinstance(seed, str | bytes):
             if len(seed) != len(env_ids):

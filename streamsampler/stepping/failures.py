@@ -81,7 +81,7 @@ class EnvErrors:
     def _lost(self, incident: Incident, env_id: int | None) -> WorkerError:
         which = "" if env_id is None else f" {env_id}"
         envs = ", ".join(map(str, self._envs_of[incident.worker]))
-        return loss_error(incident, None, (incident,), f"{incident}{which}; in it are environments {envs}")
+        return loss_error(incident, None, (incident,), f"{incident}{which}; it ran environments {envs}")
 
 
 def _phase(word: str) -> Phase:

@@ -45,7 +45,9 @@ def log_frame(records: bytes) -> bytes:
 
 
 def request_frame(env_ids: Sequence[int], kind: str, name: str, arguments: Sequence[Any]) -> bytes:
-    return pickle_frame(("request", list(env_ids), kind, name, dumps(list(arguments), f"what {name} gets").owned()))
+    return pickle_frame(
+        ("request", list(env_ids), kind, name, dumps(list(arguments), f"the arguments of {name}").owned())
+    )
 
 
 def pickled(value: Any) -> bytes:
@@ -60,7 +62,7 @@ def split(frame: bytes) -> tuple[int, bytes]:
     """Return the kind and the bytes of a message; raise ValueError if it is incomplete."""
     size, kind = _HEADER.unpack_from(frame)
     if len(frame) != _HEADER.size + size:
-        raise ValueError(f"a message of {size} bytes has {len(frame)}")
+        raise ValueError(f"a message has {len(frame) - _HEADER.size} bytes, but {size} in its header")
     return kind, frame[_HEADER.size :]
 
 

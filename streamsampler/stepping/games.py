@@ -174,7 +174,7 @@ class _Shown:
         return self.spaces[agent][1]
 
     def step(self, actions: Any) -> Any:
-        raise ProtocolError(f"the environment is in another process, and was to take {actions!r:.60} here")
+        raise ProtocolError(f"the environment is in another process, but step was called here with {actions!r:.60}")
 
     def close(self) -> None:
         """Do nothing: its own process closes it."""

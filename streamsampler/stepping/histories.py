@@ -118,7 +118,7 @@ class Histories:
         """
         if n > self.limit:
             raise NotRestoredError(
-                f"its episode has {n:,} timesteps, and restore_limit is {self.limit:,}: give a larger one"
+                f"its episode has {n:,} timesteps, but restore_limit is {self.limit:,}: pass a larger one"
             )
         self._settle()
         actions = map_tree(lambda leaf: leaf[1 : n + 1, env_id].copy(), self._actions)

@@ -54,7 +54,7 @@ class JointStepsRecorder(StepsRecorder[_FirstTurn, RowTrajectory]):
         acted = self._acted(steps)
         for name, infos in agent_infos.items():
             if not isinstance(infos, Mapping):
-                raise DataError(f"agent_infos[{name!r}] must be a dict of arrays with one row for each action")
+                raise DataError(f"agent_infos[{name!r}] must be a dict of arrays with a row for each action")
             BatchInfos("agent_infos").record(np.arange(len(acted.get(name, ()))), infos)
 
     def _acted(self, steps: Steps) -> dict[str, list[tuple[int, str]]]:
@@ -71,7 +71,9 @@ class JointStepsRecorder(StepsRecorder[_FirstTurn, RowTrajectory]):
         infos = {row: snapshot(info) for row, info in steps.info_by_row.items()}
         starts, begins = dict[int, _FirstTurn](), dict[int, _FirstTurn]()
         if steps.joint is None:
-            raise UsageError("these are not the steps of environments with several agents")
+            raise UsageError(
+                "this recorder is for environments of several agents, but these Steps are of a single agent"
+            )
         for row, env in enumerate(steps.joint.envs):
             own = infos.get(row, {})
             if env.begun is not None:

@@ -78,7 +78,7 @@ class BaseEnvManager(abc.ABC):
                 not suit their agents.
         """
         if self._transport is not None:
-            raise UsageError("the environments are there already: call close() before launch()")
+            raise UsageError("the environments are launched already: call close() before launch()")
         transport, options = self._new_transport(), self._options
         try:
             transport.start()
@@ -131,13 +131,13 @@ class BaseEnvManager(abc.ABC):
         """Launch if needed, without completing an interrupted call: another thread may ask."""
         if self._transport is None:
             if self._closed:
-                raise EnvsClosedError("the environments are closed: call manager.launch() for new ones")
+                raise EnvsClosedError("the environments are closed: call manager.launch() to make new ones")
             self.launch()
         assert self._transport is not None
         if not self._transport.is_ours:
             raise UsageError(
-                "this process was forked from the one whose environments these are, and cannot use them: call close() "
-                "and launch() for some of its own"
+                "this process was forked from the owner of these environments, and cannot use them: call close() and "
+                "launch() to make its own"
             )
         return self._transport
 
@@ -252,7 +252,7 @@ class BaseEnvManager(abc.ABC):
         chosen = chosen_envs(env_ids, self.n_envs)
         busy = [env_id for env_id in chosen if env_id in self._scheduler.waiting or env_id in self._scheduler.arrived]
         if busy:
-            raise UsageError(f"environment {busy[0]} has a step or a reset that is open: call recv() first")
+            raise UsageError(f"environment {busy[0]} has an open step or reset: call recv() first")
         transport.in_hand = True
         self._episodes.keep_options(transport.forget_options(chosen))
         transport.in_hand = False
@@ -262,7 +262,7 @@ class BaseEnvManager(abc.ABC):
         chosen = chosen_envs(env_ids, self.n_envs)
         copied = copied_options(options)
         if every_episode and seed is None:
-            raise UsageError("every_episode=True begins each episode with the same seed: give one, reset(seed=…)")
+            raise UsageError("every_episode=True repeats a seed in each episode: pass the seed, reset(seed=…)")
         seeds = {} if seed is None else self._episodes.seeds.restart(chosen, seed, every_episode=every_episode)
         if transport.in_hand:  # an earlier call was interrupted
             self._receiver.mend(chosen)
@@ -382,7 +382,10 @@ class BaseEnvManager(abc.ABC):
         scheduler, wanted = self._scheduler, frozenset(env_ids)
         if not self._receive_until(lambda: scheduler.arrived.keys() >= wanted, timeout, env_ids):
             missing = sorted(wanted - scheduler.arrived.keys())
-            raise ResultsTimeoutError(f"environments {missing} have no results after {timeout:g} s")
+            raise ResultsTimeoutError(
+                f"environments {missing} have no results after {timeout:g} s: call again to wait on, or pass a longer "
+                "timeout"
+            )
         return self._handed_out(env_ids)
 
     def _handed_out(self, env_ids: list[int]) -> Steps:
@@ -458,7 +461,7 @@ class BaseEnvManager(abc.ABC):
             UsageError: An environment has an open step, or only the manager may call this method.
         """
         if name in ("reset", "step", "close"):
-            raise UsageError(f"call({name!r}) would go past the manager's accounts: use {name}() of the manager")
+            raise UsageError(f"call({name!r}) would bypass the manager's records: use manager.{name}()")
         return self._ask(env_ids, "call", name, lambda n: [(args, kwargs)] * n)
 
     def get_attr(self, name: str, env_ids: EnvIds | None = None) -> list[Any]:
@@ -496,7 +499,7 @@ class BaseEnvManager(abc.ABC):
         """
         update = parameters if isinstance(parameters, SetParameters) else SetParameters(parameters)
         if update.has_environment:
-            raise UsageError("set_parameters is for the environments that there are: pass SetParameters without one")
+            raise UsageError("set_parameters is for existing environments: pass SetParameters without an environment")
         chosen = chosen_envs(env_ids, self.n_envs)
         self._ask(chosen, "check", "set_parameters", lambda n: [update] * n)
         self._parameters.set(chosen, update, self._episodes.parameters_in_use())
@@ -513,13 +516,11 @@ class BaseEnvManager(abc.ABC):
         self._launched()
         chosen = chosen_envs(env_ids, self.n_envs)
         if not isinstance(name, str):
-            raise UsageError(f"the name of a method or attribute is a string, got {name!r}")
+            raise UsageError(f"the name of a method or attribute must be a string, got {name!r}")
         self._receiver.receive(0)
         busy = sorted(self._scheduler.waiting.intersection(chosen))
         if busy:
-            raise CallPendingError(
-                f"environment {busy[0]} has no result yet of what it was sent: call recv() first", name
-            )
+            raise CallPendingError(f"environment {busy[0]} has an open step or reset: call recv() first", name)
         return self._receiver.ask(chosen, kind, name, arguments_for(len(chosen)))
 
 

@@ -123,11 +123,11 @@ class AnyEnvManager(BaseEnvManager):
         self._launched()
         if self._several is not None:
             raise UsageError(
-                "a vector environment has one agent in each environment, and these have several: step them by "
+                "a vector environment needs environments of a single agent, but these have several: step them with "
                 f"manager.step({{policy: actions}}). For a vector environment, {JOINT_VIEW}"
             )
         if self._options.max_episodes is not None:
-            raise UsageError("a vector environment has no end: make the manager without max_episodes")
+            raise UsageError("a vector environment never stops: make the manager without max_episodes")
 
 
 class _Fresh:
@@ -149,7 +149,7 @@ class _Fresh:
     def __call__(self, env_id: int) -> EnvUpdate:
         update = self._updates[env_id]
         if isinstance(update, SerializationError):
-            raise SerializationError(f"environment {env_id} cannot be made anew: {update}") from update
+            raise SerializationError(f"environment {env_id} cannot be made again: {update}") from update
         return loads(update) if isinstance(update, Payload) else update
 
 
@@ -423,14 +423,14 @@ class EnvManager(AnyEnvManager):
         )  # fmt: skip
         if n_workers == 0 and n_workers is not False:
             raise UsageError(
-                "n_workers is 0: environments in your own process are stepped by SerialEnvManager, which has the same "
-                "calls and gives the same results"
+                "n_workers is 0: to step environments in your own process, use SerialEnvManager, with the same calls "
+                "and results"
             )
         self.n_workers = min(n_envs, usable_cores()) if n_workers is None else positive("n_workers", n_workers)
         if self.n_workers > n_envs:
             raise UsageError(f"n_workers is {n_workers}, but there are only {n_envs} environments")
         self._threads = check_threads(worker_threads)
-        lacks = {"max_worker_memory": "episodes of its environments go on in a worker for as long as it lives"}
+        lacks = {"max_worker_memory": "its workers hold episodes, which a planned restart would interrupt"}
         kept = limits_of(limits, type(self).__name__, lacks)
         method = check_start_method(start_method)
         self._new_pool = new_pool_of(check_engine(engine, method, {}), method)

@@ -119,7 +119,7 @@ def n_envs_of(envs: Any, n_envs: int | None) -> int:
         return n_envs
     items = items_by_worker(envs)
     if not items:
-        raise UsageError(f"how many environments? Pass n_envs, or a list with one for each, got {envs!r}")
+        raise UsageError(f"the number of environments is unknown: pass n_envs, or a list of environments, got {envs!r}")
     return len(items)
 
 
@@ -152,7 +152,7 @@ def chosen_envs(env_ids: Any, n_envs: int) -> list[int]:
         )
     if isinstance(env_ids, np.ndarray) and (env_ids.ndim != 1 or env_ids.dtype == np.bool_):
         raise UsageError(
-            f"env_ids must be one-dimensional, and numbers (of a mask, np.flatnonzero(mask)); got an array of "
+            "env_ids must be a one-dimensional array of numbers (for a mask, np.flatnonzero(mask)), got an array of "
             f"{env_ids.dtype} of shape {env_ids.shape}"
         )
     if isinstance(env_ids, np.ndarray) and env_ids.dtype == np.int64 and (not len(env_ids) or env_ids.min() >= 0):
@@ -162,14 +162,14 @@ def chosen_envs(env_ids: Any, n_envs: int) -> list[int]:
     else:
         chosen = [positive("an environment's number", env_id, least=0) for env_id in env_ids]
     if chosen and (most := max(chosen)) >= n_envs:
-        raise UsageError(f"there is no environment {most}: there are {n_envs}, from 0 on")
+        raise UsageError(f"there is no environment {most}: the {n_envs} environments are numbered from 0")
     if len(set(chosen)) < len(chosen):
-        raise UsageError(f"an environment is named twice: {chosen}")
+        raise UsageError(f"env_ids has an environment twice: {chosen}")
     return chosen
 
 
 def _hint(env_ids: Any) -> str:
-    return f"; options are given apart: reset({list(env_ids)}, options=…)" if isinstance(env_ids, Mapping) else ""
+    return f"; pass options by name: reset({list(env_ids)}, options=…)" if isinstance(env_ids, Mapping) else ""
 
 
 def copied_options(options: Any) -> dict[str, Any] | None:
@@ -178,7 +178,7 @@ def copied_options(options: Any) -> dict[str, Any] | None:
     if not isinstance(options, Mapping):
         raise UsageError(f"options must be a dict, got {type(options).__name__}")
     if wrong := [key for key in options if not isinstance(key, str)]:
-        raise UsageError(f"the keys of options are strings, got {wrong[0]!r}")
+        raise UsageError(f"the keys of options must be strings, got {wrong[0]!r}")
     copied: dict[str, Any] = loads(dumps(dict(options), "the options of a reset"))
     return copied
 
@@ -200,5 +200,5 @@ def values_for(values: Any, n: int) -> list[Any]:
     if not isinstance(values, list):
         return [values] * n
     if len(values) != n:
-        raise UsageError(f"there are {len(values)} values for {n} environments")
+        raise UsageError(f"values has {len(values)} items, but there are {n} environments")
     return values

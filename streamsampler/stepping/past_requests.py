@@ -16,8 +16,8 @@ BEFORE = -1
 _MOST = 1_000
 
 TOO_MANY = (
-    f"more than {_MOST:,} times its methods were called or its attributes set, which an environment that is made anew "
-    "would have to repeat: use get_attr for what changes nothing, and options of resets"
+    f"its methods were called or its attributes set more than {_MOST:,} times, which a replacement would have to "
+    "repeat: use get_attr to read values, and the options of reset for settings"
 )
 
 

@@ -16,8 +16,8 @@ def new_pool_of(engine: EngineName, start_method: StartMethod) -> NewPool:
     Raises UsageError for an engine of samplers alone, SamplerError if it cannot start processes here.
     """
     if engine not in STEPPING_ENGINES:
-        known = " and ".join(f'engine="{name}"' for name in STEPPING_ENGINES)
-        raise UsageError(f'engine="{engine}" steps no environments from this process: {known} do')
+        known = " or ".join(f'engine="{name}"' for name in STEPPING_ENGINES)
+        raise UsageError(f'engine="{engine}" cannot step environments from this process: use {known}')
     if engine == "processes":
         from streamsampler.stepping.pipe_links import PipeEnvPool  # imports modules of POSIX alone
 

@@ -183,7 +183,7 @@ class ProcessTransport(Transport):
         of_env = {order.env_id: order for order in orders}
         for number, ids in self._by_worker(list(of_env)):
             link = self._link(number)
-            orders_of_one = dumps([of_env[env_id] for env_id in ids], "what restores environments").owned()
+            orders_of_one = dumps([of_env[env_id] for env_id in ids], "the orders to restore environments").owned()
             link.write(pickle_frame(("restore", orders_of_one)))
             link.restoring.update(ids)
 
@@ -278,7 +278,7 @@ class ProcessTransport(Transport):
             values: list[Any] = loads(about[0])
         except Exception as error:
             of = ", ".join(map(str, env_ids))
-            what = f"what {name} of environments {of} returned cannot be unpickled here: {summary_of(error)}"
+            what = f"the results of {name} of environments {of} cannot be unpickled here: {summary_of(error)}"
             raise SerializationError(what) from error
         return values
 
@@ -409,7 +409,7 @@ class ProcessTransport(Transport):
             case ("restored", env_id, n_timesteps, why_not):
                 link.restoring.discard(env_id)
                 return [Restored(env_id, n_timesteps, why_not)]
-        raise ProtocolError("a worker sent what is no message")
+        raise ProtocolError(f"worker {link.number} sent an unknown message: {message!r:.80}")
 
     def _done(self, link: EnvLink, env_ids: list[int], infos: Mapping[int, tuple[str, bytes]]) -> list[EnvReport]:
         """Return results; those failing to unpickle are failures.

@@ -68,7 +68,7 @@ class Receiver:
             elif isinstance(it, RaiseFailure):
                 reword(it.error, it.quota, it.history)
                 if first is not None:
-                    _LOG.warning("in the same step: %s", it.error)
+                    _LOG.warning("another failure in the same step: %s", it.error)
                 first = first or it.error
             else:
                 self._carry_out(it)
@@ -288,4 +288,4 @@ class Receiver:
 
 
 def _warn_of_other(env_id: int, why: object) -> None:
-    _LOG.warning("environment %d is made anew, and is not what it was: %s", env_id, why)
+    _LOG.warning("environment %d was made again, but could not be restored: %s", env_id, why)

@@ -104,7 +104,7 @@ class StepsRecorder(ABC, Generic[StartT, EpisodeT]):
                 recorded.
         """
         if self._manager._episodes is not self._episodes:
-            raise UsageError("the environments were launched anew since this recorder was made: make another one")
+            raise UsageError("the environments were launched again after this recorder was made: make a new recorder")
         self._refuse_broken_off()
         if agent_infos is not None:
             self._check_infos(steps, agent_infos)
@@ -134,8 +134,8 @@ class StepsRecorder(ABC, Generic[StartT, EpisodeT]):
             row = wrong[0]
             raise UsageError(
                 f"timestep {steps.timesteps[row]} of episode {steps.episodes[row]} of environment {steps.env_ids[row]} "
-                f"is not its next result: it is number {steps.result_numbers[row]}, and number {expected[row]} comes "
-                "next. Add all Steps that the manager returns since the recorder was made, once, in order"
+                f"is not its next result: it is number {steps.result_numbers[row]}, but number {expected[row]} comes "
+                "next. Add all Steps returned by the manager since the recorder was made, each once, in order"
             )
 
     def _rows_to_record(self, steps: Steps, starts: Mapping[int, StartT]) -> list[int]:
@@ -172,7 +172,7 @@ class StepsRecorder(ABC, Generic[StartT, EpisodeT]):
             self._end_record(steps, row, episode)
         except DataError as error:
             self._close(env_id, None)
-            error.args = (f"{error} of an episode of environment {env_id}: it is left out",)
+            error.args = (f"{error} of an episode of environment {env_id}: the episode is left out",)
             return error
         self._seeds[env_id + self._next[env_id] * len(self._next)] = int(steps.seeds[row])
         self._close(env_id, episode)
@@ -193,14 +193,16 @@ class StepsRecorder(ABC, Generic[StartT, EpisodeT]):
 
     def _refuse_broken_off(self) -> None:
         if self._is_broken_off:
-            raise UsageError("a call of this recorder was broken off, by Ctrl-C or an error: make another one")
+            raise UsageError(
+                "an earlier call of this recorder was interrupted, by Ctrl-C or an error: make a new recorder"
+            )
 
     def _refuse_too_many(self) -> None:
         ahead = max(self._next) - min(self._next)
         if ahead > self._max_held:
             raise UsageError(
-                f"an environment is {ahead} episodes ahead of environments {self.missing}, whose episodes stand before "
-                "its own in a batch: let these go on (send(actions, env_ids)), or give a larger max_held"
+                f"an environment is {ahead} episodes ahead of environments {self.missing}, and max_held is "
+                f"{self._max_held}: step these environments first (send(actions, env_ids)), or pass a larger max_held"
             )
 
     @property
@@ -230,8 +232,8 @@ class StepsRecorder(ABC, Generic[StartT, EpisodeT]):
         taken = self._ready[:n_trajectories]
         if n_trajectories is not None and len(taken) < n_trajectories:
             raise UsageError(
-                f"only {len(taken)} of {n_trajectories} trajectories have ended: environments {self.missing} are "
-                "waited for, so step these and add their Steps"
+                f"only {len(taken)} of {n_trajectories} trajectories are complete: step environments {self.missing} "
+                "and add their Steps"
             )
         batch = self._batch_of(taken, [it for index in taken if (it := self._ended[index]) is not None])
         self._is_broken_off = True
@@ -270,9 +272,7 @@ class RowsRecorder(StepsRecorder[dict[str, Any], RowTrajectory]):
 
     def _check_infos(self, steps: Steps, agent_infos: Any) -> None:
         if not isinstance(agent_infos, Mapping):
-            raise DataError(
-                f"agent_infos must be a dict of arrays with one row for each step, got {short(agent_infos)}"
-            )
+            raise DataError(f"agent_infos must be a dict of arrays with a row for each step, got {short(agent_infos)}")
         BatchInfos("agent_infos").record(np.arange(len(steps)), agent_infos)
 
     def _starts_of(self, steps: Steps) -> tuple[Mapping[int, dict[str, Any]], Mapping[int, dict[str, Any]], Any]:

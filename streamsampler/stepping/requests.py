@@ -51,7 +51,7 @@ class OpenRequests:
         """Record arrived results; raise ProtocolError without an open request."""
         if not self.waiting.issuperset(env_ids):
             unknown = sorted(set(env_ids) - self.waiting)
-            raise ProtocolError(f"environments {unknown} answered, and have no request without an answer")
+            raise ProtocolError(f"environments {unknown} answered without an open request")
         self.waiting.difference_update(env_ids)
         self.arrived.update(dict.fromkeys(env_ids))
 
@@ -59,7 +59,7 @@ class OpenRequests:
         """Close requests, as results are received or discarded; all of them, or raise ProtocolError."""
         arrived = self.arrived
         if missing := [env_id for env_id in env_ids if env_id not in arrived]:
-            raise ProtocolError(f"environments {missing} have no result to hand out")
+            raise ProtocolError(f"environments {missing} have no result to receive")
         self._close_requests(env_ids, event)
 
     def _close_requests(self, env_ids: Sequence[int], event: EnvEvent) -> None:

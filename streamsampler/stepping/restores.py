@@ -62,7 +62,7 @@ def replay(
             try:
                 script.send(own_copy(action))
             except StopIteration:
-                raise _differs(f"its episode ended with timestep {t + 1}, where it went on before") from None
+                raise _differs(f"its episode ended at timestep {t + 1}, but continued originally") from None
             yield
     finally:
         script.close()
@@ -93,7 +93,7 @@ class _ReplayComparison:
         if self._digests is not None or t == self._n:
             self.seen.put(0, 0, observation)
         if self._digests is not None and t < len(self._digests) and digest(self.seen.view(0, 0)) != self._digests[t]:
-            raise _differs(f"its observation of timestep {t} is another one than before")
+            raise _differs(f"its observation of timestep {t} differs from the original")
 
     def record_reward(self, reward: Any) -> None:
         """Raise NotRestoredError if the earlier reward is known and differs."""
@@ -103,7 +103,7 @@ class _ReplayComparison:
             return
         before = float(self._rewards[known])
         if np.float64(reward).tobytes() != np.float64(before).tobytes():
-            raise _differs(f"its reward of timestep {len(self.float_rewards)} is {reward}, and was {before}")
+            raise _differs(f"its reward of timestep {len(self.float_rewards)} is {reward}, but was {before} originally")
 
     def flags(self, terminated: Any, truncated: Any) -> tuple[bool, bool]:
         return bool(terminated), bool(truncated)
@@ -114,11 +114,11 @@ def _compare_last(order: RestoreOrder, seen: Sequence[tuple[str, Any]], rows: Ro
     before = rows.observation_values.parts(order.slot, order.env_id)
     for (path, now), (_, then) in zip(seen, before, strict=True):
         if not same(now, then):
-            raise _differs(f"its last observation{path}, of timestep {order.n_timesteps}, is another one than before")
+            raise _differs(f"its last observation{path}, of timestep {order.n_timesteps}, differs from the original")
 
 
 def _differs(what: str) -> NotRestoredError:
     return NotRestoredError(
-        f"{what}, after the same seed and actions; what it returns must depend on these alone, and it must draw from "
-        'self.np_random alone (verify="steps" tells the first observation that differs)'
+        f"{what}, after the same seed and actions: its results must depend on these alone, and it must draw only from "
+        'self.np_random (verify="steps" finds the first different observation)'
     )

@@ -25,14 +25,13 @@ from streamsampler.workers.known_wrappers import EnvFacts
 from streamsampler.workers.resets import ResetOrder, carry_out
 
 _DRAWS = (
-    "something drew from a global generator (random, numpy.random or torch) in an environment: several share "
-    "a process, so that trajectories would depend on one another. Draw from its np_random, or leave out "
-    'inference="parent"'
+    "an environment drew from a global generator (random, numpy.random or torch), which environments of a process "
+    'share: trajectories would depend on each other. Let it draw from self.np_random, or use inference="worker"'
 )
 
 _VECTOR = (
-    'inference="parent" takes no vector environment: pass one that is not vectorised, of which as many are made as '
-    'n_envs says, or leave out inference="parent"'
+    'inference="parent" does not support vector environments: pass a single environment, of which n_envs are made, or '
+    'use inference="worker"'
 )
 
 

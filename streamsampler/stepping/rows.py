@@ -43,8 +43,8 @@ class EnvSpaces:
         for env_id, space in enumerate(each):
             if space is not first:
                 raise DifferentSpacesError(
-                    f"the {kind} space of environment {env_id} is {space}, and that of environment 0 is {first}: here "
-                    f"all environments must have the same {kind} space; {kind}_spaces of a manager has those of each"
+                    f"the {kind} space of environment {env_id} is {space}, but that of environment 0 is {first}: here "
+                    f"all environments must have the same {kind} space; a manager's {kind}_spaces has each of them"
                 )
         return first
 

@@ -44,8 +44,8 @@ class ManagedVecEnv(VecEnv):  # type: ignore[misc]
     def __init__(self, manager: BaseEnvManager) -> None:
         if manager.autoreset != "same_step":
             raise UsageError(
-                "Stable-Baselines3 takes environments that are reset in the step that ends an episode: make the "
-                f'manager with autoreset="same_step" (it has "{manager.autoreset}")'
+                "Stable-Baselines3 needs environments that reset themselves at an episode's end: make the manager with "
+                f'autoreset="same_step", not "{manager.autoreset}"'
             )
         self.manager = manager
         super().__init__(manager.n_envs, manager.observation_space, manager.action_space)
@@ -64,7 +64,7 @@ class ManagedVecEnv(VecEnv):  # type: ignore[misc]
 
     def _reset(self, seeds: dict[int, int], options: Sequence[dict[str, Any]]) -> Steps:
         if len(options) != self.num_envs:
-            raise UsageError(f"there are options for {len(options)} environments, but {self.num_envs} environments")
+            raise UsageError(f"options has {len(options)} items, but there are {self.num_envs} environments")
         if not any(options):
             return self.manager.reset(seed=seeds or None)
         for env_id, of_one in enumerate(options):
@@ -122,7 +122,7 @@ class ManagedVecEnv(VecEnv):  # type: ignore[misc]
 
     def get_images(self) -> list[Any]:
         if self.render_mode != "rgb_array":
-            warnings.warn(f'the render mode is {self.render_mode!r}, and images need "rgb_array"', stacklevel=2)
+            warnings.warn(f'the render mode is {self.render_mode!r}, but images need "rgb_array"', stacklevel=2)
             return [None] * self.num_envs
         return self.manager.render()
 

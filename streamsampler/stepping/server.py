@@ -338,7 +338,7 @@ class EnvServer(ABC):
         raise self._refused(parameters)
 
     def _refused(self, what: Any) -> ProtocolError:
-        return ProtocolError(f"{type(self).__name__} was asked for what it does not do, and got {what!r:.80}")
+        return ProtocolError(f"{type(self).__name__} does not support this request: {what!r:.80}")
 
     @abstractmethod
     def set_options(self, env_id: int, options: Any) -> None: ...
@@ -347,8 +347,8 @@ class EnvServer(ABC):
         """Carry out a request other than a step: "call", "get", "set", "render", "wrappers", or a subclass's kind."""
         if env_id not in self.envs and kind != "parameters":
             raise UsageError(
-                f"environment {env_id} raised when it was made anew, so there is none: its next reset makes it, "
-                f"call reset(env_ids=[{env_id}])"
+                f"environment {env_id} raised when it was made again, so it does not exist: call "
+                f"reset(env_ids=[{env_id}]), which makes it"
             )
         self.show(env_id, _CALLING)
         with self.generators.calling(env_id):
@@ -422,8 +422,8 @@ def _called(env: Any, env_id: int, name: str, positional: Any, named: Any) -> An
         return member(*positional, **named)
     if positional or named:
         warnings.warn(
-            f"{name} of environment {env_id} is no method: its value is returned, and the arguments of the call are "
-            "ignored; get_attr() takes none",
+            f"{name} of environment {env_id} is not a method: its value is returned, and the arguments of the call are "
+            "ignored; use get_attr()",
             stacklevel=2,
         )
     return member

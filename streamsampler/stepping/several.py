@@ -136,7 +136,7 @@ class SeveralAgents:
         """
         if not isinstance(actions, Mapping) or not all(isinstance(name, str) for name in actions):
             raise UsageError(
-                "environments of several agents take actions by policy: manager.step({name: actions}), with an action "
+                "environments of several agents need actions by policy: manager.step({name: actions}), with an action "
                 f"for each row of steps[name]; got {actions!r:.80}"
             )
         places = self._places(env_ids)
@@ -145,7 +145,7 @@ class SeveralAgents:
                 raise UsageError(f"there is no policy {name!r}; the policies are {listed(self._policies)}")
         if missing := [name for name in places if name not in actions]:
             who = [agent for _, agent in places[missing[0]]]
-            raise UsageError(f"there are no actions of policy {missing[0]!r}, and its agents {who} are to act")
+            raise UsageError(f"actions of policy {missing[0]!r} are missing, but its agents {who} are to act")
         found: list[dict[str, Any]] = [{} for _ in env_ids]
         for name, batch in actions.items():
             own = places.get(name, [])
@@ -198,11 +198,13 @@ def several_agents(
     if not facts:
         if policy_of is not None:
             raise UsageError(
-                "policy_of= is for environments of several agents (PettingZoo's), and these have one agent"
+                "policy_of= is for environments of several agents (PettingZoo's), but these have a single agent"
             )
         return None
     if len(facts) < len(spaces.observation):
-        raise UsageError("some of these environments have one agent, and some have several: make a manager for each")
+        raise UsageError(
+            "some of these environments have a single agent, and some have several: make a manager for each kind"
+        )
     return SeveralAgents(facts, policy_of, seed, now)
 
 

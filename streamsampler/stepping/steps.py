@@ -108,8 +108,8 @@ class Steps:
     def _of_agents(self) -> JointSteps:
         if self.joint is None:
             raise UsageError(
-                "these environments have one agent: steps.observations, steps.rewards and so on are what it gets; "
-                "steps.select(rows) selects rows, and policies are of environments of several agents"
+                "these environments have a single agent, and no policies: use steps.observations, steps.rewards and so "
+                "on, and steps.select(rows) to select rows"
             )
         return self.joint
 

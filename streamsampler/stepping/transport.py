@@ -99,10 +99,10 @@ class Transport(abc.ABC):
             return
         self._has_warned = True
         _LOG.warning(
-            "environment %d (%s) draws from a global generator (random, numpy.random or torch), which the environments "
-            "of a process share: its earlier episodes may have depended on the others. From now on it has states of "
-            "its own, which takes %.2f ms for each of its calls; others that draw are treated alike. Let it draw from "
-            "self.np_random, or pass own_generators=True, which does so from the start",
+            "environment %d (%s) draws from a global generator (random, numpy.random or torch), which all environments "
+            "of its process share: its earlier episodes may have depended on the others. From now on it has its "
+            "own states, which adds %.2f ms to each of its calls; other environments that draw are treated the same. "
+            "Let it draw from self.np_random, or pass own_generators=True for own states from the start",
             env_id, name, 1000 * seconds,
         )  # fmt: skip
 
@@ -118,4 +118,4 @@ class Transport(abc.ABC):
 def warn_of_unclosed(raised: Mapping[int, str]) -> None:
     """Log exceptions of `close`, if no call is left to raise them."""
     for env_id, summary in raised.items():
-        _LOG.warning("environment %d raised while it was closed: %s", env_id, summary)
+        _LOG.warning("environment %d raised in close: %s", env_id, summary)

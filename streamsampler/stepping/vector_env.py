@@ -63,7 +63,7 @@ def _discard_open(manager: BaseEnvManager) -> None:
         try:
             manager.recv(min_envs=manager.n_envs)
         except WorkerError as error:  # its environment has failed, so it has no open request any more
-            _LOG.warning("in the same step: %s", error)
+            _LOG.warning("another failure in the same step: %s", error)
 
 
 def _begun_again(manager: BaseEnvManager, steps: Steps) -> Steps:
@@ -288,16 +288,16 @@ def _observation_spaces(manager: BaseEnvManager, mode: Any) -> tuple[Any, Any]:
         return batch_space(single, manager.n_envs), single
     if not manager.are_stacked:
         raise DifferentSpacesError(
-            f"observation_mode={mode!r} takes environments whose observation spaces differ in their bounds alone, and "
-            f"these are {', '.join(map(str, manager.observation_spaces))}"
+            f"observation_mode={mode!r} needs observation spaces that differ only in their bounds, but these are "
+            f"{', '.join(map(str, manager.observation_spaces))}"
         )
     if isinstance(mode, str) and mode == "different":
         spaces = manager.observation_spaces
         return batch_differing_spaces(spaces), spaces[0]
     if not isinstance(mode, tuple) or len(mode) != 2 or not all(isinstance(space, gym_spaces.Space) for space in mode):
         raise UsageError(
-            'observation_mode must be "same", "different", or a tuple of the batched observation space and that of '
-            f"one environment, got {mode!r}"
+            'observation_mode must be "same", "different", or a tuple of the batched observation space and that of a '
+            f"single environment, got {mode!r}"
         )
     return mode
 

@@ -203,7 +203,7 @@ class EnvWorker(Answers):
                 tried[env_id] = True
                 values.append(self._server.request(env_id, kind, name, argument))
                 tried[env_id] = False
-            answer = pickle_frame(("values", dumps(values, f"what {name} returned").owned()))
+            answer = pickle_frame(("values", dumps(values, f"the result of {name}").owned()))
         except BaseException as error:  # as in `make`
             answer = pickle_frame(("raised", tried, *_about(error)))
         self._server.rest()

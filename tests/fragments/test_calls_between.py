@@ -268,7 +268,7 @@ def test_an_agent_here_that_cannot_say_what_it_remembers_loses_them_with_a_warni
         assert sampler.obtain_fragments(1, N_ENVS).continued.any()
         sampler.obtain_trajectories(2)
         sampler.obtain_fragments(9, N_ENVS)
-        assert "environment 0 cannot be restored: whole trajectories were run with its agent since, and " in caplog.text
+        assert "environment 0 cannot be restored: its agent has run whole trajectories since then, and " in caplog.text
         assert "get_state" in caplog.text
 
 

@@ -288,7 +288,7 @@ def test_what_comes_out_otherwise_for_one_agent_is_run_again(calls: Any, tmp_pat
     with parent(Rowwise(), lambda: Unfaithful(tmp_path, 2)) as sampler:
         calls(sampler)
         assert sampler.stats.restarts > 0
-    assert "did something else when it was reset with its seed and its actions were applied again" in caplog.text or (
+    assert "behaved differently when it was reset with the same seed" in caplog.text or (
         "the same actions did not lead to the same observations and rewards" in caplog.text
     )
 

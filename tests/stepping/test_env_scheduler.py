@@ -111,9 +111,9 @@ def test_results_are_received_once():
     assert scheduler.handle([Done([1])], 0.0) == []
     assert list(scheduler.arrived) == [1]
     receive(scheduler, [1])
-    with pytest.raises(ProtocolError, match="have no result"):
+    with pytest.raises(ProtocolError, match="have no result to receive"):
         receive(scheduler, [1])
-    with pytest.raises(ProtocolError, match="have no request without an answer"):
+    with pytest.raises(ProtocolError, match="without an open request"):
         scheduler.handle([Done([1])], 0.0)
     assert (scheduler.states, scheduler.n_open) == ([STEPPING, READY], 1)
 

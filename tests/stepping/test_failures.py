@@ -151,11 +151,11 @@ def test_methods_and_ends_that_raise_or_exit(kind, caplog, capfd):
             manager.render()
         check_goes_on(manager)
         if kind == "processes":
-            with pytest.raises(SerializationError, match="what bad of environments 0 returned cannot be unpickled"):
+            with pytest.raises(SerializationError, match="the results of bad of environments 0 cannot be unpickled"):
                 manager.call("bad")
             check_goes_on(manager)
     (record,) = caplog.records
-    assert record.message == "environment 0 raised while it was closed: SystemExit: licence expired"
+    assert record.message == "environment 0 raised in close: SystemExit: licence expired"
     for error in (EXITS, OSError("licence expired")):
         with pytest.raises((RolloutError, SystemExit, OSError), match="licence expired"):
             MANAGERS[kind]([lambda error=error: Odd({"make": error}), Odd], n_envs=2).reset()
@@ -585,7 +585,7 @@ def test_an_environment_that_could_not_be_made_anew_says_so(call):
     with SerialEnvManager([make], seed=0) as manager:
         manager.reset()
         assert manager.step([1]).failed.tolist() == [True]
-        with pytest.raises(UsageError, match=r"environment 0 raised when it was made anew.*reset\(env_ids=\[0\]\)"):
+        with pytest.raises(UsageError, match=r"environment 0 raised when it was made again.*reset\(env_ids=\[0\]\)"):
             call(manager)
         manager.reset()
         manager.set_attr("x", 1)

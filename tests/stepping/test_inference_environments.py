@@ -97,7 +97,7 @@ def test_a_result_that_arrives_with_the_loss_is_handed_out_when_its_environment_
 def test_an_environment_that_does_something_else_is_told_of_when_all_is_taken_in(script, environments):
     lose(script, environments)
     script.events.append([Restored(0, 1, "its reward of timestep 1 is another one"), Restored(1, 0, ""), Done([1])])
-    with pytest.raises(NotReproducibleError, match="environment 0 was lost with its process, and did something else"):
+    with pytest.raises(NotReproducibleError, match="environment 0 was lost with its process, and behaved differently"):
         environments.take_arrived(0.0)
     assert environments.scheduler.restoring == set()
     assert ("give_up", [0]) not in script.asked, "it was asked for nothing that it ignores"
@@ -174,7 +174,7 @@ def test_actions_are_kept_while_they_are_applied_again(script, environments):
 def test_what_is_not_kept_any_more_is_no_error_before_all_is_taken_in(script, environments):
     environments.history_of = lambda env_id, _: None if env_id == 0 else History([])
     script.events.append([LOST])
-    with pytest.raises(NotReproducibleError, match="longer than can be restored"):
+    with pytest.raises(NotReproducibleError, match="too long to be restored"):
         environments.take_arrived(0.0)
     assert script.asked[-2:] == [("restore", [1]), ("step", [1])], "the other one is restored all the same"
 
@@ -182,7 +182,7 @@ def test_what_is_not_kept_any_more_is_no_error_before_all_is_taken_in(script, en
 def test_what_is_not_kept_any_more_is_no_error_before_other_processes_are_replaced(script, environments):
     environments.history_of = lambda env_id, _: None if env_id == 0 else History([])
     script.events.append([Broken([0], DEATH, 0, is_new=True), Broken([1], DEATH, 1, is_new=True)])
-    with pytest.raises(NotReproducibleError, match="longer than can be restored"):
+    with pytest.raises(NotReproducibleError, match="too long to be restored"):
         environments.take_arrived(0.0)
     assert script.asked[-2:] == [("restore", [1]), ("step", [1])]
 
@@ -203,7 +203,7 @@ def test_what_raises_when_it_is_restored_is_told_of_if_it_is_wanted(script, envi
     lose(script, environments)
     script.events += [list(RAISED), [Done([1])]]
     if is_wanted:
-        with pytest.raises(NotReproducibleError, match="raised when its actions were applied again"):
+        with pytest.raises(NotReproducibleError, match="raised when its actions were repeated"):
             environments.take_arrived(0.0)
     else:
         environments.settle([0, 1])  # without its being forgotten before

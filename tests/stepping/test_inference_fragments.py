@@ -106,7 +106,7 @@ def test_longer_episodes_are_not_restored(agent, limit, lost, tmp_path, caplog):
             sampler.obtain_fragments(3, restore_limit=limit)
         kill(sampler, 0)
         batch = sampler.obtain_fragments(3, restore_limit=limit)
-        assert sampler.stats.failed_trajectories == caplog.text.count("longer than can be restored") == lost
+        assert sampler.stats.failed_trajectories == caplog.text.count("too long to be restored") == lost
     assert batch.continued.tolist() == [not lost] * 3
 
 
@@ -318,8 +318,8 @@ def test_trajectories_that_cannot_be_restored_are_run_again_from_their_seeds(how
         expected = sampler.obtain_trajectories(2)
     both = zip(found, expected, strict=True)
     assert [np.array_equal(one.observations, other.observations) for one, other in both] == [True, how == "raises"]
-    assert {"raises": "raised when its actions were applied", "changes": "did something else"}[how] in caplog.text
-    assert "Trajectories under way are run again" in caplog.text
+    assert {"raises": "raised when its actions were repeated", "changes": "behaved differently"}[how] in caplog.text
+    assert "Trajectories in flight are run again" in caplog.text
 
 
 def test_a_trajectory_that_was_left_out_is_not_wanted_back(tmp_path):

@@ -127,5 +127,5 @@ def test_parameters_that_an_environment_does_not_take(new_manager):
     assert manager.get_attr("level") == [0, 0]
     with pytest.raises(UsageError, match="has no parameters"):
         manager.set_parameters({})
-    with pytest.raises(UsageError, match="without one"):
+    with pytest.raises(UsageError, match="without an environment"):
         manager.set_parameters(SetParameters({"level": 3}, Counting))

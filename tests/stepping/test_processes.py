@@ -35,7 +35,7 @@ def two(envs=LONG, n_workers=2, **options):
 def test_a_worker_that_dies_is_an_error_that_names_its_environments():
     with EnvManager(LONG, n_envs=4, n_workers=2, seed=0, on_failure="raise") as manager:
         manager.reset()
-        with pytest.raises(WorkerDiedError, match=r"worker 0 was killed by SIGKILL.*in it are environments 0, 1"):
+        with pytest.raises(WorkerDiedError, match=r"worker 0 was killed by SIGKILL.*it ran environments 0, 1"):
             manager.step(np.array([7, 1, 1, 1]))
         assert [state is EnvState.FAILED for state in manager.states] == [True, True, False, False]
         assert manager.recv(min_envs=2).rewards.tolist() == [1, 1]
@@ -131,7 +131,7 @@ class Hanging(Counting):
 
 HANGS: dict[str, tuple[Any, str]] = {
     "step": (lambda manager: manager.step(np.array([1, 8])), "worker 1 made no progress"),
-    "reset": (lambda manager: manager.reset(seed={1: 13}), "resetting the environment 1; in it are environments 1"),
+    "reset": (lambda manager: manager.reset(seed={1: 13}), "resetting the environment 1; it ran environments 1"),
     "call": (lambda manager: manager.call("hang", env_ids=[1]), "worker 1 made no progress"),
 }
 
@@ -181,7 +181,7 @@ def test_making_environments_again_has_a_time_limit_and_keeps_nobody_waiting(tmp
         assert manager.step(ONES).failed.tolist() == [True, False]
         manager.send(ONES)  # the first is made again for it, and that hangs
         assert manager.recv(min_envs=1).env_ids.tolist() == [1]
-        with pytest.raises(WorkerHungError, match="while making the environment; in it are environments 0"):
+        with pytest.raises(WorkerHungError, match="while making the environment; it ran environments 0"):
             manager.recv()
 
 

@@ -72,7 +72,7 @@ class Program:
 
     def busy(self, chosen: Any, _: Any) -> None:
         if set(chosen) - set(self.dying.ready):
-            with pytest.raises(UsageError, match="awaits no action"):
+            with pytest.raises(UsageError, match="does not wait for an action"):
                 self.dying.send(np.zeros(len(chosen), np.int64), chosen)
 
     def kill(self, chosen: Any, _: Any) -> None:

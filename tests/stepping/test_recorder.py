@@ -107,7 +107,7 @@ def test_a_prefix_is_taken_and_what_it_waits_for_is_named(autoreset):
         assert (len(recorder), recorder.missing) == (0, [0, 1])
         step_all(manager, recorder, 3)
         assert (len(recorder), recorder.missing) == (1, [1])
-        with pytest.raises(UsageError, match=r"only 1 of 2 trajectories have ended: environments \[1\] are waited for"):
+        with pytest.raises(UsageError, match=r"only 1 of 2 trajectories are complete: step environments \[1\]"):
             recorder.take(2)
         assert recorder.take().indices.tolist() == [0]
         step_all(manager, recorder, 1)
@@ -195,16 +195,16 @@ def test_results_that_are_missing_or_come_twice_are_errors(autoreset):
         recorder.add(manager.reset())
         first, second = manager.step([1, 1]).by_env(), manager.step([1, 1])
         recorder.add(first[1])
-        with pytest.raises(UsageError, match="environment 0 is not its next result: it is number 2, and number 1"):
+        with pytest.raises(UsageError, match="environment 0 is not its next result: it is number 2, but number 1"):
             recorder.add(second)
-        with pytest.raises(UsageError, match=r"timestep 1 .* it is number 1, and number 2 comes next"):
+        with pytest.raises(UsageError, match=r"timestep 1 .* it is number 1, but number 2 comes next"):
             recorder.add(first[1])
         recorder.add(first[0])
         recorder.add(second)
         assert len(recorder) == 1
         manager.close()
         manager.launch()
-        with pytest.raises(UsageError, match="launched anew since this recorder was made"):
+        with pytest.raises(UsageError, match="launched again after this recorder was made"):
             recorder.add(manager.reset())
 
 
@@ -220,13 +220,13 @@ def test_a_call_that_is_broken_off_is_not_repeated(monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             recorder.add(steps)
         for call in (lambda: recorder.add(steps), recorder.take):
-            with pytest.raises(UsageError, match="broken off, by Ctrl-C or an error: make another one"):
+            with pytest.raises(UsageError, match="interrupted, by Ctrl-C or an error: make a new recorder"):
                 call()
 
 
 def test_infos_of_agents_that_cannot_be():
     wrong: list[tuple[Any, str]] = [
-        ([{}], "agent_infos must be a dict of arrays with one row for each step, got list"),
+        ([{}], "agent_infos must be a dict of arrays with a row for each step, got list"),
         ({"value": [1.0]}, "should have one row for each of 2"),
         ({3: [1.0, 2.0]}, "3"),
     ]
@@ -245,7 +245,9 @@ def test_actions_outside_their_space_that_an_environment_took():
     with SerialEnvManager(Strolling, n_envs=2, seed=0, autoreset="same_step") as manager:
         recorder = manager.recorder()
         recorder.add(manager.reset())
-        match = r"action is outside its space: .*, at timestep 0 of an episode of environment 0: it is left out"
+        match = (
+            r"action is outside its space: .*, at timestep 0 of an episode of environment 0: the episode is left out"
+        )
         with pytest.raises(ActionError, match=match):
             step_all(manager, recorder, 12, [[2, 0], [0, 0]])
         assert recorder.n_left_out == 1

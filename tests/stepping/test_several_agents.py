@@ -219,7 +219,7 @@ def test_actions_outside_their_space_that_an_environment_took() -> None:
         recorder = manager.recorder()
         steps = manager.reset()
         recorder.add(steps)
-        words = "agent 'red_0': action is outside its space: .*of an episode of environment 0: it is left out"
+        words = "agent 'red_0': action is outside its space: .*of an episode of environment 0: the episode is left out"
         while not steps.ended.any():
             actions = {name: np.zeros(len(steps[name]), np.int64) for name in steps.policies}
             actions["red"][0] = 3
@@ -383,17 +383,22 @@ def test_what_is_sent_is_for_those_that_are_to_act(new_manager: Any) -> None:
     manager = new_manager(Comings, n_envs=2, seed=1)
     blue = {"blue": [0, 0]}
     wrong: list[tuple[Any, Any, Any, str]] = [
-        ([0, 1], None, UsageError, "take actions by policy: manager.step"),
-        ({0: {"red_0": 1}}, None, UsageError, "take actions by policy"),
+        ([0, 1], None, UsageError, "need actions by policy: manager.step"),
+        ({0: {"red_0": 1}}, None, UsageError, "need actions by policy"),
         ({"green": [1], **blue}, None, UsageError, "no policy 'green'; the policies are 'red', 'blue'"),
-        (blue, None, UsageError, r"no actions of policy 'red', and its agents \['red_0', 'red_1', 'red_0', 'red_1'\]"),
-        ({}, None, UsageError, "no actions of policy 'red'"),
+        (
+            blue,
+            None,
+            UsageError,
+            r"actions of policy 'red' are missing, but its agents \['red_0', 'red_1', 'red_0', 'red_1'\]",
+        ),
+        ({}, None, UsageError, "actions of policy 'red' are missing"),
         ({"red": [1, 2, 3], **blue}, None, ActionError, r"batch of 4 has the shape \(3,\).*action of policy 'red'"),
         ({"red": [1, 2, 3, 0], **blue}, [1], ActionError, r"batch of 2 has the shape \(4,\)"),
         ({"red": [1, 2, 0.5, 0], **blue}, None, ActionError, "action of policy 'red'"),
         ({"red": [1, 2, 3, 0], **blue}, [5], UsageError, "there is no environment 5"),
     ]
-    with pytest.raises(UsageError, match="environment 0 awaits no action"):
+    with pytest.raises(UsageError, match=r"environment 0 is .* does not wait for an action"):
         manager.step({})
     manager.reset()
     for actions, env_ids, error, words in wrong:
@@ -403,7 +408,7 @@ def test_what_is_sent_is_for_those_that_are_to_act(new_manager: Any) -> None:
     assert (steps.timesteps.tolist(), steps.result_numbers.tolist()) == ([1, 1], [1, 1])
     assert steps.actions.tolist()[1] == {"red_0": 3, "red_1": 0, "blue_1": 0}
     manager.send(asked(RED_AND_BLUE, steps)[0])
-    with pytest.raises(UsageError, match="environment 0 awaits no action"):
+    with pytest.raises(UsageError, match=r"environment 0 is .* does not wait for an action"):
         manager.random_actions()
     manager.recv(2)
 
@@ -427,7 +432,7 @@ def test_a_policy_none_of_whose_agents_acts_sends_nothing() -> None:
         (Comings, {"red_0": "a"}, "policy_of names no policy for agent 'red_1'"),
         (Comings, lambda agent, index: None, "names the policy None for agent 'red_0'"),
         (Counting, {"red_0": "a"}, "policy_of= is for environments of several agents"),
-        ([Comings, Counting], None, "some of these environments have one agent, and some have several"),
+        ([Comings, Counting], None, "some of these environments have a single agent, and some have several"),
     ],
 )
 def test_who_cannot_play_whom(new_manager: Any, env: Any, policy_of: Any, words: str) -> None:
@@ -450,7 +455,7 @@ def test_environments_of_one_agent_have_no_policies() -> None:
     with SerialEnvManager(Counting, n_envs=1) as manager:
         steps = manager.reset()
         for call in (lambda: steps.policies, lambda: steps["red"]):
-            with pytest.raises(UsageError, match="have one agent"):
+            with pytest.raises(UsageError, match="have a single agent"):
                 call()
 
 

@@ -195,7 +195,9 @@ def test_spaces_may_differ_in_their_bounds_or_in_one_kind(new_manager):
     assert [space.n for space in manager.action_spaces] == [1, 2, 50]
     assert [space.high.item() for space in manager.observation_spaces] == [1, 2, 50]
     for name in ("observation_space", "action_space"):
-        with pytest.raises(UsageError, match=f"the {name.replace('_', ' ')} of environment 1 .*{name}s of a manager"):
+        with pytest.raises(
+            UsageError, match=f"the {name.replace('_', ' ')} of environment 1 .*a manager's {name}s has each"
+        ):
             getattr(manager, name)
     actions = np.array([manager.random_actions() for _ in range(30)])
     assert actions.max(0)[:2].tolist() == [0, 1]

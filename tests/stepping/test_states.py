@@ -23,10 +23,10 @@ def test_what_the_table_lacks_raises(state):
 
 def test_errors_name_the_environment_say_what_to_do_and_change_nothing():
     requests = OpenRequests(3)
-    with pytest.raises(UsageError, match=r"environment 1 awaits no action, it is VOID: call reset\(\)"):
+    with pytest.raises(UsageError, match=r"environment 1 is VOID and does not wait for an action: call reset\(\)"):
         refuse_busy(requests.states, [1])
     requests.request([1], EnvEvent.RESET)
-    with pytest.raises(UsageError, match=r"environment 1 .* RESETTING: call recv\(\)"):
+    with pytest.raises(UsageError, match=r"environment 1 is RESETTING .*: call recv\(\)"):
         refuse_busy(requests.states, [1])
     before = pickle.dumps(vars(requests))
     with pytest.raises(ProtocolError):

@@ -29,7 +29,7 @@ from streamsampler.workers.vec.joint_fragments import GroupOfAgents
 from streamsampler.workers.vec.rows import singles_of
 from streamsampler.workers.vec.worker import DRAWS
 
-_LENT = "whole trajectories were run with its agent since, and "
+_LENT = "its agent has run whole trajectories since then, and "
 
 
 class RemoteGroup(RemoteRows, Group):

@@ -32,12 +32,12 @@ from streamsampler.workers.explain import is_interrupt
 from streamsampler.workers.known_wrappers import EnvFacts
 
 _HIDDEN = (
-    "environment {} was lost with its process, and did something else when it was reset with its seed and its actions "
-    "were applied again: it draws from something that its reset does not seed. Let it draw from self.np_random after "
-    "super().reset(seed=seed)"
+    "environment {} was lost with its process, and behaved differently when it was reset with the same seed and "
+    "stepped with the same actions: it uses random numbers that its reset does not seed. Let it draw from "
+    "self.np_random after super().reset(seed=seed)"
 )
-_RAISED = "environment {} was lost with its process, and raised when its actions were applied again"
-TOO_LONG = "environment {} was lost with its process, in an episode that is longer than can be restored"
+_RAISED = "environment {} was lost with its process, and raised when its actions were repeated"
+TOO_LONG = "environment {} was lost with its process, in an episode too long to be restored"
 
 
 class EnvironmentRaisedError(Exception):

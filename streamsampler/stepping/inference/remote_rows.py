@@ -66,8 +66,8 @@ class _EnvNotHere:
 
     def _refuse(self, *_: Any, **__: Any) -> Any:
         raise UsageError(
-            'hooks have no context.env and no context.reset with inference="parent": the environment is in another '
-            'process. Let it say in its info what the hook needs, or use inference="worker"'
+            'hooks have no context.env and no context.reset with inference="parent", since the environment is in '
+            'another process: return the values a hook needs in the info, or use inference="worker"'
         )
 
     __getattr__ = __setattr__ = __call__ = _refuse

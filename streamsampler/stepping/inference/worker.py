@@ -202,7 +202,7 @@ class ParentWorker(VecWorker):
                 except NotReproducibleError as error:
                     # The quota of losses ends this loop: each time, a process was lost.
                     lost += self.ran_timesteps
-                    _LOG.warning("%s. Trajectories under way are run again from their seeds", error)
+                    _LOG.warning("%s. Trajectories in flight are run again from their seeds", error)
         finally:
             self.ran_timesteps += lost
 

@@ -287,7 +287,9 @@ class World:
             return  # to ask would open it
         for env_id, state in enumerate(self.manager.states):
             if state is not READY:
-                with pytest.raises(UsageError, match=f"environment {env_id} awaits no action, it is {state.name}"):
+                with pytest.raises(
+                    UsageError, match=f"environment {env_id} is {state.name} and does not wait for an action"
+                ):
                     self.manager.send([1], [env_id])
         if not self.manager._scheduler.n_open:
             with pytest.raises(UsageError, match="there is nothing to receive"):
