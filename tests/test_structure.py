@@ -59,7 +59,7 @@ STEP_WRAPPERS = {
     "environments.multi_agent.AecEnv.step",
     "environments.multi_agent.ParallelEnv.__init__",
     "environments.parameters._ParametrisedEnv.__init__",
-    "stepping.server.EnvServer._told_step",
+    "stepping.server.EnvServer._converted_step",
     "stepping.joint_env.JointEnv.step",
     "testing.faults.FaultyEnv.step",
     "workers.fail_points._MortalEnv.step",

@@ -20,7 +20,7 @@ IT_RAISED = "it raised "
 _PHASES_OF_RESETS = ("reset", Phase.RESET, Phase.ENV_CONSTRUCTION)
 
 
-class Done(NamedTuple):
+class RequestsDone(NamedTuple):
     """Requests were carried out; the results are in the rows, non-empty infos in `infos`."""
 
     env_ids: Sequence[int]
@@ -28,7 +28,7 @@ class Done(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Broken:
+class EnvsFailed:
     """Environments failed, and need a reset."""
 
     env_ids: Sequence[int]
@@ -39,7 +39,7 @@ class Broken:
     is_final: bool = False  # whether the error is raised in any case
 
     @classmethod
-    def alone(cls, env_id: int, error: RolloutError) -> Broken:
+    def alone(cls, env_id: int, error: RolloutError) -> EnvsFailed:
         """Return a single environment's failure, final if its action was invalid: a retry cannot help."""
         return cls([env_id], error, error.worker_number, env_id, is_final=is_of_action(error))
 
@@ -84,7 +84,7 @@ class OrdersMade:
     restored: Collection[int] = ()
 
 
-EnvReport = Done | Broken | Restored
+EnvReport = RequestsDone | EnvsFailed | Restored
 """The reports of a transport."""
 
 

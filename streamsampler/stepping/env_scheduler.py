@@ -11,10 +11,10 @@ from collections.abc import Collection, Iterable, Sequence
 from streamsampler.protocol.restarts import Losses
 from streamsampler.stepping.env_messages import (
     BeginEpisodes,
-    Broken,
     CountRestored,
     CountUnrestored,
     EnvInstruction,
+    EnvsFailed,
     Place,
     RaiseFailure,
     ReleaseEnvs,
@@ -50,7 +50,7 @@ class EnvScheduler(LossScheduler):
         self._n_ended = [0] * n_envs  # episodes since the caller's last reset
         self._to_reset: dict[int, None] = {}  # resets waiting for open requests; an ordered set
 
-    def goes_on(self, env_id: int) -> bool:
+    def has_episode(self, env_id: int) -> bool:
         """Whether the caller has received an episode's start and not its end."""
         return env_id not in self.over
 
@@ -156,7 +156,7 @@ class EnvScheduler(LossScheduler):
         self.request(env_ids, EnvEvent.RESET)
         self._instructions.append(BeginEpisodes(env_ids, n_discarded, n_failed, len(cut_short) - n_failed))
 
-    def _take_broken(self, event: Broken, *, is_outdated: bool) -> None:
+    def _handle_failure(self, event: EnvsFailed, *, is_outdated: bool) -> None:
         quota, history = self._count(event.loss)
         is_final = event.is_final or quota is not None
         open_steps = self.waiting.intersection(event.env_ids)
@@ -170,11 +170,11 @@ class EnvScheduler(LossScheduler):
         if is_outdated or is_replaced:
             is_raised = is_final or self._on_failure == "raise"
         else:
-            is_raised = self._bring_back(event, is_final=is_final, is_hopeless=is_hopeless)
+            is_raised = self._recover_envs(event, is_final=is_final, is_hopeless=is_hopeless)
         if is_raised and not is_discarded:
             self._instructions.append(RaiseFailure(event.error, quota, history))
 
-    def _is_hopeless(self, event: Broken) -> bool:
+    def _is_hopeless(self, event: EnvsFailed) -> bool:
         """Count the culprit's failure; return whether it fails each time at the same step.
 
         Resets, which lose nothing of an episode, are retried as long as the quotas allow.
@@ -185,8 +185,8 @@ class EnvScheduler(LossScheduler):
         failed = self._attempts[key] = self._attempts.get(key, 0) + 1
         return failed > (_ATTEMPTS_AFTER_DEATHS if event.has_died else _ATTEMPTS)
 
-    def _bring_back(
-        self, event: Broken, *, is_final: bool = False, is_hopeless: bool = False, to_reset: Collection[int] = ()
+    def _recover_envs(
+        self, event: EnvsFailed, *, is_final: bool = False, is_hopeless: bool = False, to_reset: Collection[int] = ()
     ) -> bool:
         """Restore, reset or fail environments, by the policy; return whether to raise the error."""
         lost = [env_id for env_id in event.env_ids if env_id in self.waiting]
@@ -217,7 +217,7 @@ class EnvScheduler(LossScheduler):
         """Whether an environment has an episode, and no open reset."""
         return self.states[env_id] not in (EnvState.VOID, EnvState.FAILED) and not self._is_resetting(env_id)
 
-    def _reset_failed(self, event: Broken, lost: Sequence[int]) -> None:
+    def _reset_failed(self, event: EnvsFailed, lost: Sequence[int]) -> None:
         """End the episodes of failed environments; retry resets, and steps at an episode's start."""
         ended, resets, steps = list[int](), list[int](), list[int]()
         for env_id in lost:
@@ -229,7 +229,7 @@ class EnvScheduler(LossScheduler):
         self._end_episodes(ended)
         self.lost.update(env_id for env_id in event.env_ids if env_id not in lost)
 
-    def _restore(self, event: Broken, to_reset: Collection[int]) -> None:
+    def _restore(self, event: EnvsFailed, to_reset: Collection[int]) -> None:
         going_on = [env_id for env_id in event.env_ids if env_id not in to_reset and self._is_kept(env_id)]
         is_same = self._place_of(event) is Place.SAME
         anew = [] if is_same else [env_id for env_id in event.env_ids if env_id not in going_on]
@@ -238,7 +238,7 @@ class EnvScheduler(LossScheduler):
         steps = [env_id for env_id in lost if env_id not in resets]
         self._retry(event, going_on, anew, resets, steps)
 
-    def _take_restored(self, event: Restored, *, is_outdated: bool) -> None:
+    def _handle_restored(self, event: Restored, *, is_outdated: bool) -> None:
         if is_outdated:
             return
         self.restoring.discard(event.env_id)
@@ -265,19 +265,19 @@ class EnvScheduler(LossScheduler):
         elif env_ids:
             self._instructions.append(RequestResets(env_ids))
 
-    def mend(self) -> None:
+    def resynchronize(self) -> None:
         """Make the states consistent after an interrupted call; `recover` must follow.
 
         Results about to be received count as failed: the caller did not get them.
         """
         self._instructions.clear()
         self.open_round()
-        super().mend()
+        super().resynchronize()
         self.fail(self.received)
         self.received = ()
 
     def recover(
-        self, events: Sequence[Broken], due: Collection[int], to_reset: Collection[int]
+        self, events: Sequence[EnvsFailed], due: Collection[int], to_reset: Collection[int]
     ) -> list[EnvInstruction]:
         """Restore environments lost by an interruption, which counts as no failure.
 
@@ -295,6 +295,6 @@ class EnvScheduler(LossScheduler):
         self.restoring.difference_update(*(event.env_ids for event in events))
         self._retries.clear()  # waiting retries are lost too: the loop below makes them again
         for event in events:
-            self._bring_back(event, to_reset=to_reset)
+            self._recover_envs(event, to_reset=to_reset)
         self._decide()
         return self._pop_instructions()

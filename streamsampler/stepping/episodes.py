@@ -125,7 +125,7 @@ class EnvEpisodes:
         with_digests = options.on_failure == "restore" and options.verify == "steps"
         if options.on_failure == "restore":
             self._histories = Histories(rows, n_envs, options.restore_limit, with_digests, parameters)
-        self.takes_rounds = not with_digests  # whether `hand_out_round` records enough to restore environments
+        self.takes_rounds = not with_digests  # whether `make_round_results` records enough to restore environments
         self._requests = PastRequests(n_envs)
         # Options removed since: by environment, with the seed of the last reset using them.
         self._begun_with: dict[int, tuple[int, dict[str, Any]]] = {}
@@ -152,11 +152,11 @@ class EnvEpisodes:
 
     def now(self, env_id: int) -> tuple[int, Any]:
         """Return the number of an environment's episode, and its observation, None between episodes."""
-        goes_on = self._scheduler.goes_on(env_id)
+        goes_on = self._scheduler.has_episode(env_id)
         return int(self._numbers[env_id]), self._rows.observation(env_id) if goes_on else None
 
     @property
-    def first_to_come(self) -> int:
+    def first_unstarted(self) -> int:
         """The least number of an episode that has started nowhere."""
         return int(self._numbers.max()) + 1
 
@@ -167,8 +167,8 @@ class EnvEpisodes:
 
     def parameters_in_use(self) -> list[int]:
         """Return the numbers of the parameter sets of current episodes."""
-        handed_out = [] if self._histories is None else self._histories.set_numbers
-        return [*handed_out, *self._rows.parameters.tolist()]
+        recorded = [] if self._histories is None else self._histories.set_numbers
+        return [*recorded, *self._rows.parameters.tolist()]
 
     def keep_infos(self, infos: Mapping[int, dict[str, Any]]) -> None:
         self._infos.update(infos)
@@ -188,12 +188,12 @@ class EnvEpisodes:
         self._settle()
         order = self._restore_order(env_id, remake)
         if order is None:
-            return self.order_anew(env_id, remake=remake)
+            return self.remake_order(env_id, remake=remake)
         order = replace(order, requests=self._requests.to_repeat(env_id, self._place(env_id)[0]))
         seed, options = self._begun_with.get(env_id, (None, None))
         return order if options is None or order.seed != seed else replace(order, options=options)
 
-    def order_anew(self, env_id: int, *, remake: bool) -> RestoreOrder | None:
+    def remake_order(self, env_id: int, *, remake: bool) -> RestoreOrder | None:
         """Return the order to make an environment without an episode again, if it needs any.
 
         Raises NotRestoredError if it had too many requests.
@@ -244,7 +244,7 @@ class EnvEpisodes:
         for env_id in env_ids:
             self._rows.slots[env_id] = self._slots[env_id]
 
-    def hand_out(self, env_ids: list[int], abnormal: NDArray[np.bool_] | None) -> Steps:
+    def make_steps(self, env_ids: list[int], abnormal: NDArray[np.bool_] | None) -> Steps:
         """Return results to their caller; `abnormal` is the value of the method `abnormal`.
 
         Each call costs about as much as two steps. So it uses slices for consecutive environments, and visits single
@@ -285,10 +285,10 @@ class EnvEpisodes:
         self._slots[place] = slots
         if self._histories is not None:
             timesteps = taken(self._timesteps, place)
-            self._histories.handed_out(ids.copy(), timesteps, steps.actions, rewards, observations)
+            self._histories.record(ids.copy(), timesteps, steps.actions, rewards, observations)
         return steps
 
-    def hand_out_round(self, infos: Mapping[int, dict[str, Any]]) -> RoundResults:
+    def make_round_results(self, infos: Mapping[int, dict[str, Any]]) -> RoundResults:
         """Return the results of a round, in which no environment failed."""
         rows = self._rows
         self._n_rounds += 1

@@ -1,10 +1,8 @@
-"""Carry the results of environments of several agents between processes, to stand-ins that answer for them.
+"""The results of environments of several agents, as they travel between processes.
 
 Recorders also ask an environment who is listed, who acts, and which outcome an agent without a last turn would get:
-each result carries the answers until the next. A stand-in has the class of the environment's own wrapper, and no
-environment.
-
-A result is a single object, and so is an action: they travel outside shared memory, see `stepping.objects`.
+each result carries the answers until the next, see `stepping.game_proxies`. A result is a single object, and so is an
+action: they travel outside shared memory, see `stepping.objects`.
 """
 
 from __future__ import annotations
@@ -15,10 +13,8 @@ from typing import Any, NamedTuple
 
 from gymnasium.spaces import Space
 
-from streamsampler.core.errors import ProtocolError
 from streamsampler.data.spaces import FLAGS, same_spaces
-from streamsampler.environments.multi_agent import AecEnv, Dicts, MultiAgentEnv, ParallelEnv
-from streamsampler.workers.restoring import own_copy
+from streamsampler.environments.multi_agent import MultiAgentEnv
 
 
 class JointSpace(Space[Any]):
@@ -99,7 +95,7 @@ def spaces_of(env: Any) -> tuple[Any, Any]:
     return env.observation_space, env.action_space
 
 
-class GameTeller:
+class GameResultMaker:
     """Makes results with the answers to all questions of recorders, for trajectories of at most `limit` timesteps."""
 
     def __init__(self, env: MultiAgentEnv, limit: float = math.inf) -> None:
@@ -114,7 +110,7 @@ class GameTeller:
         self._length, self.is_over = 0, False
         self._acted: dict[str, None] = {}
         self._ended: dict[str, int] = {}  # with the timestep
-        self._told: set[str] = set()  # agents with spaces already sent
+        self._with_spaces: set[str] = set()  # agents with spaces already sent
 
     def stepped(
         self, actions: Mapping[str, Any], observations: Any, rewards: Any, terminated: Any, truncated: Any, infos: Any
@@ -147,76 +143,11 @@ class GameTeller:
         if not env.is_open:
             return {}
         env.meet_listed()
-        new = [agent for agent in env.numbers if agent not in self._told]
-        self._told.update(new)
+        new = [agent for agent in env.numbers if agent not in self._with_spaces]
+        self._with_spaces.update(new)
         return {agent: (env.observation_space[agent], env.action_space[agent]) for agent in new}
 
 
 def _is_true(flag: Any) -> bool:
     """Whether a flag is valid and true; invalid flags raise where they arrive."""
     return flag.__class__ in FLAGS and bool(flag)
-
-
-class _Shown:
-    """Stands in for the user's environment, with the last result's facts."""
-
-    def __init__(self, facts: GameFacts) -> None:
-        self.metadata = {"name": facts.name}
-        self.possible_agents = None if facts.possible_agents is None else list(facts.possible_agents)
-        self.agents: list[Any] = []
-        self.agent_selection: Any = None
-        self.spaces = dict(facts.spaces)
-
-    def observation_space(self, agent: str) -> Space[Any]:
-        return self.spaces[agent][0]
-
-    def action_space(self, agent: str) -> Space[Any]:
-        return self.spaces[agent][1]
-
-    def step(self, actions: Any) -> Any:
-        raise ProtocolError(f"the environment is in another process, but step was called here with {actions!r:.60}")
-
-    def close(self) -> None:
-        """Do nothing: its own process closes it."""
-
-
-class GameElsewhere(MultiAgentEnv):
-    """Stands in for an environment of several agents in another process."""
-
-    _outstanding: Mapping[str, Any]
-
-    def take(self, result: JointResult, besides: Mapping[str, Any]) -> Dicts:
-        """Receive a result; return observations, rewards, the two ends, and infos.
-
-        Observations are copies: a restored episode is compared with the original ones.
-        """
-        shown: _Shown = self.env
-        if result.rewards is None:
-            self._forget_agents()
-            if self.is_open:
-                shown.spaces.clear()
-        shown.spaces.update(besides[SPACES])
-        shown.agents, shown.agent_selection = list(result.agents), result.selection
-        if result.possible_agents is not None:
-            shown.possible_agents = result.possible_agents
-        self._outstanding = besides[OUTSTANDING]
-        if result.rewards is None or self.takes_turns:
-            self.meet_listed()
-        return own_copy(result.observations), result.rewards, result.terminated, result.truncated, besides[INFOS]
-
-
-class ParallelElsewhere(GameElsewhere, ParallelEnv):
-    """Stands in for a `ParallelEnv`."""
-
-
-class AecElsewhere(GameElsewhere, AecEnv):
-    """Stands in for an `AECEnv`."""
-
-    def outstanding(self, agent_id: str) -> tuple[Any, Any, Any, Any, Any]:
-        """Return the outcome for an agent without a last turn."""
-        found: tuple[Any, Any, Any, Any, Any] = self._outstanding[agent_id]
-        return found
-
-
-def game_of(facts: GameFacts) -> GameElsewhere:
-    return (AecElsewhere if facts.takes_turns else ParallelElsewhere)(_Shown(facts))

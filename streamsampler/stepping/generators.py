@@ -47,15 +47,15 @@ class EnvGenerators:
         self._found = found
         self._seeds: dict[int, int] = {}  # by drawing environment: its episode's seed
         self._states: dict[int, Any] = {}  # by drawing environment: its states
-        self._looked: Any = None  # marks of the states at the last comparison
+        self._marks: Any = None  # marks of the states at the last comparison
         self._kept: tuple[Any, Any] | None = None  # marks, and the states then: shared by several resets
         self._trusted: set[int] = set()  # environments without draws in a whole episode, among others
         self._to_end: set[int] = set()  # environments compared at each step until they end an episode
 
-    def look_away(self) -> None:
+    def accept_states(self) -> None:
         """Accept the current states: the caller may have drawn."""
         if self._is_shared:
-            self._looked = generator_marks()
+            self._marks = generator_marks()
 
     def reset(self, env_id: int, seed: int, reset: Callable[[], ResultT]) -> ResultT:
         """Reset an environment, with the generators seeded for its episode if it may draw.
@@ -64,9 +64,9 @@ class EnvGenerators:
         """
         if env_id in self._trusted:
             with turn():  # draws of another thread would count as this environment's
-                if self._kept is None or self._kept[0] is not self._looked:
-                    self._look(None)
-                    self._kept = self._looked, kept_generators()
+                if self._kept is None or self._kept[0] is not self._marks:
+                    self._compare(None)
+                    self._kept = self._marks, kept_generators()
                 before, kept = self._kept
                 try:
                     result = reset()
@@ -80,20 +80,20 @@ class EnvGenerators:
             return reset()
 
     def _restore_kept(self, before: Any, kept: Any) -> None:
-        self._look(None)  # a step of another environment may have drawn since these states were kept
+        self._compare(None)  # a step of another environment may have drawn since these states were kept
         restore_generators(kept)
-        self._looked = before
+        self._marks = before
 
     @contextlib.contextmanager
     def beginning(self, env_id: int, seed: int) -> Iterator[None]:
         """Seed the generators for the block of an episode's start."""
         with self._restored():
-            self._look(None)
+            self._compare(None)
             fresh = set_states(seed, None)
-            self._looked = generator_marks()
+            self._marks = generator_marks()
             yield
             if env_id not in self.drawing:
-                self._look(env_id)
+                self._compare(env_id)
             if env_id in self.drawing:
                 self._keep(env_id, seed, fresh)
 
@@ -103,7 +103,7 @@ class EnvGenerators:
         if env_id not in self._seeds:
             yield
             if env_id in self._to_end:
-                self._look(env_id)
+                self._compare(env_id)
             return
         with self._restored():
             seed = self._seeds[env_id]
@@ -118,7 +118,7 @@ class EnvGenerators:
         self._to_end.discard(env_id)  # before the comparison, which may add all environments again
         if env_id not in self._seeds:
             is_alone = len(self._env_ids) == 1  # then its reset seeds the draws of its steps
-            if not self._look(env_id if is_alone else None) and not is_alone and env_id not in self.drawing:
+            if not self._compare(env_id if is_alone else None) and not is_alone and env_id not in self.drawing:
                 self._trusted.add(env_id)
         self._settle()
 
@@ -132,19 +132,19 @@ class EnvGenerators:
             with preserved_generators():
                 yield
         finally:
-            self._looked = generator_marks()
+            self._marks = generator_marks()
 
     def _keep(self, env_id: int, seed: int, fresh: tuple[Any, ...]) -> None:
-        self._looked = generator_marks()
+        self._marks = generator_marks()
         self._seeds[env_id], self._states[env_id] = seed, drawn_states(fresh)
         self._settle()
 
-    def _look(self, env_id: int | None) -> bool:
+    def _compare(self, env_id: int | None) -> bool:
         """Return whether the states have changed since the last comparison, by `env_id` or, if None, by any."""
-        before, now = self._looked, generator_marks()
+        before, now = self._marks, generator_marks()
         if before == now:
             return False
-        self._looked = now
+        self._marks = now
         if before is None:
             return False
         self._trusted.clear()

@@ -61,7 +61,7 @@ class Histories:
             self._grow(min(2 * most, self.limit) + 1)
         return timesteps
 
-    def handed_out(
+    def record(
         self, ids: NDArray[np.int64], timesteps: NDArray[np.int64], actions: Any, rewards: NDArray[np.float64],
         observations: Any,
     ) -> None:  # fmt: skip

@@ -16,7 +16,7 @@ from streamsampler.core.errors import DataError, ObservationError, UsageError
 from streamsampler.data.spaces import flag_of
 from streamsampler.environments.multi_agent import MultiAgentEnv, returned
 from streamsampler.rollouts.script import begin_of
-from streamsampler.stepping.games import GameFacts, GameTeller, JointResult, JointSpace
+from streamsampler.stepping.games import GameFacts, GameResultMaker, JointResult, JointSpace
 from streamsampler.stepping.values import EnvValues
 from streamsampler.workers.restoring import own_copy
 from streamsampler.workers.several.agent_recorder import mapping_of, named, reward_of
@@ -79,7 +79,7 @@ class JointEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         return *self._referee.turn_of_step(action, *shown), dict(mapping_of(infos, "infos"))
 
 
-class _Referee(GameTeller):
+class _Referee(GameResultMaker):
     """Determines who acts, receives rewards and ends, by the rules of a `JointRecorder`."""
 
     def __init__(self, env: MultiAgentEnv) -> None:

@@ -15,7 +15,8 @@ from streamsampler.data.spaces import short
 from streamsampler.data.trees import snapshot
 from streamsampler.rollouts.script import End
 from streamsampler.stepping.episodes import EnvEpisodes
-from streamsampler.stepping.games import INFOS, OUTSTANDING, SPACES, GameElsewhere, game_of
+from streamsampler.stepping.game_proxies import GameProxy, game_of
+from streamsampler.stepping.games import INFOS, OUTSTANDING, SPACES
 from streamsampler.stepping.joint_env import Turn
 from streamsampler.stepping.recorder import StepsRecorder
 from streamsampler.stepping.several import SeveralAgents
@@ -44,7 +45,7 @@ class JointStepsRecorder(StepsRecorder[_FirstTurn, RowTrajectory]):
         super().__init__(manager, episodes, max_held)
         self._games = [game_of(it) for it in several.facts]
         self._rows = JointRows(self._games)
-        self._callers = _Callers(several.names, self._games)
+        self._callers = _CallersPlayers(several.names, self._games)
         players: Any = self._callers
         self._rows.play_with(players)
 
@@ -142,26 +143,26 @@ class JointStepsRecorder(StepsRecorder[_FirstTurn, RowTrajectory]):
         return self._assembled(assembled, self._rows.gather, indices, episodes, spaces)
 
 
-class _Callers:
+class _CallersPlayers:
     """Stands in for `Players`: the caller plays all agents, so recorders need the policies' names alone."""
 
     asked = ()
 
-    def __init__(self, names: PolicyNames, games: list[GameElsewhere]) -> None:
+    def __init__(self, names: PolicyNames, games: list[GameProxy]) -> None:
         self.names = names
-        self.policies: dict[str, _Caller] = {}
+        self.policies: dict[str, _CallersPolicy] = {}
         players: Any = self
         self.tables = [Table(players, game, place) for place, game in enumerate(games)]
 
     def begin_trajectory(self, place: int) -> None:
         """Do nothing: policies are the caller's."""
 
-    def policy_of(self, agent_id: str, index: int) -> _Caller:
+    def policy_of(self, agent_id: str, index: int) -> _CallersPolicy:
         name = self.names.name_for(agent_id, index)
-        return self.policies.setdefault(name, _Caller(name))
+        return self.policies.setdefault(name, _CallersPolicy(name))
 
 
-class _Caller:
+class _CallersPolicy:
     """Stands in for a `PlayingPolicy`."""
 
     crosses = False

@@ -17,7 +17,7 @@ from streamsampler.stepping.rows import EnvSpaces, Rows
 from streamsampler.workers.logs import Levels, levels_here
 
 
-class Said(NamedTuple):
+class WorkerMessage(NamedTuple):
     """A message of a worker."""
 
     worker: int
@@ -34,18 +34,18 @@ class EnvLink(Link):
         self.restoring: set[int] = set()  # environments the worker has to restore
         self.is_making = True  # whether it still makes its environments
         self.spaces: Any = None  # its environments' spaces, once made, pickled
-        self.asked: list[int] = []  # environments with an unanswered request other than a step
+        self.requested: list[int] = []  # environments with an unanswered request other than a step
         self.answer: tuple[Any, ...] | None = None  # the worker's answer to the last of these
         self.error: WorkerError | None = None  # why it was lost
         # Whether its loss was reported. No replacement starts before: its requests would count as lost as well.
-        self.is_told = False
+        self.is_reported = False
         self.stillness = Stillness()
         self.held: list[bytes] | None = None  # messages for the replacement, once the worker has ended
         self.start_at = 0.0  # when the replacement starts, by the monotonic clock
 
     @property
     def is_busy(self) -> bool:
-        return self.is_making or bool(self.waiting or self.restoring or self.asked)
+        return self.is_making or bool(self.waiting or self.restoring or self.requested)
 
     @property
     @abstractmethod
@@ -65,14 +65,14 @@ class EnvLink(Link):
     @abstractmethod
     def _send(self, data: bytes) -> None: ...
 
-    def take_over(self, ended: EnvLink) -> None:
+    def inherit(self, ended: EnvLink) -> None:
         """Inherit the requests and messages of the dead worker in this place."""
-        self.waiting, self.restoring, self.asked = ended.waiting, ended.restoring, ended.asked
+        self.waiting, self.restoring, self.requested = ended.waiting, ended.restoring, ended.requested
         for data in ended.held or ():
             self.write(data)
 
     def forget(self) -> None:
-        self.is_making, self.asked, self.held = False, [], None
+        self.is_making, self.requested, self.held = False, [], None
         self.waiting.clear()
         self.restoring.clear()
 
@@ -99,7 +99,7 @@ class EnvPool(LinkedWorkers[EnvLinkT]):
 
     @abstractmethod
     def read(self, ready: Any) -> list[Any]:
-        """Return `Said` and `Died`."""
+        """Return `WorkerMessage` and `Died`."""
 
     @abstractmethod
     def nap(self, seconds: float) -> None:
@@ -119,7 +119,7 @@ class EnvPool(LinkedWorkers[EnvLinkT]):
         """Whether this process started the workers, and is no forked copy."""
         return self._is_ours()
 
-    def give_up(self, link: EnvLinkT) -> None:
+    def discard_worker(self, link: EnvLinkT) -> None:
         """Kill a worker, and receive nothing more from it."""
         link.close(END_SECONDS)
         link.forget()

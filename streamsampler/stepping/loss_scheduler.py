@@ -16,14 +16,14 @@ from dataclasses import dataclass, field
 from streamsampler.core.errors import SpentQuota
 from streamsampler.protocol.restarts import Incident, Losses, Policy
 from streamsampler.stepping.env_messages import (
-    Broken,
-    Done,
     EnvInstruction,
     EnvReport,
+    EnvsFailed,
     MakeOrders,
     OrdersMade,
     Place,
     RequestResets,
+    RequestsDone,
     RequestSteps,
     Restored,
     RestoreEnvs,
@@ -85,26 +85,26 @@ class LossScheduler(OpenRequests):
         """Handle the events of a wait, in order of arrival; return instructions. Without events, time has passed."""
         self._now = now
         for place, event in enumerate(events):
-            if isinstance(event, Done):
+            if isinstance(event, RequestsDone):
                 self.answer(event.env_ids)
                 if self._attempts or self.losses.has_equal:
                     self.record_success(event.env_ids)
-            elif isinstance(event, Broken):
-                self._take_broken(event, is_outdated=_is_lost(event.env_ids[0], events[place + 1 :]))
+            elif isinstance(event, EnvsFailed):
+                self._handle_failure(event, is_outdated=_is_lost(event.env_ids[0], events[place + 1 :]))
             elif isinstance(event, OrdersMade):
-                self._take_orders(event)
+                self._handle_orders(event)
             else:
-                self._take_restored(event, is_outdated=_is_lost(event.env_id, events[place + 1 :]))
+                self._handle_restored(event, is_outdated=_is_lost(event.env_id, events[place + 1 :]))
         self._retry_due()
         self._decide()
         return self._pop_instructions()
 
     @abstractmethod
-    def _take_broken(self, event: Broken, *, is_outdated: bool) -> None:
+    def _handle_failure(self, event: EnvsFailed, *, is_outdated: bool) -> None:
         """Decide about failed environments; if outdated, their process was lost afterwards."""
 
     @abstractmethod
-    def _take_restored(self, event: Restored, *, is_outdated: bool) -> None: ...
+    def _handle_restored(self, event: Restored, *, is_outdated: bool) -> None: ...
 
     @abstractmethod
     def _end_unrestored(self, env_id: int, why: str) -> None: ...
@@ -129,11 +129,11 @@ class LossScheduler(OpenRequests):
         quota = None if loss is None else self.losses.count(loss)
         return quota, () if quota is None else self.losses.history()
 
-    def _place_of(self, event: Broken) -> Place:
+    def _place_of(self, event: EnvsFailed) -> Place:
         return Place.NEW if event.is_new else Place.REMADE if self._renew else Place.SAME
 
     def _retry(
-        self, event: Broken, going_on: Sequence[int] = (), anew: Sequence[int] = (), resets: Sequence[int] = (),
+        self, event: EnvsFailed, going_on: Sequence[int] = (), anew: Sequence[int] = (), resets: Sequence[int] = (),
         steps: Sequence[int] = (),
     ) -> None:  # fmt: skip
         """Retry requests of failed environments: now, or after `restart_wait` if an environment raised.
@@ -153,7 +153,7 @@ class LossScheduler(OpenRequests):
         else:
             self._retry_due()
 
-    def _take_orders(self, event: OrdersMade) -> None:
+    def _handle_orders(self, event: OrdersMade) -> None:
         self.restoring.update(event.restored)
         for retry in self._retries:
             if retry.number == event.number:
@@ -182,4 +182,4 @@ class LossScheduler(OpenRequests):
 
 def _is_lost(env_id: int, events: Sequence[EnvReport | OrdersMade]) -> bool:
     """Whether an environment's process is lost in a later event, which outdates earlier ones."""
-    return any(isinstance(it, Broken) and it.is_new and env_id in it.env_ids for it in events)
+    return any(isinstance(it, EnvsFailed) and it.is_new and env_id in it.env_ids for it in events)

@@ -109,7 +109,9 @@ class BaseEnvManager(abc.ABC):
             self._scheduler.close()
         self._closed = True
         if transport is not None:
-            if transport.is_ours and not transport.in_hand:  # after an interruption, messages may be incomplete
+            if (
+                transport.is_ours and not transport.in_critical_section
+            ):  # after an interruption, messages may be incomplete
                 self._count(transport)
             self._accounts.tick(running=False)
             transport.close()
@@ -121,13 +123,13 @@ class BaseEnvManager(abc.ABC):
         self.close()
 
     def _launched(self) -> Transport:
-        transport = self._there()
-        if transport.in_hand:  # an earlier call was interrupted
-            self._receiver.mend()
+        transport = self._ensure_launched()
+        if transport.in_critical_section:  # an earlier call was interrupted
+            self._receiver.resynchronize()
         self._receiver.open_round()
         return transport
 
-    def _there(self) -> Transport:
+    def _ensure_launched(self) -> Transport:
         """Launch if needed, without completing an interrupted call: another thread may ask."""
         if self._transport is None:
             if self._closed:
@@ -204,10 +206,10 @@ class BaseEnvManager(abc.ABC):
         return self._accounts
 
     def _count(self, transport: Transport) -> None:
-        transport.in_hand = True
+        transport.in_critical_section = True
         for report in transport.reports():
             self._accounts.take_worker(report)
-        transport.in_hand = False
+        transport.in_critical_section = False
 
     def reset(
         self, env_ids: EnvIds | None = None, *, seed: Any = None, options: Mapping[str, Any] | None = None,
@@ -253,24 +255,24 @@ class BaseEnvManager(abc.ABC):
         busy = [env_id for env_id in chosen if env_id in self._scheduler.waiting or env_id in self._scheduler.arrived]
         if busy:
             raise UsageError(f"environment {busy[0]} has an open step or reset: call recv() first")
-        transport.in_hand = True
+        transport.in_critical_section = True
         self._episodes.keep_options(transport.forget_options(chosen))
-        transport.in_hand = False
+        transport.in_critical_section = False
 
     def _request_resets(self, env_ids: Any, seed: Any, options: Any, every_episode: bool) -> list[int]:
-        transport = self._there()
+        transport = self._ensure_launched()
         chosen = chosen_envs(env_ids, self.n_envs)
         copied = copied_options(options)
         if every_episode and seed is None:
             raise UsageError("every_episode=True repeats a seed in each episode: pass the seed, reset(seed=…)")
         seeds = {} if seed is None else self._episodes.seeds.restart(chosen, seed, every_episode=every_episode)
-        if transport.in_hand:  # an earlier call was interrupted
-            self._receiver.mend(chosen)
+        if transport.in_critical_section:  # an earlier call was interrupted
+            self._receiver.resynchronize(chosen)
         self._receiver.open_round()
         transport.send_settings()
-        transport.in_hand = True
+        transport.in_critical_section = True
         self._receiver.reset({env_id: (seeds.get(env_id), copied) for env_id in chosen})
-        transport.in_hand = False
+        transport.in_critical_section = False
         return chosen
 
     def send(self, actions: Any, env_ids: EnvIds | None = None) -> None:
@@ -303,9 +305,9 @@ class BaseEnvManager(abc.ABC):
         if several is not None:
             actions = several.joint_actions(chosen, actions)
         transport.rows.action_values.put_some(0, chosen, actions)
-        transport.in_hand = True
+        transport.in_critical_section = True
         self._receiver.carry_out(self._scheduler.send(chosen, together=together))
-        transport.in_hand = False
+        transport.in_critical_section = False
         return chosen
 
     def recv(self, min_envs: int | None = None, timeout: float | None = None) -> Steps:
@@ -328,7 +330,7 @@ class BaseEnvManager(abc.ABC):
         seconds = self._options.recv_timeout if timeout is None else timeout_seconds(timeout)
         self._receiver.receive(0)
         self._receive_until(lambda: len(scheduler.arrived) >= min(least, scheduler.n_open), seconds)
-        return self._handed_out(list(scheduler.arrived))
+        return self._return_steps(list(scheduler.arrived))
 
     def step(self, actions: Any, env_ids: EnvIds | None = None) -> Steps:
         """Send actions, and return the results of these environments, in their order; see `send` and `recv`."""
@@ -341,7 +343,7 @@ class BaseEnvManager(abc.ABC):
         other call may come in between.
         """
         transport, everyone = self._transport, self._everyone
-        if transport is None or transport.in_hand or not transport.is_ours:
+        if transport is None or transport.in_critical_section or not transport.is_ours:
             return False
         if not (self._scheduler.can_begin_round and self._episodes.takes_rounds):
             return False
@@ -353,7 +355,7 @@ class BaseEnvManager(abc.ABC):
 
     def _end_round(self) -> RoundResults | None:
         """Return the results of `_begin_round`; None if `recv_from` has them. May be called again."""
-        if self._transport is None or self._transport.in_hand:
+        if self._transport is None or self._transport.in_critical_section:
             return None
         return self._receiver.end_round(self._everyone)
 
@@ -386,10 +388,10 @@ class BaseEnvManager(abc.ABC):
                 f"environments {missing} have no results after {timeout:g} s: call again to wait on, or pass a longer "
                 "timeout"
             )
-        return self._handed_out(env_ids)
+        return self._return_steps(env_ids)
 
-    def _handed_out(self, env_ids: list[int]) -> Steps:
-        steps = self._receiver.hand_out(env_ids)
+    def _return_steps(self, env_ids: list[int]) -> Steps:
+        steps = self._receiver.return_steps(env_ids)
         return steps if self._several is None else self._several.shown(steps, self.autoreset)
 
     def _receive_until(self, is_enough: Callable[[], bool], seconds: float | None, awaited: Sequence[int] = ()) -> bool:
@@ -462,11 +464,11 @@ class BaseEnvManager(abc.ABC):
         """
         if name in ("reset", "step", "close"):
             raise UsageError(f"call({name!r}) would bypass the manager's records: use manager.{name}()")
-        return self._ask(env_ids, "call", name, lambda n: [(args, kwargs)] * n)
+        return self._request(env_ids, "call", name, lambda n: [(args, kwargs)] * n)
 
     def get_attr(self, name: str, env_ids: EnvIds | None = None) -> list[Any]:
         """Return an attribute of environments; errors are those of `call`."""
-        return self._ask(env_ids, "get", name, lambda n: [None] * n)
+        return self._request(env_ids, "get", name, lambda n: [None] * n)
 
     def set_attr(self, name: str, values: Any, env_ids: EnvIds | None = None) -> None:
         """Set an attribute of environments: the same value for each, or the items of a list.
@@ -476,11 +478,11 @@ class BaseEnvManager(abc.ABC):
         Raises:
             UsageError: An environment has an open step, or the list has more or fewer items.
         """
-        self._ask(env_ids, "set", name, lambda n: values_for(values, n))
+        self._request(env_ids, "set", name, lambda n: values_for(values, n))
 
     def wrappers(self, env_ids: EnvIds | None = None) -> list[set[str]]:
         """Return the full names of the classes of each environment's wrappers, base classes included."""
-        return self._ask(env_ids, "wrappers", "wrappers", lambda n: [None] * n)
+        return self._request(env_ids, "wrappers", "wrappers", lambda n: [None] * n)
 
     def set_parameters(self, parameters: Mapping[str, Any] | SetParameters, env_ids: EnvIds | None = None) -> None:
         """Set parameters of environments before each of their later resets.
@@ -501,18 +503,18 @@ class BaseEnvManager(abc.ABC):
         if update.has_environment:
             raise UsageError("set_parameters is for existing environments: pass SetParameters without an environment")
         chosen = chosen_envs(env_ids, self.n_envs)
-        self._ask(chosen, "check", "set_parameters", lambda n: [update] * n)
+        self._request(chosen, "check", "set_parameters", lambda n: [update] * n)
         self._parameters.set(chosen, update, self._episodes.parameters_in_use())
         transport = self._launched()
-        transport.in_hand = True
+        transport.in_critical_section = True
         self._send_parameters(transport, chosen)
-        transport.in_hand = False
+        transport.in_critical_section = False
 
     def render(self, env_ids: EnvIds | None = None) -> list[Any]:
         """Return the results of `render` of environments."""
-        return self._ask(env_ids, "render", "render", lambda n: [None] * n)
+        return self._request(env_ids, "render", "render", lambda n: [None] * n)
 
-    def _ask(self, env_ids: Any, kind: str, name: str, arguments_for: Any) -> list[Any]:
+    def _request(self, env_ids: Any, kind: str, name: str, arguments_for: Any) -> list[Any]:
         self._launched()
         chosen = chosen_envs(env_ids, self.n_envs)
         if not isinstance(name, str):
@@ -521,7 +523,7 @@ class BaseEnvManager(abc.ABC):
         busy = sorted(self._scheduler.waiting.intersection(chosen))
         if busy:
             raise CallPendingError(f"environment {busy[0]} has an open step or reset: call recv() first", name)
-        return self._receiver.ask(chosen, kind, name, arguments_for(len(chosen)))
+        return self._receiver.request(chosen, kind, name, arguments_for(len(chosen)))
 
 
 def _are_by_env(actions: Mapping[Any, Any], rows: Any) -> bool:

@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from streamsampler.agents.policies import PolicyOf
 from streamsampler.core.arguments import with_arguments_in_groups
-from streamsampler.core.errors import SerializationError, UsageError, positive
+from streamsampler.core.errors import UsageError, positive
 from streamsampler.core.keywords import suggesting
-from streamsampler.core.serialization import Payload, dumps, loads
-from streamsampler.core.timing import not_measuring
 from streamsampler.engines.launch.start_methods import StartMethod, check_start_method
 from streamsampler.engines.registry import EngineName, check_engine
 from streamsampler.environments.ids import JOINT_VIEW
-from streamsampler.environments.updates import EnvUpdate, NewEnvUpdate, SpecEnvUpdate
 from streamsampler.protocol.limits import DEFAULT_LIMITS, Limits, Quota, limits_of
-from streamsampler.protocol.restarts import Losses, Policy
-from streamsampler.stepping.env_messages import Broken, Done, EnvReport, Restored
+from streamsampler.protocol.restarts import Policy
 from streamsampler.stepping.env_states import Autoreset, OnEnvFailure
-from streamsampler.stepping.env_times import WorkerReport
 from streamsampler.stepping.episode_server import EpisodeServer
-from streamsampler.stepping.failures import EnvErrors
 from streamsampler.stepping.joint_recorder import JointStepsRecorder
 from streamsampler.stepping.manager import BaseEnvManager
 from streamsampler.stepping.options import (
     RESTORE_LIMIT,
     ManagerOptions,
-    Updates,
     Verify,
     is_abnormal,
     mode_of,
@@ -44,14 +34,10 @@ from streamsampler.stepping.options import (
 from streamsampler.stepping.pools import new_pool_of
 from streamsampler.stepping.processes import ProcessTransport
 from streamsampler.stepping.recorder import RowsRecorder, StepsRecorder
-from streamsampler.stepping.restores import RestoreOrder
-from streamsampler.stepping.rows import EnvSpaces, Rows
-from streamsampler.stepping.server import Answers
-from streamsampler.stepping.transport import Transport, warn_of_unclosed
+from streamsampler.stepping.serial_transport import PristineEnvs, SerialTransport
+from streamsampler.stepping.transport import Transport
 from streamsampler.stepping.vector_env import ManagedVectorEnv, ObservationMode
-from streamsampler.workers.explain import summary_of
 from streamsampler.workers.factory import usable_cores
-from streamsampler.workers.restoring import own_copy
 from streamsampler.workers.threads import check_threads
 
 if TYPE_CHECKING:
@@ -130,152 +116,6 @@ class AnyEnvManager(BaseEnvManager):
             raise UsageError("a vector environment never stops: make the manager without max_episodes")
 
 
-class _Fresh:
-    """Makes environments as they were before the first was made: a passed environment is used up by then."""
-
-    def __init__(self, updates: Updates) -> None:
-        self._updates = {
-            env_id: update if isinstance(update, SpecEnvUpdate | NewEnvUpdate) else self._pickled(update)
-            for env_id, update in updates.items()
-        }
-
-    @staticmethod
-    def _pickled(update: EnvUpdate) -> Payload | SerializationError:
-        try:
-            return dumps(update, "the environment")
-        except SerializationError as error:
-            return error
-
-    def __call__(self, env_id: int) -> EnvUpdate:
-        update = self._updates[env_id]
-        if isinstance(update, SerializationError):
-            raise SerializationError(f"environment {env_id} cannot be made again: {update}") from update
-        return loads(update) if isinstance(update, Payload) else update
-
-
-class _InThisProcess(Transport, Answers):
-    failures = (Exception, SystemExit)
-    are_awaited = False
-
-    def __init__(
-        self, updates: Updates, fresh: _Fresh, autoreset: Autoreset, policy: Policy, *, own_generators: bool
-    ) -> None:
-        self.losses = Losses(policy)
-        self._errors = EnvErrors(policy, [list(updates)])
-        # The server writes its progress here: nobody reads it.
-        row: Any = SimpleNamespace(words=[0, 0, 0], timesteps_word=0, trajectory_word=1, phase_word=2)
-        self._server = EpisodeServer(updates, 0, row, autoreset, own_generators=own_generators, is_shared=True)
-        self._server.on_draws = self._warn_of_draws
-        self._server.fresh = fresh
-        self._events: list[EnvReport] = []
-        self._infos: dict[int, dict[str, Any]] = {}
-        self._at_work: Sequence[int] = ()
-
-    def start(self) -> None:
-        outside = not_measuring()
-        with outside, outside:
-            self.spaces = EnvSpaces(self._server.make())
-        self.rows = self._server.rows = Rows(self.spaces, np.zeros)
-
-    def step(self, env_ids: Sequence[int], *, together: bool = False) -> None:  # noqa: ARG002 - always together
-        self._work(env_ids, lambda: self._server.step(env_ids, self))
-
-    def reset(self, env_ids: Sequence[int], options: Mapping[int, dict[str, Any] | None]) -> None:
-        for env_id in env_ids:
-            if env_id in options:
-                self._server.set_options(env_id, options[env_id])
-        self._work(env_ids, lambda: self._server.reset(env_ids, self))
-
-    def keep(self, env_id: int, phase: str, info: dict[str, Any]) -> None:  # noqa: ARG002 - nothing fails later
-        self._infos[env_id] = {key: own_copy(value) for key, value in info.items()}  # it may reuse its arrays
-
-    def give(self, env_ids: list[int]) -> None:
-        infos, self._infos = self._infos, {}
-        self._events.append(Done(env_ids, infos))
-
-    def fail(self, env_id: int, phase: str, error: BaseException) -> None:
-        raised = self._errors.raised(env_id, 0, phase, summary_of(error), error, error)
-        self._events.append(Broken.alone(env_id, raised))
-
-    def _work(self, env_ids: Sequence[int], carry_out: Callable[[], Any]) -> Any:
-        """Record which environments run: any other end than an `Exception` interrupts them in the middle."""
-        server, self._at_work = self._server, env_ids
-        server.generators.look_away()
-        collecting = server.times.collecting()
-        try:
-            with collecting, collecting:
-                result = carry_out()
-        except Exception:
-            self._at_work = ()
-            raise
-        self._at_work = ()
-        return result
-
-    def interrupted(self, waiting: Collection[int]) -> Sequence[Broken]:
-        answered = {env_id for event in self._events if isinstance(event, Done | Broken) for env_id in event.env_ids}
-        lost = sorted({*self._at_work, *waiting} - answered)
-        self._server.end_episodes(lost)
-        error = InterruptedError("a call was interrupted in the middle")
-        return [Broken([env_id], error, 0) for env_id in lost]
-
-    def forget_options(self, env_ids: Sequence[int]) -> dict[int, dict[str, Any] | None]:
-        return {env_id: self._server.forget_options(env_id) for env_id in env_ids}
-
-    def restore(self, orders: Sequence[RestoreOrder]) -> None:
-        self._server.generators.look_away()
-        for order in orders:
-            try:
-                why_not = self._server.restore(order)
-            except (Exception, SystemExit) as error:
-                self.fail(order.env_id, "reset", error)
-                continue
-            n_timesteps = None if order.seed is None else order.n_timesteps
-            self._events.append(Restored(order.env_id, n_timesteps, why_not))
-
-    def give_up(self, env_ids: Sequence[int]) -> None:
-        self._server.not_restored.difference_update(env_ids)
-
-    def collect(self, timeout: float | None, awaited: Sequence[int] = ()) -> Sequence[EnvReport]:  # noqa: ARG002
-        if not self._events and timeout:
-            threading.Event().wait(timeout)  # only retries are due
-        self.in_hand = True
-        events, self._events = self._events, []
-        return events
-
-    def take_round(self, n: int) -> Mapping[int, dict[str, Any]] | None:
-        if len(self._events) != 1:
-            return None
-        event = self._events[0]
-        if not isinstance(event, Done) or len(event.env_ids) != n:
-            return None
-        self.in_hand, self._events = True, []
-        return event.infos
-
-    def request(self, env_ids: Sequence[int], kind: str, name: str, arguments: Sequence[Any]) -> list[Any]:
-        tried: dict[int, bool] = {}
-        self.tried = tried
-
-        def carry_out() -> list[Any]:
-            values = []
-            for env_id, argument in zip(env_ids, arguments, strict=True):
-                tried[env_id] = True
-                try:
-                    values.append(self._server.request(env_id, kind, name, argument))
-                except SystemExit as error:  # it would end the caller's program
-                    raise self._errors.raised(env_id, 0, name, summary_of(error), error, error) from error
-                tried[env_id] = False
-            return values
-
-        answers: list[Any] = self._work(env_ids, carry_out)
-        return answers
-
-    def reports(self) -> Sequence[WorkerReport]:
-        return [self._server.times.take()]
-
-    def close(self) -> None:
-        warn_of_unclosed({env_id: summary_of(error) for env_id, error in self._server.close_all().items()})
-
-
 @suggesting()
 @with_arguments_in_groups()
 class SerialEnvManager(AnyEnvManager):
@@ -352,16 +192,16 @@ class SerialEnvManager(AnyEnvManager):
         )
         kept = limits_of(limits, type(self).__name__, no_processes)
         self._policy = options.policy(max_restarts=max_restarts, **kept)
-        self._fresh: _Fresh | None = None
+        self._fresh: PristineEnvs | None = None
         super().__init__(updates_of(envs, n_envs, env_kwargs), options, seed)
 
     def _new_transport(self) -> Transport:
         updates = self._updates
         if self._fresh is None:
-            self._fresh = _Fresh(updates)
+            self._fresh = PristineEnvs(updates)
         else:  # environments passed by the caller are closed by now
             updates = {env_id: self._fresh(env_id) for env_id in updates}
-        return _InThisProcess(
+        return SerialTransport(
             updates, self._fresh, self._options.autoreset, self._policy, own_generators=self._options.own_generators
         )
 
@@ -453,4 +293,4 @@ class EnvManager(AnyEnvManager):
 
         Any thread may call this at any time.
         """
-        return cast("ProcessTransport", self._there()).pids()
+        return cast("ProcessTransport", self._ensure_launched()).pids()

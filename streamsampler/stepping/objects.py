@@ -35,7 +35,7 @@ def put_actions(rows: Rows, env_ids: Sequence[int], carried: Payload) -> None:
     rows.put_carried_seeds(env_ids, seeds)  # a step after an episode's end starts an episode
 
 
-def given_frame(rows: Rows, actions: Mapping[int, Any]) -> bytes:
+def actions_frame(rows: Rows, actions: Mapping[int, Any]) -> bytes:
     """Return a message with actions of another dtype than the rows'."""
     return pickle_frame(("actions", dumps(actions, _ACTIONS).owned() if rows.actions_are_carried else actions))
 

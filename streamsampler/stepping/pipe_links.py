@@ -17,7 +17,7 @@ from streamsampler.engines.processes.shared_files import SharedFiles
 from streamsampler.engines.processes.shared_memory import anonymous_file
 from streamsampler.engines.processes.wire import GarbageError
 from streamsampler.stepping.frames import COPY, FrameReader
-from streamsampler.stepping.links import EnvLink, EnvPool, Said, setup_of
+from streamsampler.stepping.links import EnvLink, EnvPool, WorkerMessage, setup_of
 from streamsampler.stepping.pipe_worker import main
 from streamsampler.stepping.rows import EnvSpaces, Rows, buffer_rows, bytes_needed
 
@@ -53,7 +53,7 @@ class PipeEnvLink(PipeLink, EnvLink):
             return None
         if any(kind == COPY for kind, _ in messages):
             raise GarbageError(CAME_BACK)
-        return [Said(self.number, *message) for message in messages]
+        return [WorkerMessage(self.number, *message) for message in messages]
 
     def _send(self, data: bytes) -> None:
         if self.unsent:

@@ -42,5 +42,5 @@ class PipeEnvChannel(EnvChannel):
     def open_rows(self, spaces: EnvSpaces) -> Rows:
         return Rows(spaces, buffer_rows(mmap.mmap(self._rows_fd, 0)))
 
-    def tell_of_copy(self) -> None:
+    def report_copy(self) -> None:
         self.write(COPY_FRAME)

@@ -40,7 +40,7 @@ from streamsampler.protocol.hangs import Watch
 from streamsampler.protocol.messages import Phase
 from streamsampler.protocol.restarts import Losses, Policy, cause_of_death, unready
 from streamsampler.samplers.failures import unpickled
-from streamsampler.stepping.env_messages import Broken, Done, EnvReport, Restored
+from streamsampler.stepping.env_messages import EnvReport, EnvsFailed, RequestsDone, Restored
 from streamsampler.stepping.env_times import WorkerReport
 from streamsampler.stepping.failures import EnvErrors, count_loss
 from streamsampler.stepping.frames import IDS, LOG, PICKLE, ids_in, pickle_frame, request_frame
@@ -106,17 +106,17 @@ class ProcessTransport(Transport):
         self._settings = ProcessSettings.of_this_process(), levels_here()
         while True:
             self._await(lambda: all(link.spaces is not None or link.error is not None for link in self._pool))
-            broken = [event for event in self._pending if isinstance(event, Broken)]
+            broken = [event for event in self._pending if isinstance(event, EnvsFailed)]
             if not broken:
                 break
-            self._pending = [event for event in self._pending if not isinstance(event, Broken)]
+            self._pending = [event for event in self._pending if not isinstance(event, EnvsFailed)]
             self._start_lost(broken)
         self.spaces = EnvSpaces([pair for link in self._pool for pair in loads(link.spaces)])
         self.rows = self._pool.new_rows(self.spaces)
         for link in self._pool:
             self._begin(link)
 
-    def _start_lost(self, broken: Sequence[Broken]) -> None:
+    def _start_lost(self, broken: Sequence[EnvsFailed]) -> None:
         for event in broken:
             is_spent = count_loss(event.error, self.losses)
             if is_spent or event.is_final or isinstance(event.error, WorkerHungError):
@@ -145,7 +145,7 @@ class ProcessTransport(Transport):
         Until it may start, its messages are kept.
         """
         link: EnvLink = self._pool[number]
-        if not (link.ended and link.is_told):
+        if not (link.ended and link.is_reported):
             return link
         if link.start_at > time.monotonic():
             link.held = [] if link.held is None else link.held
@@ -153,7 +153,7 @@ class ProcessTransport(Transport):
         self._pool.restart(number)
         new: EnvLink = self._pool[number]
         self._begin(new)
-        new.take_over(link)
+        new.inherit(link)
         return new
 
     def _seconds_to_start(self, limit: float | None) -> float | None:
@@ -187,10 +187,10 @@ class ProcessTransport(Transport):
             link.write(pickle_frame(("restore", orders_of_one)))
             link.restoring.update(ids)
 
-    def give_up(self, env_ids: Sequence[int]) -> None:
+    def release(self, env_ids: Sequence[int]) -> None:
         for number, ids in self._by_worker(env_ids):
             link = self._link(number)
-            link.write(pickle_frame(("give_up", ids)))
+            link.write(pickle_frame(("release", ids)))
             link.waiting.difference_update(ids)  # it has ignored their steps
 
     def forget_options(self, env_ids: Sequence[int]) -> dict[int, dict[str, Any] | None]:
@@ -230,19 +230,19 @@ class ProcessTransport(Transport):
         by_worker = self._by_worker(env_ids)
         frames = [request_frame(ids, kind, name, [of_one[env_id] for env_id in ids]) for _, ids in by_worker]
         for (number, ids), frame in zip(by_worker, frames, strict=True):
-            self._ask(number, ids, frame)
-        self._await(lambda: not any(self._pool[number].asked for number, _ in by_worker))
+            self._send_request(number, ids, frame)
+        self._await(lambda: not any(self._pool[number].requested for number, _ in by_worker))
         values, lost = self._answered(by_worker, name)
         if lost is not None and kind != "parameters":  # a new worker has the parameters from its start
             raise UnansweredError(lost, values)
         return [values.get(env_id) for env_id in env_ids]
 
-    def _ask(self, number: int, env_ids: list[int], frame: bytes) -> None:
+    def _send_request(self, number: int, env_ids: list[int], frame: bytes) -> None:
         link = self._link(number)
         link.write(frame)
-        link.asked, link.answer = env_ids, None
-        if link.error is not None and not link.is_told:
-            link.asked = []  # it has ended
+        link.requested, link.answer = env_ids, None
+        if link.error is not None and not link.is_reported:
+            link.requested = []  # it has ended
 
     def _answered(
         self, by_worker: Sequence[tuple[int, list[int]]], name: str
@@ -290,19 +290,19 @@ class ProcessTransport(Transport):
             limit, link = (0.0, None) if self._pending else (left, self._first_at_work(by_worker))
             events, self._pending = self._pending + self._turn(limit, collects=True, awaited=link), []
             if events or (left is not None and left <= 0):
-                self._tell(events)
+                self._mark_reported(events)
                 return events
 
-    def take_round(self, n: int) -> Mapping[int, dict[str, Any]] | None:
+    def receive_round(self, n: int) -> Mapping[int, dict[str, Any]] | None:
         while True:
             n_done, infos = 0, dict[int, dict[str, Any]]()
             for event in self._pending:
-                if not isinstance(event, Done):
+                if not isinstance(event, RequestsDone):
                     return None
                 n_done += len(event.env_ids)
                 infos.update(event.infos)
             if n_done == n:
-                self.in_hand, self._pending = True, []
+                self.in_critical_section, self._pending = True, []
                 return infos
             self._pending += self._turn(None, collects=True, awaited=self._first_at_work(self._all_by_worker))
 
@@ -313,10 +313,10 @@ class ProcessTransport(Transport):
                 return link
         return None
 
-    def _tell(self, events: Sequence[EnvReport]) -> None:
+    def _mark_reported(self, events: Sequence[EnvReport]) -> None:
         for event in events:
-            if isinstance(event, Broken) and event.is_new:
-                self._pool[event.worker_number].is_told = True
+            if isinstance(event, EnvsFailed) and event.is_new:
+                self._pool[event.worker_number].is_reported = True
 
     def _await(self, done: Callable[[], bool], seconds: float | None = None) -> None:
         """Receive messages until `done` or the time is up; keep events for `collect`."""
@@ -341,10 +341,10 @@ class ProcessTransport(Transport):
         limit = None if limit is None else min(limit, _LONGEST_SLEEP)
         began = 0.0 if watch is None else time.monotonic()
         if collects:
-            self.in_hand = False
+            self.in_critical_section = False
         ready = self._pool.sleep(limit, awaited)
         if collects:
-            self.in_hand = True
+            self.in_critical_section = True
         events: list[EnvReport] = []
         for said in self._pool.read(ready):
             events += self._lost(said) if isinstance(said, Died) else self._event(*said)
@@ -375,16 +375,16 @@ class ProcessTransport(Transport):
             handle_records(number, data)
             return []
         message = pickle.loads(data)
-        return [] if self._noted(link, message) else self._outcome(link, message)
+        return [] if self._keep_message(link, message) else self._outcome(link, message)
 
-    def _noted(self, link: EnvLink, message: Any) -> bool:
+    def _keep_message(self, link: EnvLink, message: Any) -> bool:
         """Keep a message that is no environment's outcome; return whether it was kept."""
         match message:
             case ("spaces", spaces):
                 link.is_making, link.spaces = False, spaces
                 self.losses.forget(unready(link.number))
             case ("values" | "raised", *_):
-                link.asked, link.answer = [], message
+                link.requested, link.answer = [], message
             case ("report", report):
                 self._reports.append(WorkerReport(*report))
             case ("unclosed", raised):
@@ -400,12 +400,12 @@ class ProcessTransport(Transport):
             case ("done", env_ids, infos):
                 return self._done(link, env_ids, infos)
             case ("failed", env_id, "its construction" as phase, *about):
-                self._pool.give_up(link)
+                self._pool.discard_worker(link)
                 return self._end(link, self._raised(link.number, env_id, phase, *about), is_final=True)
             case ("failed", env_id, phase, *about):
                 link.waiting.discard(env_id)
                 link.restoring.discard(env_id)
-                return [Broken.alone(env_id, self._raised(link.number, env_id, phase, *about))]
+                return [EnvsFailed.alone(env_id, self._raised(link.number, env_id, phase, *about))]
             case ("restored", env_id, n_timesteps, why_not):
                 link.restoring.discard(env_id)
                 return [Restored(env_id, n_timesteps, why_not)]
@@ -428,15 +428,15 @@ class ProcessTransport(Transport):
                 error = DataError(f"{what} cannot be unpickled here: {summary_of(reason)}")
                 error.__cause__ = reason
                 raised = self._errors.raised(env_id, link.number, phase, summary_of(error), error, error)
-                failed.append(Broken.alone(env_id, raised))
+                failed.append(EnvsFailed.alone(env_id, raised))
                 unreadable.append(env_id)
             else:
                 if result:
                     readable[env_id] = result
         if not failed:
-            return [Done(env_ids, readable)]
+            return [RequestsDone(env_ids, readable)]
         link.write(pickle_frame(("ended", unreadable)))  # the worker does not know these failures
-        return [Done([env_id for env_id in env_ids if env_id not in unreadable], readable), *failed]
+        return [RequestsDone([env_id for env_id in env_ids if env_id not in unreadable], readable), *failed]
 
     def reports(self) -> Sequence[WorkerReport]:
         idle = [link for link in self._pool if not (link.is_busy or link.ended)]
@@ -453,14 +453,14 @@ class ProcessTransport(Transport):
         links = getattr(self, "_pool", ())  # another thread may ask before the start
         return [None if link.ended else link.pid for link in links]
 
-    def interrupted(self, waiting: Collection[int]) -> Sequence[Broken]:  # noqa: ARG002 - all of them are lost
+    def interrupted(self, waiting: Collection[int]) -> Sequence[EnvsFailed]:  # noqa: ARG002 - all of them are lost
         """End all workers: a message may have been read or written in part."""
         self._pending = []
         for link in self._pool:
-            self._pool.give_up(link)
+            self._pool.discard_worker(link)
         error = InterruptedError("a call was interrupted in the middle, and its workers are replaced")
-        events = [Broken(ids, error, number, is_new=True) for number, ids in enumerate(self._envs_of)]
-        self._tell(events)
+        events = [EnvsFailed(ids, error, number, is_new=True) for number, ids in enumerate(self._envs_of)]
+        self._mark_reported(events)
         return events
 
     def _lost(self, death: Died) -> list[EnvReport]:
@@ -480,7 +480,7 @@ class ProcessTransport(Transport):
         link.error = error
         link.start_at = time.monotonic() + self._restart_wait if self._restart_wait else 0.0
         link.forget()
-        return [Broken(self._envs_of[link.number], error, link.number, culprit, is_new=True, is_final=is_final)]
+        return [EnvsFailed(self._envs_of[link.number], error, link.number, culprit, is_new=True, is_final=is_final)]
 
     def _raised(
         self, number: int, env_id: int, phase: str, summary: str, text: str, pickled: bytes | None
@@ -497,7 +497,7 @@ class ProcessTransport(Transport):
 
     def close(self) -> None:
         if hasattr(self, "_close"):
-            _end(self._pool, read_answers=not self.in_hand)
+            _end(self._pool, read_answers=not self.in_critical_section)
             self._close.detach()
 
 

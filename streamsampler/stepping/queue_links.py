@@ -16,7 +16,7 @@ from streamsampler.engines.launch.start_methods import StartMethod
 from streamsampler.engines.queue_process import QueueProcess
 from streamsampler.engines.queued_workers import QueuedWorkers
 from streamsampler.stepping.frames import split
-from streamsampler.stepping.links import EnvLink, EnvPool, Said, setup_of
+from streamsampler.stepping.links import EnvLink, EnvPool, WorkerMessage, setup_of
 from streamsampler.stepping.queue_worker import main
 from streamsampler.stepping.rows import EnvSpaces, Rows
 
@@ -62,6 +62,6 @@ class QueueEnvPool(QueuedWorkers[QueueEnvLink], EnvPool[QueueEnvLink]):
     def _heard(self, link: QueueEnvLink, item: Any) -> list[Any]:
         try:
             link.n_moved += len(item)
-            return [Said(link.number, *split(item))]
+            return [WorkerMessage(link.number, *split(item))]
         except Exception as error:
             return self._untrusted(link, error)

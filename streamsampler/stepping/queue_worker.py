@@ -41,5 +41,5 @@ class QueueEnvChannel(EnvChannel):
     def open_rows(self, spaces: EnvSpaces) -> Rows:
         return Rows(spaces, np.zeros, is_shared=False)
 
-    def tell_of_copy(self) -> None:
+    def report_copy(self) -> None:
         """Do nothing: a forked copy has none of the worker's ends."""

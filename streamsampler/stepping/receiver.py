@@ -11,17 +11,17 @@ from typing import Any
 from streamsampler.core.errors import RolloutError, WorkerError, WorkerHungError
 from streamsampler.stepping.env_messages import (
     BeginEpisodes,
-    Broken,
     CountRestored,
     CountUnrestored,
-    Done,
     EnvInstruction,
+    EnvsFailed,
     MakeOrders,
     OrdersMade,
     Place,
     RaiseFailure,
     ReleaseEnvs,
     RequestResets,
+    RequestsDone,
     RequestSteps,
     RestoreEnvs,
     Rewind,
@@ -73,7 +73,7 @@ class Receiver:
             else:
                 self._carry_out(it)
         if first is not None:
-            self._transport.in_hand = False
+            self._transport.in_critical_section = False
             raise first
 
     def _carry_out(self, it: EnvInstruction) -> None:
@@ -88,7 +88,7 @@ class Receiver:
             case RestoreEnvs():
                 transport.restore([self._orders.pop(env_id) for env_id in it.env_ids if env_id in self._orders])
             case ReleaseEnvs():
-                transport.give_up(it.env_ids)
+                transport.release(it.env_ids)
             case Rewind():
                 self._episodes.rewind(it.env_ids)
             case CountRestored() | CountUnrestored():
@@ -126,7 +126,7 @@ class Receiver:
                 order = self._order(env_id, wanted)
             except NotRestoredError as error:
                 unkept[env_id] = str(error)
-                order = self._order_anew(env_id, wanted)
+                order = self._remake_order(env_id, wanted)
             if order is not None and wanted.place is Place.SAME:
                 order = replace(order, requests=[each for each in order.requests if each.timestep != BEFORE])
             if order is not None:
@@ -137,42 +137,42 @@ class Receiver:
     def _order(self, env_id: int, wanted: MakeOrders) -> RestoreOrder | None:
         if env_id in wanted.going_on:
             return self._episodes.restore_order(env_id, remake=wanted.place is Place.REMADE)
-        return self._order_anew(env_id, wanted)
+        return self._remake_order(env_id, wanted)
 
-    def _order_anew(self, env_id: int, wanted: MakeOrders) -> RestoreOrder | None:
+    def _remake_order(self, env_id: int, wanted: MakeOrders) -> RestoreOrder | None:
         remake = wanted.place is Place.REMADE
         try:
-            return self._episodes.order_anew(env_id, remake=remake)
+            return self._episodes.remake_order(env_id, remake=remake)
         except NotRestoredError as error:
             _warn_of_other(env_id, error)
             return RestoreOrder(env_id, remake=True) if remake else None
 
     def begin_round(self, env_ids: list[int]) -> None:
-        self._transport.in_hand = True
+        self._transport.in_critical_section = True
         self._scheduler.in_round = True
         self._transport.step(env_ids, together=True)
-        self._transport.in_hand = False
+        self._transport.in_critical_section = False
 
     def open_round(self) -> None:
         if self._scheduler.in_round:
-            self._transport.in_hand = True
+            self._transport.in_critical_section = True
             self._scheduler.open_round()
-            self._transport.in_hand = False
+            self._transport.in_critical_section = False
 
     def end_round(self, env_ids: list[int]) -> RoundResults | None:
         """Return a round's results; None if an environment fails: then it is open."""
         transport, scheduler = self._transport, self._scheduler
         if not scheduler.in_round:
             return None
-        infos = transport.take_round(len(env_ids))
+        infos = transport.receive_round(len(env_ids))
         if infos is None or (infos and self._are_abnormal(env_ids, infos)):
             self._open_answered(env_ids, infos)
             return None
         scheduler.record_success(env_ids)
         scheduler.received, scheduler.in_round = env_ids, False
         n_begun = len(scheduler.over)
-        results = self._episodes.hand_out_round(infos)
-        scheduler.received, transport.in_hand = (), False
+        results = self._episodes.make_round_results(infos)
+        scheduler.received, transport.in_critical_section = (), False
         self._accounts.kept_timesteps += len(env_ids) - n_begun
         self._accounts.kept_trajectories += len(results.ended)
         return results
@@ -190,7 +190,7 @@ class Receiver:
         if infos is not None:
             self._episodes.keep_infos(infos)
             self._scheduler.answer(env_ids)
-        self._transport.in_hand = False
+        self._transport.in_critical_section = False
 
     def receive(self, timeout: float | None, awaited: Sequence[int] = ()) -> None:
         scheduler = self._scheduler
@@ -198,33 +198,33 @@ class Receiver:
             return
         events = self._transport.collect(scheduler.seconds_to_wait(timeout, time.monotonic()), awaited)
         for event in events:
-            if isinstance(event, Done):
+            if isinstance(event, RequestsDone):
                 if event.infos:
                     self._episodes.keep_infos(event.infos)
-            elif isinstance(event, Broken):
+            elif isinstance(event, EnvsFailed):
                 self._count_failure(event)
         if instructions := scheduler.handle(events, time.monotonic()):
             self.carry_out(instructions)
-        self._transport.in_hand = False
+        self._transport.in_critical_section = False
 
-    def _count_failure(self, event: Broken) -> None:
+    def _count_failure(self, event: EnvsFailed) -> None:
         self._accounts.failures += not is_of_action(event.error)
         self._accounts.restarts += event.is_new
         self._accounts.hangs += isinstance(event.error, WorkerHungError)
         _LOG.info("an environment failed: %s", event.error)
 
-    def mend(self, to_reset: Collection[int] = ()) -> None:
+    def resynchronize(self, to_reset: Collection[int] = ()) -> None:
         """Make transport and scheduler consistent after an interrupted call.
 
         Results about to be received have failed; other environments are restored, those in `to_reset` reset instead.
         """
-        self._scheduler.mend()
+        self._scheduler.resynchronize()
         lost = self._transport.interrupted(self._scheduler.waiting)
         self._accounts.restarts += sum(event.is_new for event in lost)
         self.carry_out(self._scheduler.recover(lost, self._due, to_reset))
-        self._transport.in_hand = False
+        self._transport.in_critical_section = False
 
-    def ask(self, env_ids: list[int], kind: str, name: str, arguments: list[Any]) -> list[Any]:
+    def request(self, env_ids: list[int], kind: str, name: str, arguments: list[Any]) -> list[Any]:
         """Carry out a request other than a step, and record it if it may change environments.
 
         If a worker is lost meanwhile, its restored environments carry it out.
@@ -234,19 +234,19 @@ class Receiver:
         left, attempt = env_ids, 1
         while left:
             lost: WorkerError | None = None
-            self._transport.in_hand = True  # until requests with possible effects are recorded
+            self._transport.in_critical_section = True  # until requests with possible effects are recorded
             try:
                 answered = dict(zip(left, self._transport.request(left, kind, name, arguments), strict=True))
             except UnansweredError as unanswered:
                 answered, lost = unanswered.values, unanswered.error
             except Exception as error:
                 self._keep(kind, name, argument_of, self._transport.tried, {})
-                self._transport.in_hand = False
+                self._transport.in_critical_section = False
                 if isinstance(error, RolloutError):
                     count_loss(error, self._scheduler.losses)
                 raise
             self._keep(kind, name, argument_of, dict.fromkeys(answered, False), answered)
-            self._transport.in_hand = False
+            self._transport.in_critical_section = False
             values |= answered
             if lost is not None:
                 self.receive(0)  # records the loss, and raises it with on_failure="raise"
@@ -268,11 +268,11 @@ class Receiver:
             if self._episodes.keep_request(env_id, request) and self._on_failure == "restore":
                 _LOG.warning("environment %d cannot be restored from now on: %s", env_id, TOO_MANY)
 
-    def hand_out(self, env_ids: list[int]) -> Steps:
+    def return_steps(self, env_ids: list[int]) -> Steps:
         abnormal = self._episodes.abnormal(env_ids)  # first, since it calls the user's function, which may raise
-        self._scheduler.received, self._transport.in_hand = env_ids, True
-        steps = self._episodes.hand_out(env_ids, abnormal)
-        self._scheduler.received, self._transport.in_hand = (), False
+        self._scheduler.received, self._transport.in_critical_section = env_ids, True
+        steps = self._episodes.make_steps(env_ids, abnormal)
+        self._scheduler.received, self._transport.in_critical_section = (), False
         self._accounts.take_results(steps.timesteps, steps.ended, steps.failed)
         return steps
 

@@ -46,7 +46,7 @@ class StepsRecorder(ABC, Generic[StartT, EpisodeT]):
     def __init__(self, manager: BaseEnvManager, episodes: EnvEpisodes, max_held: int) -> None:
         self._manager, self._episodes = manager, episodes
         self._max_held = positive("max_held", max_held)
-        n_envs, first = manager.n_envs, episodes.first_to_come
+        n_envs, first = manager.n_envs, episodes.first_unstarted
         self._n_results = episodes.n_results.copy()  # the number of each environment's next result to add
         self._now: dict[int, EpisodeT] = {}  # current episodes, by environment
         self._begun: dict[int, StartT] = {}  # resets in the same step as the previous end

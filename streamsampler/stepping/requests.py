@@ -77,7 +77,7 @@ class OpenRequests:
             self.waiting.discard(env_id)
             self.arrived.pop(env_id, None)
 
-    def mend(self) -> None:
+    def resynchronize(self) -> None:
         """After an interruption, wait for all open requests without a result."""
         opened = set(self.in_states(*_OPEN))
         self.arrived = {env_id: None for env_id in self.arrived if env_id in opened}

@@ -15,7 +15,7 @@ from streamsampler.data.infos import InfoRecorder
 from streamsampler.environments.multi_agent import MultiAgentEnv
 from streamsampler.environments.updates import apply_any_env_update, for_worker
 from streamsampler.rollouts.script import begin_of
-from streamsampler.stepping.games import GameFacts, GameTeller, spaces_of
+from streamsampler.stepping.games import GameFacts, GameResultMaker, spaces_of
 from streamsampler.stepping.generators import EnvGenerators
 from streamsampler.stepping.restores import RestoreOrder
 from streamsampler.stepping.server import MAKING, RESETTING, EnvServer
@@ -38,7 +38,7 @@ _VECTOR = (
 class RolloutServer(EnvServer):
     """Serves the environments of a process, made and called as in a sampler's worker."""
 
-    _tells = True
+    _converts = True
 
     def __init__(
         self, updates: Mapping[int, Payload], worker_number: int, row: WorkerRow, *, seed: int,
@@ -53,7 +53,7 @@ class RolloutServer(EnvServer):
         self._undrawn: tuple[Any, ...] = ()
         self._limit = math.inf if max_episode_length is None else max_episode_length
         self._lengths = dict.fromkeys(updates, 0)
-        self._games: dict[int, GameTeller] = {}  # of environments of several agents
+        self._games: dict[int, GameResultMaker] = {}  # of environments of several agents
 
     def make(self) -> list[tuple[Any, Any]]:
         old, self.envs = self.envs, {}
@@ -70,7 +70,7 @@ class RolloutServer(EnvServer):
                 self.envs[env_id] = env
                 self._games.pop(env_id, None)
                 if isinstance(env.unwrapped, MultiAgentEnv):
-                    self._games[env_id] = GameTeller(env.unwrapped, self._limit)
+                    self._games[env_id] = GameResultMaker(env.unwrapped, self._limit)
         finally:
             self.envs = {**old, **self.envs}
         seed_generators(self._construction_seed)
@@ -87,13 +87,13 @@ class RolloutServer(EnvServer):
         self.show(env_id, RESETTING)
         self.not_restored.discard(env_id)
         self._is_over[env_id] = True  # until the reset has returned
-        observation, info = self._told_reset(env_id)
+        observation, info = self._converted_reset(env_id)
         self._show_begin(env_id, slot, observation)
         if info.__class__ is not dict:
             InfoRecorder("episode_infos").record(0, info)
         return info  # type: ignore[no-any-return]
 
-    def _told_reset(self, env_id: int) -> tuple[Any, Any]:
+    def _converted_reset(self, env_id: int) -> tuple[Any, Any]:
         self._lengths[env_id] = 0
         observation, info = begin_of(carry_out(self.envs[env_id], self._orders[env_id]))
         self._refuse_draws()
@@ -101,7 +101,7 @@ class RolloutServer(EnvServer):
 
     def _reset_of(self, order: RestoreOrder) -> Callable[..., Any]:
         self._orders[order.env_id] = order.options
-        return lambda **_: self._told_reset(order.env_id)
+        return lambda **_: self._converted_reset(order.env_id)
 
     def _refuse_draws(self) -> None:
         if generator_states()[: len(self._undrawn)] != self._undrawn:
@@ -115,7 +115,7 @@ class RolloutServer(EnvServer):
             return actions
         return [self._given.pop(env_id, action) for env_id, action in zip(env_ids, actions, strict=True)]
 
-    def _told(
+    def _converted(
         self, env_id: int, action: Any, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any
     ) -> tuple[Any, Any, Any, Any, Any]:
         length = self._lengths[env_id] = self._lengths[env_id] + 1

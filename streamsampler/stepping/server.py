@@ -73,7 +73,7 @@ class EnvServer(ABC):
     # own states add to each of its calls.
     on_draws: Callable[[int, str, float], None]
     generators: EnvGenerators
-    _tells = False  # whether `_told` changes the results of steps
+    _converts = False  # whether `_converted` changes the results of steps
 
     def __init__(self, env_ids: Collection[int], worker_number: int, row: WorkerRow) -> None:
         self._worker_number = worker_number
@@ -126,14 +126,14 @@ class EnvServer(ABC):
         """
         rows, envs, is_over, ended = self.rows, self.envs, self._is_over, self._ended
         failures, awaited, bring_all = answers.failures, answers.are_awaited, answers.bring_all
-        row, not_restored, generators, told = self._row, self.not_restored, self.generators, self._tells
+        row, not_restored, generators, converts = self._row, self.not_restored, self.generators, self._converts
         words, env_word, phase_word, count_word = row.words, row.trajectory_word, row.phase_word, row.timesteps_word
         n_before = n_stepped = self._n_stepped
         place = place_of(env_ids)
         dtype, shape, leaves = rows.plain_dtype, rows.plain_shape, rows.plain_leaves
         no: Any = np.False_  # a single object
         phase_of_times, expected_seconds = self.times.phase, self._seconds
-        finished = _Finished(rows, answers, env_ids, place)
+        finished = _UnsentAnswers(rows, answers, env_ids, place)
         began = now = given_at = perf_counter()
         try:
             for env_id, action, slot in zip(
@@ -162,8 +162,8 @@ class EnvServer(ABC):
                             with generators.calling(env_id):
                                 observation, reward, terminated, truncated, info = envs[env_id].step(action)
                         is_asked = False
-                        if told:
-                            observation, reward, terminated, truncated, info = self._told(
+                        if converts:
+                            observation, reward, terminated, truncated, info = self._converted(
                                 env_id, action, observation, reward, terminated, truncated, info
                             )
                         if info.__class__ is not dict or info:
@@ -207,7 +207,7 @@ class EnvServer(ABC):
     def _actions_of(self, env_ids: Sequence[int], place: Any) -> Sequence[Any]:
         return self.rows.actions_of(env_ids, place)
 
-    def _told(
+    def _converted(
         self, env_id: int, action: Any, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any
     ) -> tuple[Any, Any, Any, Any, Any]:
         raise NotImplementedError
@@ -298,8 +298,8 @@ class EnvServer(ABC):
         with outside, outside:
             self.show(env_id, RESETTING)
             reset, step = self._reset_of(order), self.envs[env_id].step
-            if self._tells:
-                step = partial(self._told_step, env_id)
+            if self._converts:
+                step = partial(self._converted_step, env_id)
             with self._replaying(order):
                 for _ in replay(
                     reset, step, self._actions_to_replay(order), order, rows, partial(self._repeat, env_id)
@@ -326,8 +326,8 @@ class EnvServer(ABC):
         """Repeat a request; raise NotRestoredError if its result differs."""
         raise self._refused((env_id, request))
 
-    def _told_step(self, env_id: int, action: Any) -> tuple[Any, Any, Any, Any, Any]:
-        return self._told(env_id, action, *self.envs[env_id].step(action))
+    def _converted_step(self, env_id: int, action: Any) -> tuple[Any, Any, Any, Any, Any]:
+        return self._converted(env_id, action, *self.envs[env_id].step(action))
 
     def take_actions(self, actions: Mapping[int, Any]) -> None:
         """Keep actions of another dtype than the rows', for the next steps."""
@@ -381,7 +381,7 @@ class EnvServer(ABC):
         return raised
 
 
-class _Finished:
+class _UnsentAnswers:
     """Results not answered yet, to be written to rows and given to `answers` at once."""
 
     __slots__ = ("_answers", "_asked", "_place", "_rows", "env_ids", "rewards")

@@ -19,7 +19,8 @@ from streamsampler.agents.policies import PolicyNames
 from streamsampler.core.errors import UsageError
 from streamsampler.core.seeding import SeedUse, TrajectorySeeds, derived_seed
 from streamsampler.data.trees import object_array
-from streamsampler.stepping.games import GameFacts, JointSpace, game_of
+from streamsampler.stepping.game_proxies import game_of
+from streamsampler.stepping.games import GameFacts, JointSpace
 from streamsampler.stepping.joint_env import NO_ENDS, Ends, Turn
 from streamsampler.stepping.policy_steps import AgentStep, EnvStep, JointSteps, PolicySpaces, listed
 from streamsampler.stepping.rows import EnvSpaces, Kind
@@ -44,7 +45,7 @@ class SeveralAgents:
         self._policies: dict[str, PolicySpaces] = {}
         self._fitting: set[tuple[int, str, str]] = set()  # spaces compared already: a comparison is slow
         self._spaces = [dict(it.spaces) for it in facts]
-        self._playing = [_Playing(-1) for _ in facts]
+        self._playing = [_EpisodePolicies(-1) for _ in facts]
         self._seeds = TrajectorySeeds(seed, 0)
         for env_id, it in enumerate(facts):
             for agent in () if callable(policy_of) else it.spaces:
@@ -52,7 +53,7 @@ class SeveralAgents:
 
     def _policy_of(self, env_id: int, number: int, agent: str) -> PolicySpaces:
         if self._playing[env_id].number != number:
-            self._playing[env_id] = _Playing(number)
+            self._playing[env_id] = _EpisodePolicies(number)
         policies = self._playing[env_id].policies
         if agent not in policies:
             name = self.names.name_for(agent, env_id + number * self._n_envs)
@@ -182,7 +183,7 @@ class SeveralAgents:
 
 
 @dataclass
-class _Playing:
+class _EpisodePolicies:
     """The policies and spaces in an environment's episode."""
 
     number: int

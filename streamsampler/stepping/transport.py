@@ -10,7 +10,7 @@ from typing import Any
 
 from streamsampler.core.errors import WorkerError
 from streamsampler.protocol.restarts import Losses
-from streamsampler.stepping.env_messages import Broken, EnvReport
+from streamsampler.stepping.env_messages import EnvReport, EnvsFailed
 from streamsampler.stepping.env_times import WorkerReport
 from streamsampler.stepping.restores import RestoreOrder
 from streamsampler.stepping.rows import EnvSpaces, Rows
@@ -35,7 +35,7 @@ class Transport(abc.ABC):
     losses: Losses  # the quotas; losses before the end of `start` are counted here
     # Whether a call is in a section not to be left half done: messages are read and not recorded, or recorded and not
     # sent. An unexpected exception there, such as Ctrl-C, leaves it True: then `interrupted` must be the next call.
-    in_hand: bool = False
+    in_critical_section: bool = False
     _has_warned = False  # of draws from global generators
     tried: Mapping[int, bool] = MappingProxyType({})  # after an exception: environments reached, and if each raised
 
@@ -61,28 +61,29 @@ class Transport(abc.ABC):
     def restore(self, orders: Sequence[RestoreOrder]) -> None: ...
 
     @abc.abstractmethod
-    def give_up(self, env_ids: Sequence[int]) -> None:
+    def release(self, env_ids: Sequence[int]) -> None:
         """Let environments step again after a failed restore."""
 
     @abc.abstractmethod
     def forget_options(self, env_ids: Sequence[int]) -> dict[int, dict[str, Any] | None]: ...
 
     @abc.abstractmethod
-    def interrupted(self, waiting: Collection[int]) -> Sequence[Broken]:
+    def interrupted(self, waiting: Collection[int]) -> Sequence[EnvsFailed]:
         """Discard half-done work, given the environments with unanswered requests; return lost environments."""
 
     @abc.abstractmethod
     def collect(self, timeout: float | None, awaited: Sequence[int] = ()) -> Sequence[EnvReport]:
         """Return new events; wait for the first if need be. Results of others than `awaited` need not end the wait.
 
-        `in_hand` is False during the wait, and True on return: the caller sets it to False when all is recorded.
+        `in_critical_section` is False during the wait, and True on return: the caller sets it to False when all is
+        recorded.
         """
 
     @abc.abstractmethod
-    def take_round(self, n: int) -> Mapping[int, dict[str, Any]] | None:
+    def receive_round(self, n: int) -> Mapping[int, dict[str, Any]] | None:
         """Wait for the results of a step of all n environments, requested at once; return their infos.
 
-        `in_hand` is as in `collect`. Returns None if any other event comes first; `collect` then returns it.
+        Returns None if any other event comes first, which `collect` then returns; `in_critical_section` is as there.
         """
 
     @abc.abstractmethod

@@ -51,7 +51,7 @@ def receive_on(manager: BaseEnvManager, timeout: float | None = None) -> Steps:
     results of other environments are discarded, and the caller can step all.
     """
     try:
-        return _begun_again(manager, manager.recv_from(timeout=timeout))
+        return _reset_failed(manager, manager.recv_from(timeout=timeout))
     except WorkerError:
         _discard_open(manager)
         raise
@@ -66,7 +66,7 @@ def _discard_open(manager: BaseEnvManager) -> None:
             _LOG.warning("another failure in the same step: %s", error)
 
 
-def _begun_again(manager: BaseEnvManager, steps: Steps) -> Steps:
+def _reset_failed(manager: BaseEnvManager, steps: Steps) -> Steps:
     if not np.count_nonzero(steps.failed) or manager.autoreset != "same_step":
         return steps
     failed = _failed(manager)

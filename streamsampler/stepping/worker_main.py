@@ -41,7 +41,7 @@ class EnvChannel(ABC):
     def open_rows(self, spaces: EnvSpaces) -> Rows: ...
 
     @abstractmethod
-    def tell_of_copy(self) -> None:
+    def report_copy(self) -> None:
         """Report, if possible, a forked copy of the worker, which is this process."""
 
 
@@ -81,7 +81,7 @@ class EnvWorker(Answers):
             "reset": self._resets,
             "restore": self._restore,
             "ended": self._server.end_episodes,
-            "give_up": self._server.not_restored.difference_update,
+            "release": self._server.not_restored.difference_update,
             "request": self._request,
             "report": self._report,
         }
@@ -222,7 +222,7 @@ class EnvWorker(Answers):
     def _refuse(self) -> NoReturn:
         """End this process, a forked copy of the worker: both would read and answer."""
         with contextlib.suppress(OSError):
-            self._channel.tell_of_copy()
+            self._channel.report_copy()
         os._exit(1)
 
 

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from streamsampler import NewEnvUpdate, NotReproducibleError, RolloutError, evaluate
 from streamsampler.environments.multi_agent import as_multi_agent
 from streamsampler.filters import RunningNorm
-from streamsampler.stepping.games import GameFacts, GameTeller, game_of
+from streamsampler.stepping.game_proxies import game_of
+from streamsampler.stepping.games import GameFacts, GameResultMaker
 from tests.scripted.games import DEFAULT, IDS, Chooser, Comings, Stay, Turns
 from tests.several.comparing import LocalSampler, MultiprocessingSampler
 from tests.several.test_equal_to_plain_loops import STAYS, AllAtOnce, Early
@@ -477,7 +478,7 @@ class Observing(Turns):
 
 def test_what_is_outstanding_is_told_where_a_trajectory_may_be_cut_off() -> None:
     game = Observing({agent: Stay(0, 9) for agent in IDS})
-    teller = GameTeller(as_multi_agent(game), limit=5)
+    teller = GameResultMaker(as_multi_agent(game), limit=5)
     face = as_multi_agent(game)
     facts = GameFacts.of(face)
     assert facts is not None
@@ -495,7 +496,7 @@ def test_what_is_outstanding_is_told_where_a_trajectory_may_be_cut_off() -> None
 
 def test_agents_of_an_earlier_trajectory_are_forgotten() -> None:
     face = as_multi_agent(Crowd())
-    teller, facts = GameTeller(face), GameFacts.of(face)
+    teller, facts = GameResultMaker(face), GameFacts.of(face)
     assert facts is not None
     assert facts.possible_agents is None
     here = game_of(facts)

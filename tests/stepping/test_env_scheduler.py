@@ -12,17 +12,17 @@ from streamsampler.protocol.messages import Phase
 from streamsampler.protocol.restarts import Incident, Likeness, Losses, Policy
 from streamsampler.stepping.env_messages import (
     BeginEpisodes,
-    Broken,
     CountRestored,
     CountUnrestored,
-    Done,
     EnvReport,
+    EnvsFailed,
     MakeOrders,
     OrdersMade,
     Place,
     RaiseFailure,
     ReleaseEnvs,
     RequestResets,
+    RequestsDone,
     RequestSteps,
     Restored,
     RestoreEnvs,
@@ -41,15 +41,15 @@ def incident(env_id: int = 0) -> Incident:
     return Incident(0, "raised", Phase.STEP, None, None, 0.0, likeness=likeness)
 
 
-def raised(env_id: int = 0, *, phase: str = "step", is_final: bool = False) -> Broken:
+def raised(env_id: int = 0, *, phase: str = "step", is_final: bool = False) -> EnvsFailed:
     incidents = (incident(env_id),)
     error = RolloutError("it raised", worker_number=0, phase=phase, trajectory=None, incidents=incidents)
-    return Broken([env_id], error, 0, env_id, is_final=is_final)
+    return EnvsFailed([env_id], error, 0, env_id, is_final=is_final)
 
 
-def died(*env_ids: int, culprit: int | None = None, **fields) -> Broken:
+def died(*env_ids: int, culprit: int | None = None, **fields) -> EnvsFailed:
     error = WorkerDiedError("it died", exitcode=-9, worker_number=0, phase=Phase.STEP, trajectory=None, **fields)
-    return Broken(env_ids, error, 0, culprit, is_new=True)
+    return EnvsFailed(env_ids, error, 0, culprit, is_new=True)
 
 
 def stepping(n_envs: int = 2, *args, **options) -> EnvScheduler:
@@ -62,7 +62,7 @@ def stepping(n_envs: int = 2, *args, **options) -> EnvScheduler:
 def begun(n_envs: int = 2, *args, **options) -> EnvScheduler:
     scheduler = EnvScheduler(n_envs, *args, **options)
     assert scheduler.reset(range(n_envs)) == [BeginEpisodes(list(range(n_envs)))]
-    scheduler.handle([Done(range(n_envs))], 0.0)
+    scheduler.handle([RequestsDone(range(n_envs))], 0.0)
     receive(scheduler, range(n_envs))
     return scheduler
 
@@ -108,13 +108,13 @@ def test_results_are_received_once():
     assert (scheduler.states, scheduler.waiting) == ([STEPPING] * 2, {0, 1})
     with pytest.raises(ProtocolError, match="SENT is not allowed in state STEPPING"):
         scheduler.send([0])
-    assert scheduler.handle([Done([1])], 0.0) == []
+    assert scheduler.handle([RequestsDone([1])], 0.0) == []
     assert list(scheduler.arrived) == [1]
     receive(scheduler, [1])
     with pytest.raises(ProtocolError, match="have no result to receive"):
         receive(scheduler, [1])
     with pytest.raises(ProtocolError, match="without an open request"):
-        scheduler.handle([Done([1])], 0.0)
+        scheduler.handle([RequestsDone([1])], 0.0)
     assert (scheduler.states, scheduler.n_open) == ([STEPPING, READY], 1)
 
 
@@ -130,7 +130,7 @@ def test_results_are_received_once():
 )
 def test_an_episode_ends(autoreset, max_episodes, abnormal, state, is_over):
     scheduler = stepping(2, "restore", autoreset, max_episodes)
-    scheduler.handle([Done([0, 1])], 0.0)
+    scheduler.handle([RequestsDone([0, 1])], 0.0)
     assert receive(scheduler, [0, 1], [0], abnormal) == ([] if is_over else [0])
     assert (scheduler.states, 0 in scheduler.over) == ([state, READY], is_over)
 
@@ -138,9 +138,9 @@ def test_an_episode_ends(autoreset, max_episodes, abnormal, state, is_over):
 def test_a_reset_waits_for_the_open_step_and_discards_it():
     scheduler = stepping()
     assert scheduler.reset([0, 1]) == []
-    assert scheduler.handle([Done([1])], 0.0) == [BeginEpisodes([1], n_discarded=1, n_abandoned=1)]
+    assert scheduler.handle([RequestsDone([1])], 0.0) == [BeginEpisodes([1], n_discarded=1, n_abandoned=1)]
     assert (scheduler.states, scheduler.waiting) == ([STEPPING, RESETTING], {0, 1})
-    assert scheduler.handle([Done([0, 1])], 0.0) == [BeginEpisodes([0], n_discarded=1, n_abandoned=1)]
+    assert scheduler.handle([RequestsDone([0, 1])], 0.0) == [BeginEpisodes([0], n_discarded=1, n_abandoned=1)]
     assert list(scheduler.arrived) == [1]
 
 
@@ -148,11 +148,11 @@ def test_the_reset_after_an_end_goes_on_counting_episodes():
     scheduler = begun(1, "restore", "disabled", 2)
     for state, n_abandoned in ((NEEDS_RESET, 0), (EnvState.FINISHED, 0), (NEEDS_RESET, 0)):
         scheduler.send([0])
-        scheduler.handle([Done([0])], 0.0)
+        scheduler.handle([RequestsDone([0])], 0.0)
         receive(scheduler, [0], [0])
         assert scheduler.states == [state]
         assert scheduler.reset([0]) == [BeginEpisodes([0], n_abandoned=n_abandoned)]
-        scheduler.handle([Done([0])], 0.0)
+        scheduler.handle([RequestsDone([0])], 0.0)
         receive(scheduler, [0])
 
 
@@ -187,7 +187,7 @@ def test_success_forgets_failures():
     scheduler = stepping(1, losses=Losses(Policy(max_restarts=None, restart_on=(BaseException,))))
     for _ in range(9):
         made(scheduler, scheduler.handle([raised(0)], 0.0))
-        scheduler.handle([Done([0])], 0.0)
+        scheduler.handle([RequestsDone([0])], 0.0)
         receive(scheduler, [0])
         scheduler.send([0])
     assert scheduler.states == [STEPPING]
@@ -197,7 +197,7 @@ def test_a_lost_process_takes_all_of_its_environments_along():
     """One is at a step, one awaits an action, one is at a reset, one was never reset."""
     scheduler = EnvScheduler(4)
     scheduler.reset([0, 1])
-    scheduler.handle([Done([0, 1])], 0.0)
+    scheduler.handle([RequestsDone([0, 1])], 0.0)
     receive(scheduler, [0, 1])
     scheduler.send([0])
     scheduler.reset([2])
@@ -210,7 +210,7 @@ def test_a_lost_process_takes_all_of_its_environments_along():
 
 def test_what_a_process_said_before_its_loss_is_outdated():
     scheduler = stepping()
-    events: list[EnvReport] = [Restored(1, 3, "it differs"), raised(0), Done([1]), died(0, 1, culprit=0)]
+    events: list[EnvReport] = [Restored(1, 3, "it differs"), raised(0), RequestsDone([1]), died(0, 1, culprit=0)]
     instructions = scheduler.handle(events, 0.0)
     assert [type(it) for it in instructions] == [Rewind, MakeOrders]
     asked, then = made(scheduler, instructions)
@@ -268,7 +268,7 @@ def test_what_raises_waits_before_it_is_tried_again():
     assert then == []
     assert scheduler.seconds_to_wait(None, 11.0) == 1.0
     assert scheduler.seconds_to_wait(0.5, 11.0) == 0.5
-    assert scheduler.handle([Done([1])], 11.0) == []
+    assert scheduler.handle([RequestsDone([1])], 11.0) == []
     assert scheduler.handle([], 12.0) == [RestoreEnvs([0]), RequestSteps([0])]
     assert scheduler.seconds_to_wait(None, 12.0) is None
 
@@ -299,7 +299,7 @@ def test_the_same_object_is_not_made_anew():
 def test_with_reset_episodes_end_and_resets_are_tried_again(autoreset):
     scheduler = EnvScheduler(3, "reset", autoreset)
     scheduler.reset([0, 1])
-    scheduler.handle([Done([0, 1])], 0.0)
+    scheduler.handle([RequestsDone([0, 1])], 0.0)
     receive(scheduler, [0, 1])
     scheduler.send([0])
     scheduler.reset([2])
@@ -313,7 +313,7 @@ def test_with_reset_episodes_end_and_resets_are_tried_again(autoreset):
 
 def test_with_raise_environments_fail():
     scheduler = stepping(3, "raise")
-    scheduler.handle([Done([1])], 0.0)
+    scheduler.handle([RequestsDone([1])], 0.0)
     event = died(0, 1, culprit=0)
     instructions = scheduler.handle([event], 0.0)
     assert instructions[-1] == RaiseFailure(event.error)
@@ -356,11 +356,11 @@ def test_no_round_where_environments_do_not_go_on(autoreset, max_episodes):
 def test_an_interrupt():
     """Environment 0 is about to be received, 1 has arrived, 2 is at a step, 3 at one that its caller resets."""
     scheduler = stepping(4)
-    scheduler.handle([Done([0, 1])], 0.0)
+    scheduler.handle([RequestsDone([0, 1])], 0.0)
     scheduler.received = [0]
-    scheduler.mend()
+    scheduler.resynchronize()
     assert (scheduler.states[0], scheduler.waiting, list(scheduler.arrived)) == (FAILED, {2, 3}, [1])
-    instructions = scheduler.recover([Broken([0, 1, 2, 3], InterruptedError(), 0, is_new=True)], [3], [])
+    instructions = scheduler.recover([EnvsFailed([0, 1, 2, 3], InterruptedError(), 0, is_new=True)], [3], [])
     assert instructions[-1] == BeginEpisodes([3], n_discarded=1, n_abandoned=1)
     asked, then = made(scheduler, instructions[:-1])
     assert asked == ([1, 2], [0, 3], Place.NEW)
@@ -371,7 +371,7 @@ def test_an_interrupt():
 def test_with_raise_an_environment_is_lost_whose_result_has_arrived(is_new):
     """Its caller receives that result; the next step would begin an episode otherwise, and look like one of this."""
     scheduler = stepping(1, "raise")
-    scheduler.handle([Done([0])])
+    scheduler.handle([RequestsDone([0])])
     scheduler.handle([died(0) if is_new else raised(0)])
     receive(scheduler, [0])
     scheduler.send([0])

@@ -613,8 +613,8 @@ def test_a_call_that_is_left_in_the_middle(monkeypatch):
             manager.step(np.array([1, 2]))
         check_mixes_nothing_up(manager)
         before = manager.worker_pids()
-        manager._transport.in_hand = True
+        manager._transport.in_critical_section = True
         assert manager.worker_pids() == before
-        manager._transport.in_hand = False
+        manager._transport.in_critical_section = False
         assert manager.step(np.array([1, 2])).timesteps.tolist() == [3, 3]
         assert manager.worker_pids() == before

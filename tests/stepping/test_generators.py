@@ -30,11 +30,11 @@ def generators(found: list[int]) -> EnvGenerators:
     random.seed(1)
     np.random.seed(2)
     generators = EnvGenerators((0, 1, 2), is_shared=True, found=lambda env_id, _: found.append(env_id))
-    generators.look_away()
+    generators.accept_states()
     for env_id in (0, 1, 2):
         generators.reset(env_id, SEED, lambda: None)
         generators.end(env_id)
-    generators.look_away()
+    generators.accept_states()
     return generators
 
 
@@ -98,6 +98,6 @@ def test_what_the_caller_draws_between_two_calls_stays(generators):
     generators.reset(0, SEED, lambda: None)
     draw()
     before = states()
-    generators.look_away()
+    generators.accept_states()
     assert generators.reset(1, SEED, draw) == seeded(1)
     assert states() == before

@@ -651,7 +651,7 @@ def test_results_of_rows_that_wait_for_each_other_are_taken_together():
         ready[rows] = True
 
     scheduler = SimpleNamespace(restoring=set())
-    environments = SimpleNamespace(take_arrived=lambda _timeout: next(arriving), scheduler=scheduler)
+    environments = SimpleNamespace(receive_arrived=lambda _timeout: next(arriving), scheduler=scheduler)
     rows: Any = SimpleNamespace(
         _environments=environments, _runs=np.ones(3, np.bool_), _ready=ready, _usable=lambda: ready, _take=take,
         _is_done=lambda: False,

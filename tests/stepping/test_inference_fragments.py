@@ -125,9 +125,9 @@ def killing_while(env_id: int, then: Any, monkeypatch: pytest.MonkeyPatch) -> No
                 n_losses = len(self.losses)
                 then()
                 while len(self.losses) == n_losses:
-                    self.take_in(None)
+                    self.handle_events(None)
                 while self.scheduler.restoring:
-                    self.take_in(None)
+                    self.handle_events(None)
 
     monkeypatch.setattr(Environments, "step", step)
 

@@ -4,11 +4,10 @@ from streamsampler.errors import RolloutError
 from streamsampler.protocol.restarts import Losses, Policy
 from streamsampler.stepping.env_messages import (
     IT_RAISED,
-    Broken,
     CountLoss,
     CountRestored,
     CountUnrestored,
-    Done,
+    EnvsFailed,
     KeepError,
     MakeOrders,
     OrdersMade,
@@ -16,6 +15,7 @@ from streamsampler.stepping.env_messages import (
     RaiseFailure,
     ReleaseEnvs,
     RequestResets,
+    RequestsDone,
     RequestSteps,
     Restored,
     RestoreEnvs,
@@ -33,14 +33,14 @@ def stepping(losses: Losses | None = None) -> RolloutScheduler:
     scheduler = RolloutScheduler(2, losses)
     for env_id in (0, 1):
         scheduler.begin(env_id)
-    assert scheduler.handle([Done([0, 1])]) == []
+    assert scheduler.handle([RequestsDone([0, 1])]) == []
     assert scheduler.receive() == [0, 1]
     scheduler.request([0, 1], EnvEvent.SENT)
     return scheduler
 
 
-def raised(env_id: int = 0) -> Broken:
-    return Broken([env_id], RolloutError("it raised", worker_number=0, phase="step", trajectory=None), 0, env_id)
+def raised(env_id: int = 0) -> EnvsFailed:
+    return EnvsFailed([env_id], RolloutError("it raised", worker_number=0, phase="step", trajectory=None), 0, env_id)
 
 
 def test_what_an_environment_raises_is_its_result():
@@ -55,7 +55,7 @@ def test_what_an_environment_raises_is_its_result():
 
 def test_results_are_held_until_their_environment_is_what_it_was():
     scheduler = stepping()
-    assert scheduler.handle([Done([0]), DIED]) == LOST
+    assert scheduler.handle([RequestsDone([0]), DIED]) == LOST
     assert scheduler.handle([OrdersMade(1, {}, [0, 1])]) == [RestoreEnvs((0, 1)), RequestSteps([1])]
     assert (scheduler.receive(), scheduler.restoring) == ([], {0, 1})
     restored = Restored(0, 1, "")
@@ -74,7 +74,7 @@ def test_a_reset_is_requested_again():
 
 def test_what_is_not_wanted_is_not_restored():
     scheduler = stepping()
-    scheduler.handle([Done([0])])
+    scheduler.handle([RequestsDone([0])])
     scheduler.forget()
     assert scheduler.over == {0}
     assert scheduler.handle([DIED]) == LOST[:1]

@@ -238,7 +238,7 @@ def test_an_interrupt_while_a_worker_waits_for_its_start():
         manager.send(ONES)
         while not manager.failures:
             manager.recv(timeout=0.01)
-        manager._transport.in_hand = True  # as if it had come in the middle of a call
+        manager._transport.in_critical_section = True  # as if it had come in the middle of a call
         assert manager.recv_from().timesteps.tolist() == [1, 1]
         for timestep in (2, 3):
             assert manager.step(ONES).timesteps.tolist() == [timestep] * 2

@@ -23,7 +23,8 @@ from streamsampler.engines.linked import STUCK_SECONDS
 from streamsampler.stepping import env_messages
 from streamsampler.stepping.env_states import EnvEvent
 from streamsampler.stepping.failures import reword
-from streamsampler.stepping.games import GameElsewhere, GameFacts, game_of
+from streamsampler.stepping.game_proxies import GameProxy, game_of
+from streamsampler.stepping.games import GameFacts
 from streamsampler.stepping.inference.processes import (
     TOO_LONG,
     EnvProcesses,
@@ -119,7 +120,7 @@ class Environments:
         self._orders: dict[int, RestoreOrder] = {}  # not carried out yet
         self._errors: list[BaseException] = []  # to raise when all events are handled
         self.proxies: list[EnvProxy] = []  # the stand-ins in this process
-        self.games: list[GameElsewhere] = []  # the stand-ins of environments of several agents
+        self.games: list[GameProxy] = []  # the stand-ins of environments of several agents
         # Receives an environment and a number n, and returns its trajectory's first n actions; see `Episode.complete`.
         # None if all are recorded here.
         self.history_of: Callable[[int, int], History | None] | None = None
@@ -131,12 +132,12 @@ class Environments:
             self._processes.shut_down()  # an environment hangs, left over from an earlier call
         facts = self._processes.update(payload)
         rows = self.transport.rows
-        self._begin_anew()
+        self._clear_records()
         spaces = rows.observation_space, rows.action_space
         self.proxies = [EnvProxy(self, env_id, *spaces, *facts[env_id]) for env_id in range(self.n_envs)]
         self.games = [proxy.game for proxy in self.proxies if proxy.game is not None]
 
-    def _begin_anew(self) -> None:
+    def _clear_records(self) -> None:
         self._episodes = [Episode() for _ in range(self.n_envs)]
         self.scheduler = RolloutScheduler(self.n_envs, self._processes.losses)
         self.infos.clear()
@@ -145,7 +146,7 @@ class Environments:
     def close_all(self) -> None:
         """Close the environments; their processes stay."""
         self.proxies = []
-        self._begin_anew()
+        self._clear_records()
         self._processes.close_environments()
 
     def shut_down(self) -> None:
@@ -172,7 +173,7 @@ class Environments:
             self.settle([env_id])
         self._episodes[env_id] = Episode(order_of(index, seed, resets))
         self.scheduler.begin(env_id)
-        self._ask(env_id)
+        self._send_request(env_id)
 
     def step(self, env_ids: Sequence[int], actions: Sequence[Any]) -> None:
         given = {}
@@ -197,7 +198,7 @@ class Environments:
         self.scheduler.request(env_ids, EnvEvent.SENT)
         self.transport.step(env_ids)
 
-    def _ask(self, env_id: int) -> None:
+    def _send_request(self, env_id: int) -> None:
         episode = self._episodes[env_id]
         if not episode.n_asked:
             self.transport.reset([env_id], {env_id: episode.order})  # type: ignore[dict-item]
@@ -214,7 +215,7 @@ class Environments:
         """
         episode = self._episodes[env_id]
         while self.scheduler.is_open(env_id):
-            self.take_in(None)
+            self.handle_events(None)
         self.scheduler.receive([env_id])
         self.check(env_id)
         observation = snapshot(self.observation(env_id)) if self.copies else self.observation(env_id)
@@ -245,7 +246,7 @@ class Environments:
         if env_id not in self.scheduler.restoring:
             self._episodes[env_id].actions, self._episodes[env_id].reward = {}, self._results(env_id)[0]
 
-    def give_up(self) -> None:
+    def abandon(self) -> None:
         """Forget all requests; wait for steps in flight, to count them."""
         self.scheduler.forget()
         if not (isinstance(error := sys.exception(), WorkerError) or is_interrupt(error)):
@@ -258,11 +259,11 @@ class Environments:
         env_ids = list(env_ids)
         scheduler.discard(env_ids)
         for env_id in env_ids:
-            is_under_way = self._is_under_way(env_id)
+            is_under_way = self._is_in_flight(env_id)
             while scheduler.is_open(env_id):
                 if until is not None and perf_counter() >= until:
                     return False
-                self.take_in(None if until is None else max(0.0, until - perf_counter()))
+                self.handle_events(None if until is None else max(0.0, until - perf_counter()))
             self.n_repeated += is_under_way
             self.raised.pop(env_id, None)
             self.infos.pop(env_id, None)
@@ -272,19 +273,19 @@ class Environments:
     @property
     def n_open_steps(self) -> int:
         """Steps without a received result."""
-        return sum(map(self._is_under_way, range(self.n_envs)))
+        return sum(map(self._is_in_flight, range(self.n_envs)))
 
-    def _is_under_way(self, env_id: int) -> bool:
+    def _is_in_flight(self, env_id: int) -> bool:
         has_news = self.scheduler.has_news(env_id) and env_id not in self.raised
         return has_news and self._episodes[env_id].n_asked > 0
 
-    def take_arrived(self, timeout: float | None) -> list[int]:
-        """Return environments with new results; without any, `take_in` events."""
+    def receive_arrived(self, timeout: float | None) -> list[int]:
+        """Return environments with new results; without any, `handle_events` events."""
         if timeout == 0.0 or self.scheduler.arrived.keys() <= self.scheduler.restoring:
-            self.take_in(timeout)
+            self.handle_events(timeout)
         return self.scheduler.receive()
 
-    def take_in(self, timeout: float | None) -> None:
+    def handle_events(self, timeout: float | None) -> None:
         """Receive events and carry out the scheduler's instructions; wait at most `timeout` seconds.
 
         Raises WorkerError after too many losses, NotReproducibleError if an environment cannot be restored.
@@ -292,11 +293,11 @@ class Environments:
         events = self.transport.collect(timeout)
         slots, episodes = self.transport.rows.slots, self._episodes
         for event in events:
-            if isinstance(event, env_messages.Done):
+            if isinstance(event, env_messages.RequestsDone):
                 self.infos.update(event.infos)
                 for env_id in event.env_ids:
                     episodes[env_id].slot = int(slots[env_id])
-            elif isinstance(event, env_messages.Broken) and event.is_new:
+            elif isinstance(event, env_messages.EnvsFailed) and event.is_new:
                 self._name_trajectory(event)
         self._errors = []
         self._carry_out(self.scheduler.handle(events))
@@ -308,14 +309,14 @@ class Environments:
             match it:
                 case env_messages.RequestResets() | env_messages.RequestSteps():
                     for env_id in it.env_ids:
-                        self._ask(env_id)
+                        self._send_request(env_id)
                 case env_messages.MakeOrders():
                     self._carry_out(self.scheduler.handle([self._make_orders(it)]))
                 case env_messages.RestoreEnvs():
                     orders = [self._orders.pop(env_id) for env_id in it.env_ids if env_id in self._orders]
                     self.transport.restore(orders)
                 case env_messages.ReleaseEnvs():
-                    self.transport.give_up(it.env_ids)
+                    self.transport.release(it.env_ids)
                 case _:
                     self._count(it)
 
@@ -335,7 +336,7 @@ class Environments:
                 reword(it.error, it.quota, it.history)
                 self._errors.append(it.error)
 
-    def _name_trajectory(self, event: env_messages.Broken) -> None:
+    def _name_trajectory(self, event: env_messages.EnvsFailed) -> None:
         culprit = event.culprit
         order = None if culprit is None or culprit in self.scheduler.over else self._episodes[culprit].order
         error = event.error

@@ -60,28 +60,28 @@ class RemoteGroup(RemoteRows, Group):
     def _made_agent(self) -> BatchedAgent:
         return self._agent_of_worker()
 
-    def take_back_agent(self, packed: bytes | None) -> None:
+    def restore_lent_agent(self, packed: bytes | None) -> None:
         """Restore the agent's memory of these episodes, after whole trajectories.
 
         `packed` is its memory; None if it could not be saved.
         """
         if self._worker.in_force["agent"] is not self._its_agent:
             return  # the agent was replaced, and starts without memory
-        self._bring_back()
+        self._reconnect_agent()
         if packed is None:
             self._lose_all(_LENT + UNKNOWN)
             return
         try:
             with no_failure(whose_memory(self._worker)):
-                self._begin_again()
+                self._prepare_agent()
                 self._restore_agent(packed, is_replaced=False)
         except NotRestoredError as error:
             self._lose_all(_LENT + str(error))
 
-    def _bring_back(self) -> None:
+    def _reconnect_agent(self) -> None:
         """Connect the agent with these environments again."""
 
-    def _begin_again(self) -> None:
+    def _prepare_agent(self) -> None:
         """Prepare the agent for its memory of these episodes."""
 
     def history_of(self, row: int, n: int, earlier: int = 0) -> History:
@@ -201,10 +201,10 @@ class RemoteGroupOfAgents(RemoteGroup, GroupOfAgents):
         self._play_with(agent.players)
         return agent
 
-    def _bring_back(self) -> None:
+    def _reconnect_agent(self) -> None:
         self._agent = self._made_agent()
 
-    def _begin_again(self) -> None:
+    def _prepare_agent(self) -> None:
         for position, row in enumerate(self.rows):
             if row.length:
                 self._begin_agent(position)
@@ -240,24 +240,24 @@ class RemoteGroups(RunningGroups):
             if not is_own:
                 self.environments.shut_down()
 
-    def _take_back_agent(self, n_envs: int) -> None:
+    def _restore_lent_agent(self, n_envs: int) -> None:
         if not self.agent_is_lent:
             return
         self.agent_is_lent = False
         for group in self._groups.values():
             assert isinstance(group, RemoteGroup)
             standings = self._standings.known(range(n_envs))
-            group.take_back_agent(next((standing.agent for standing in standings.values() if standing.agent), None))
+            group.restore_lent_agent(next((standing.agent for standing in standings.values() if standing.agent), None))
 
     def run(self, ticket: Ticket, order: FragmentOrder) -> Outcome:
         environments, resets = self.environments, self._worker.resets
-        self._take_back_agent(order.n_envs)
+        self._restore_lent_agent(order.n_envs)
         if order.standings:
             self._standings.put(order.standings)
         try:
             outcome = self._run(ticket, order)
         except BaseException:
-            environments.give_up()
+            environments.abandon()
             raise
         assert resets is not None
         assert not isinstance(resets.options, tuple)

@@ -19,12 +19,12 @@ from streamsampler.data.spaces import same_spaces
 from streamsampler.engines.linked import STUCK_SECONDS
 from streamsampler.protocol.messages import Phase
 from streamsampler.protocol.restarts import Losses
-from streamsampler.stepping.env_messages import IT_RAISED, Broken
+from streamsampler.stepping.env_messages import IT_RAISED, EnvsFailed
 from streamsampler.stepping.failures import count_loss
 from streamsampler.stepping.frames import request_frame
 from streamsampler.stepping.games import GameFacts
 from streamsampler.stepping.links import EnvLink
-from streamsampler.stepping.objects import given_frame
+from streamsampler.stepping.objects import actions_frame
 from streamsampler.stepping.processes import ProcessTransport
 from streamsampler.stepping.rows import KINDS
 from streamsampler.stepping.transport import UnansweredError
@@ -69,7 +69,7 @@ class RolloutTransport(ProcessTransport):
         is_known = original is not None and not is_interrupt(original)
         return original if is_known else EnvironmentRaisedError(summary)
 
-    def _start_lost(self, broken: Sequence[Broken]) -> None:
+    def _start_lost(self, broken: Sequence[EnvsFailed]) -> None:
         """Raise the loss: the caller of `EnvProcesses` counts it."""
         are_final = [count_loss(event.error, self.losses) or event.is_final for event in broken]
         raise broken[are_final.index(True) if any(are_final) else 0].error
@@ -77,7 +77,7 @@ class RolloutTransport(ProcessTransport):
     def count_losses(self) -> None:
         """Count the losses not yet returned by `collect`."""
         for event in self._pending:
-            if isinstance(event, Broken):
+            if isinstance(event, EnvsFailed):
                 count_loss(event.error, self.losses)
 
     def sleep(self, seconds: float) -> None:
@@ -92,7 +92,7 @@ class RolloutTransport(ProcessTransport):
     def give(self, actions: Mapping[int, Any]) -> None:
         """Send actions for the next steps; see `EnvServer.take_actions`."""
         for number, ids in self._by_worker(list(actions)):
-            self._link(number).write(given_frame(self.rows, {env_id: actions[env_id] for env_id in ids}))
+            self._link(number).write(actions_frame(self.rows, {env_id: actions[env_id] for env_id in ids}))
 
     def close_environments(self, close_timeout: float) -> list[BaseException]:
         """Let all workers close their environments, and stay; return the exceptions.
@@ -103,28 +103,28 @@ class RolloutTransport(ProcessTransport):
         running = [link for link in self._pool if not link.ended]
         for link in running:
             ids = self._envs_of[link.number][:1]
-            self._ask(link.number, ids, request_frame(ids, "close", "close", [None]))
+            self._send_request(link.number, ids, request_frame(ids, "close", "close", [None]))
         begin_within = min(close_timeout, STUCK_SECONDS)
         self._await_closed(running, begin_within)
         for link in running:
             if link.answer is None and self._pool.board.progress(link.number).phase is not Phase.CLOSE:
-                self._pool.give_up(link)
+                self._pool.discard_worker(link)
         self._await_closed(running, close_timeout - begin_within)
         raised: list[BaseException] = []
         for link in running:
             if link.answer is None:
-                self._pool.give_up(link)
-                link.is_told = True  # no request is lost with it
+                self._pool.discard_worker(link)
+                link.is_reported = True  # no request is lost with it
             elif link.answer[0] == "raised":
                 raised.append(self._raised(link.number, self._envs_of[link.number][0], "close", *link.answer[2:]))
             link.waiting.clear()
-        self._tell(self._pending)
+        self._mark_reported(self._pending)
         self._pending = []
-        self.in_hand = False  # all messages have arrived: the workers' last ones can be read
+        self.in_critical_section = False  # all messages have arrived: the workers' last ones can be read
         return raised
 
     def _await_closed(self, links: Sequence[EnvLink], seconds: float) -> None:
-        self._await(lambda: not any(link.asked for link in links), seconds)
+        self._await(lambda: not any(link.requested for link in links), seconds)
 
 
 Launch = Callable[[Mapping[int, Payload]], RolloutTransport]

@@ -61,7 +61,7 @@ class RowGroups:
         return None
 
 
-class _EnvNotHere:
+class _UnavailableEnv:
     """Stands in for `env` and `reset` of a hook's context, and refuses all use."""
 
     def _refuse(self, *_: Any, **__: Any) -> Any:
@@ -112,7 +112,7 @@ class RemoteRows(RowsDriver):
 
     def _context_of(self, row: int, index: int, seed: int, version: int) -> TrajectoryContext:
         context = super()._context_of(row, index, seed, version)
-        context.env = context.reset = _EnvNotHere()  # type: ignore[assignment]
+        context.env = context.reset = _UnavailableEnv()  # type: ignore[assignment]
         return context
 
     def _request_reset(self, row: int, index: int) -> Callable[..., Any]:
@@ -194,7 +194,7 @@ class RemoteRows(RowsDriver):
                     return asked
                 self._environments.transport.sleep(deadline - now)
                 timeout = 0.0
-            self._take(self._environments.take_arrived(timeout))
+            self._take(self._environments.receive_arrived(timeout))
 
     def _wait_for_all(self) -> NDArray[np.bool_] | None:
         """Wait until all running rows are ready; return None if `_is_done`."""
@@ -202,7 +202,7 @@ class RemoteRows(RowsDriver):
         while (self._runs & ~self._usable()).any():
             if self._is_done():
                 return None
-            arrived.update(environments.take_arrived(None))
+            arrived.update(environments.receive_arrived(None))
             # Rows restored meanwhile have their results again.
             missing = np.flatnonzero(self._runs & ~self._ready)
             if arrived.issuperset(missing) and arrived.isdisjoint(environments.scheduler.restoring):

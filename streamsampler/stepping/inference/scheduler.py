@@ -12,10 +12,10 @@ from collections.abc import Collection, Iterable
 from streamsampler.protocol.restarts import Losses
 from streamsampler.stepping.env_messages import (
     IT_RAISED,
-    Broken,
     CountLoss,
     CountRestored,
     CountUnrestored,
+    EnvsFailed,
     KeepError,
     OrdersMade,
     RaiseFailure,
@@ -34,7 +34,7 @@ class RolloutScheduler(LossScheduler):
     def __init__(self, n_envs: int, losses: Losses | None = None) -> None:
         super().__init__(n_envs, losses)
         self._unwanted: set[int] = set()  # environments with an unwanted open request
-        self._lost: list[Broken] = []
+        self._lost: list[EnvsFailed] = []
 
     def begin(self, env_id: int) -> None:
         """Start a trajectory, with a reset, in an idle environment."""
@@ -82,7 +82,7 @@ class RolloutScheduler(LossScheduler):
         self.discard(range(len(self.states)))
         self.over.update(env_id for env_id in range(len(self.states)) if not self.is_open(env_id))
 
-    def _take_broken(self, event: Broken, *, is_outdated: bool) -> None:  # noqa: ARG002 - an exception is a result
+    def _handle_failure(self, event: EnvsFailed, *, is_outdated: bool) -> None:  # noqa: ARG002 - an exception is a result
         quota, history = self._count(event.loss)
         if event.is_final or quota is not None:
             self._give_up(event.env_ids)
@@ -112,11 +112,11 @@ class RolloutScheduler(LossScheduler):
             steps = [env_id for env_id in going_on if env_id in self.waiting and env_id not in resets]
             self._retry(event, going_on, (), resets, steps)
 
-    def _take_orders(self, event: OrdersMade) -> None:
+    def _handle_orders(self, event: OrdersMade) -> None:
         self._give_up(event.unkept)
-        super()._take_orders(event)
+        super()._handle_orders(event)
 
-    def _take_restored(self, event: Restored, *, is_outdated: bool) -> None:  # noqa: ARG002 - its timesteps count
+    def _handle_restored(self, event: Restored, *, is_outdated: bool) -> None:  # noqa: ARG002 - its timesteps count
         self._instructions.append(CountRestored(event))
         self.restoring.discard(event.env_id)
         if event.why_not:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import copy
 import logging
-import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from streamsampler.agents.policies import Policies
 from streamsampler.core.errors import NotReproducibleError, WorkerHungError
 from streamsampler.core.serialization import HeldPayload, Payload
 from streamsampler.engines.base import Answered, EnvsRestored, Event, Logged
@@ -25,6 +23,7 @@ from streamsampler.protocol.restarts import Policy
 from streamsampler.rollouts.script import End
 from streamsampler.samplers.provenance import EnvironmentFacts
 from streamsampler.stepping.inference.environments import Environments
+from streamsampler.stepping.inference.evaluation_mode import EvaluationMode
 from streamsampler.stepping.inference.fragments import RemoteGroup, RemoteGroupOfAgents, RemoteGroups
 from streamsampler.stepping.inference.processes import Launch, RolloutTransport
 from streamsampler.stepping.inference.remote_rows import RemoteRows
@@ -85,7 +84,7 @@ class RemoteLanes(RemoteRows, LaneRunner):
         """Forget all tickets; wait for steps in flight, to count them."""
         self._environments.history_of = None
         try:
-            self._environments.give_up()
+            self._environments.abandon()
         finally:
             forgotten = super().forget()
         return forgotten
@@ -233,54 +232,6 @@ class ParentWorker(VecWorker):
     def end(self) -> None:
         for environments in self._all_environments():
             environments.shut_down()
-
-
-class EvaluationMode:
-    """Puts the module of a `TorchAgent` into evaluation mode during a call, and into its own mode afterwards.
-
-    In training mode, dropout would make actions random, and batch normalisation would learn from the samples.
-    """
-
-    def __init__(self) -> None:
-        self._agent: Any = None
-        self._is_running = False
-        self._training: list[Any] = []  # the submodules that were in training mode
-
-    def hold(self, agent: Any) -> Any:
-        """Return an agent, and put its module into evaluation mode from now on."""
-        self._agent = agent
-        if self._is_running:
-            self._evaluate()
-        return agent
-
-    def __enter__(self) -> None:
-        self._is_running = True
-        self._evaluate()
-
-    def __exit__(self, *_: object) -> None:
-        self._is_running = False
-        training, self._training = self._training, []
-        for module in training:
-            module.training = True
-
-    def _evaluate(self) -> None:
-        for module in _modules_of(self._agent):
-            self._training += [each for each in module.modules() if each.training]
-            module.eval()
-
-
-def _modules_of(agent: Any) -> Iterator[Any]:
-    """Return the modules of an agent and of agents wrapped in it, if they are TorchAgents."""
-    if isinstance(agent, Policies):
-        for each in agent.agents.values():
-            yield from _modules_of(each)
-        return
-    adapter = sys.modules.get("streamsampler.agents.torch")  # loaded if such an agent exists
-    kind = getattr(adapter, "TorchAgent", ())
-    while agent is not None:
-        if isinstance(agent, kind):
-            yield agent.module
-        agent = vars(agent).get("agent") if hasattr(agent, "__dict__") else None
 
 
 class _ParentChannel(LocalChannel):

@@ -14,14 +14,14 @@ from streamsampler.protocol.messages import Phase
 from streamsampler.protocol.restarts import Losses, Policy
 from streamsampler.stepping.env_messages import (
     BeginEpisodes,
-    Broken,
     CountUnrestored,
-    Done,
+    EnvsFailed,
     MakeOrders,
     OrdersMade,
     RaiseFailure,
     ReleaseEnvs,
     RequestResets,
+    RequestsDone,
     RequestSteps,
     Restored,
     RestoreEnvs,
@@ -174,7 +174,7 @@ class Decisions:
             if what == "restore":
                 worker.ignores.add(env_id)
             error = RolloutError("it raised", worker_number=0, phase=phase, trajectory=None)
-            worker.said.append(Broken([env_id], error, 0, env_id))
+            worker.said.append(EnvsFailed([env_id], error, 0, env_id))
         else:
             said = self.done(worker, what, env_id, order, differs=how in ("differ", "raise"))
             if how == "die after":
@@ -196,7 +196,7 @@ class Decisions:
         if what == "reset" or env_id not in worker.at:
             worker.at[env_id] = first
             self.rows[env_id] = (*first, False)
-            return [Done([env_id], {})]
+            return [RequestsDone([env_id], {})]
         episode, timestep = worker.at[env_id]
         self.rows[env_id] = episode, timestep + 1, timestep + 1 == LENGTH
         worker.at[env_id] = episode, timestep + 1
@@ -204,7 +204,7 @@ class Decisions:
             del worker.at[env_id]
             if self.autoreset == "same_step":
                 worker.at[env_id] = first
-        return [Done([env_id], {})]
+        return [RequestsDone([env_id], {})]
 
     def restored(self, worker, env_id, order, why_not):
         worker.at.pop(env_id, None)
@@ -250,7 +250,7 @@ class Decisions:
             worker.is_told = True
             phase = Phase.STEP if worker.culprit in worker.at else Phase.RESET
             error = WorkerDiedError("it died", exitcode=-9, worker_number=0, phase=phase, trajectory=None)
-            said.append(Broken(worker.envs, error, 0, worker.culprit, is_new=True))
+            said.append(EnvsFailed(worker.envs, error, 0, worker.culprit, is_new=True))
         return said
 
     def check(self):

@@ -22,7 +22,7 @@ from streamsampler.protocol.messages import Phase
 from streamsampler.protocol.progress import Progress
 from streamsampler.stepping.episode_server import EpisodeServer
 from streamsampler.stepping.frames import IDS, TOGETHER, ids_in, split
-from streamsampler.stepping.links import EnvLink, Said
+from streamsampler.stepping.links import EnvLink, WorkerMessage
 from streamsampler.stepping.manager import BaseEnvManager
 from streamsampler.stepping.options import ManagerOptions, is_abnormal
 from streamsampler.stepping.processes import ProcessTransport
@@ -164,7 +164,7 @@ class Ends(EnvChannel):
     def open_rows(self, spaces):
         return self.process.rows
 
-    def tell_of_copy(self):
+    def report_copy(self):
         raise NotImplementedError
 
 
@@ -187,13 +187,13 @@ class Process(EnvWorker):
         self.number, self.rows, self.faults = number, world.rows, world.faults
         super().__init__(server, Ends(self), begun)
         self.inbox: list[bytes] = []
-        self.said: list[Said] = []
+        self.said: list[WorkerMessage] = []
         self.is_made = False
 
     def say(self, frame):
         if self.number in self.faults.gone:
             raise GoneError
-        self.said.append(Said(self.number, *split(frame)))
+        self.said.append(WorkerMessage(self.number, *split(frame)))
 
     @property
     def server(self):
@@ -310,7 +310,7 @@ class Pool:
         self.world.faults.gone.pop(number, None)
         self.links[number] = Link(Process(self.world, number))
 
-    def give_up(self, link):
+    def discard_worker(self, link):
         link.ended = True
         link.forget()
 

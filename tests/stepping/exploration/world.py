@@ -332,8 +332,8 @@ class World:
             histories._rewards.tolist(), histories._actions.tolist(), list(histories.seeds)
         )  # fmt: skip
         links = [
-            (link.ended, sorted(link.waiting), sorted(link.restoring), link.is_making, link.asked, repr(link.held),
-             repr(link.answer), link.error is not None, link.is_told,
+            (link.ended, sorted(link.waiting), sorted(link.restoring), link.is_making, link.requested, repr(link.held),
+             repr(link.answer), link.error is not None, link.is_reported,
              max(0, link.start_at - self.now) if link.ended else 0)
             for link in transport._pool
         ]  # fmt: skip
