@@ -1,4 +1,4 @@
-"""Errors of calls made too early, too late or twice. Handlers of `AsyncVectorEnv`'s exceptions catch them as well."""
+"""Errors of calls made too early, too late or twice, which Gymnasium's `AsyncVectorEnv` raises too."""
 
 import multiprocessing
 from collections.abc import Iterable, Sequence
@@ -34,7 +34,7 @@ class DifferentSpacesError(UsageError, RuntimeError):
 
 
 class ResultsTimeoutError(TimeoutError, multiprocessing.TimeoutError):
-    """Results did not arrive in time; `multiprocessing`'s TimeoutError is none of Python's."""
+    """Results did not arrive in time. `multiprocessing.TimeoutError` is not derived from Python's TimeoutError."""
 
 
 class _CallError(UsageError):
@@ -57,7 +57,7 @@ class NoCallPendingError(_CallError, error.NoAsyncCallError):
 
 
 def refuse_busy(states: Sequence[EnvState], env_ids: Iterable[int]) -> None:
-    """Raise for the first environment not in the state READY, also as an exception of Gymnasium."""
+    """Raise, also as Gymnasium's exception, for the first environment that is not READY."""
     for env_id in () if states.count(_READY) == len(states) else env_ids:
         state = states[env_id]
         if state is not _READY:

@@ -40,7 +40,7 @@ class EnvsFailed:
 
     @classmethod
     def alone(cls, env_id: int, error: RolloutError) -> EnvsFailed:
-        """Return a single environment's failure, final if its action was invalid: a retry cannot help."""
+        """Return the failure of one environment, final if the caller's action was invalid: a retry cannot help."""
         return cls([env_id], error, error.worker_number, env_id, is_final=is_of_action(error))
 
     @property
@@ -65,9 +65,9 @@ def is_of_action(error: BaseException) -> bool:
 
 @dataclass(frozen=True)
 class Restored:
-    """An environment was restored, or not, for the reason `why_not`: then it ignores steps until `ReleaseEnvs`.
+    """The outcome of a restore: `why_not` is empty, or the environment ignores steps until `ReleaseEnvs`.
 
-    Without an episode, `n_timesteps`, else the number of repeated timesteps, is None, and no step is ignored.
+    `n_timesteps` were repeated; without an episode it is None, and no step is ignored.
     """
 
     env_id: int
@@ -77,7 +77,7 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class OrdersMade:
-    """Orders were made, but for `unkept` episodes with the reasons. A `Restored` follows for each of `restored`."""
+    """Orders were made, except for the episodes in `unkept`, with the reasons. `restored` are to be restored."""
 
     number: int
     unkept: Mapping[int, str]

@@ -40,7 +40,8 @@ class EnvScheduler(LossScheduler):
         max_episodes: int | None = None, *, renew: bool = True, restart_wait: float = 0.0, losses: Losses | None = None,
     ) -> None:  # fmt: skip
         super().__init__(n_envs, losses, renew=renew, restart_wait=restart_wait)
-        # With an open step, which ends their episode by a failure; and failed between steps: the next step reports it.
+        # `failed`: a failure ends their episode with the open step. `lost`: they failed between steps, the next one
+        # ends it.
         self.failed, self.lost = set[int](), set[int]()
         self.received: Sequence[int] = ()  # environments about to return results; an interruption makes these fail
         self.in_round = False  # whether all environments are in a step not shown in `states`
@@ -87,7 +88,7 @@ class EnvScheduler(LossScheduler):
         self.in_round = False
 
     def begin(self, env_ids: Iterable[int]) -> set[int]:
-        """Return the environments whose next result starts an episode, as it is received."""
+        """Return the environments that start an episode with the result received now."""
         begun = self.over.intersection(env_ids)
         if _RESETTING in self.states:
             begun.update(env_id for env_id in env_ids if self.states[env_id] is _RESETTING)
@@ -281,8 +282,8 @@ class EnvScheduler(LossScheduler):
     ) -> list[EnvInstruction]:
         """Restore environments lost by an interruption, which counts as no failure.
 
-        Resets in `due` may not have been requested. The caller resets `to_reset` now: their interrupted steps are not
-        repeated.
+        Resets in `due` may not have been requested yet. The caller resets `to_reset` now: their interrupted steps are
+        not repeated.
         """
         self._to_reset = dict.fromkeys(due)
         to_reset = {*to_reset, *due}.difference(self.arrived)

@@ -157,7 +157,7 @@ class EnvEpisodes:
 
     @property
     def first_unstarted(self) -> int:
-        """The least number of an episode that has started nowhere."""
+        """The least episode number that no environment has started."""
         return int(self._numbers.max()) + 1
 
     def forget(self, env_ids: Sequence[int]) -> None:

@@ -31,7 +31,7 @@ def count_loss(error: BaseException, losses: Losses) -> bool:
 
 
 class EnvErrors:
-    """Makes the errors of environments and workers; losses counted by quotas are in `incidents`."""
+    """Makes the errors of environments and workers; their `incidents` are the losses that quotas count."""
 
     def __init__(self, policy: Policy, envs_of: Sequence[Sequence[int]]) -> None:
         self._policy = policy

@@ -86,7 +86,7 @@ class EnvGenerators:
 
     @contextlib.contextmanager
     def beginning(self, env_id: int, seed: int) -> Iterator[None]:
-        """Seed the generators for the block of an episode's start."""
+        """Seed the generators for a block that starts an episode."""
         with self._restored():
             self._compare(None)
             fresh = set_states(seed, None)
@@ -99,7 +99,7 @@ class EnvGenerators:
 
     @contextlib.contextmanager
     def calling(self, env_id: int) -> Iterator[None]:
-        """Set an environment's states for the block of a call to it."""
+        """Set an environment's states for a block that calls it."""
         if env_id not in self._seeds:
             yield
             if env_id in self._to_end:

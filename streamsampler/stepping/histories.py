@@ -114,7 +114,7 @@ class Histories:
     def order(self, env_id: int, n: int, slot: int, remake: bool, *, arrived: bool = False) -> RestoreOrder:
         """Return the order to restore an environment after n timesteps; raise NotRestoredError beyond `limit`.
 
-        If the last result has only `arrived`, it has no digest.
+        A last result that has `arrived`, but was not received, has no digest.
         """
         if n > self.limit:
             raise NotRestoredError(

@@ -35,26 +35,26 @@ class Turn(NamedTuple):
     outstanding: dict[str, Any]
     acting: tuple[str, ...] = ()  # the agents to act next, in their order
     rewards: Mapping[str, float] = {}  # by agent, the reward of actions answered now
-    ended: Mapping[str, Ends] = {}  # the ends of agents with earlier actions
+    ended: Mapping[str, Ends] = {}  # the ends of agents that had acted
 
     def __deepcopy__(self, memo: Any) -> Turn:
         """Return this: it is a copy already, and readers receive copies."""
         return self
 
     def observation_of(self, agent: str) -> Any:
-        """Return the observation of an agent in `acting` or `ended`."""
+        """Return the observation of an agent that acts next, or has ended."""
         shown = self.result.observations
         return shown[agent] if agent in shown else self.outstanding[agent][0]
 
     def info_of(self, agent: str, infos: Mapping[str, Any]) -> Any:
-        """Return the info of such an agent, from the infos of this result."""
+        """Return the info of an agent that acts next, or has ended, from this result's infos."""
         return infos.get(agent) if agent in self.result.observations else self.outstanding[agent][4]
 
 
 class JointEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Wraps an environment of several agents as an environment of a single agent, with `Turn`s as observations.
 
-    An action is a dict by agent, the reward a sum, and the ends are a trajectory's of all agents, as in samplers.
+    An action is a dict by agent, the reward a sum, and the ends those of a trajectory of all agents, as in samplers.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
@@ -100,7 +100,7 @@ class _Referee(GameResultMaker):
     ) -> tuple[Turn, float, bool, bool]:
         """Return a step's results, the sum of rewards, and how the trajectory ended, or twice False.
 
-        Raises DataError for results of no acting agent, not by agent, or outside their spaces.
+        Raises DataError if an acting agent has no result, or results are no dicts by agent, or outside their spaces.
         """
         self._length += 1
         self._acted.update(dict.fromkeys(actions))

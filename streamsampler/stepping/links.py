@@ -66,7 +66,7 @@ class EnvLink(Link):
     def _send(self, data: bytes) -> None: ...
 
     def inherit(self, ended: EnvLink) -> None:
-        """Inherit the requests and messages of the dead worker in this place."""
+        """Inherit the requests and messages of the dead worker that this one replaces."""
         self.waiting, self.restoring, self.requested = ended.waiting, ended.restoring, ended.requested
         for data in ended.held or ():
             self.write(data)
@@ -99,7 +99,7 @@ class EnvPool(LinkedWorkers[EnvLinkT]):
 
     @abstractmethod
     def read(self, ready: Any) -> list[Any]:
-        """Return `WorkerMessage` and `Died`."""
+        """Return the workers' messages, and deaths as `Died`."""
 
     @abstractmethod
     def nap(self, seconds: float) -> None:

@@ -59,7 +59,7 @@ class LossScheduler(OpenRequests):
         self, n_envs: int, losses: Losses | None = None, *, renew: bool = True, restart_wait: float = 0.0
     ) -> None:
         super().__init__(n_envs)
-        # With an episode's start as their next result; and being restored, which may still fail.
+        # `over`: their next result starts an episode. `restoring`: they are being restored, which may still fail.
         self.over, self.restoring = set(range(n_envs)), set[int]()
         self.losses = losses or Losses(Policy())
         self._renew, self._restart_wait = renew, restart_wait
@@ -111,7 +111,7 @@ class LossScheduler(OpenRequests):
 
     @abstractmethod
     def _decide(self) -> None:
-        """Decide on open resets, after all events."""
+        """Decide what is left to do after all events."""
 
     def record_success(self, env_ids: Sequence[int]) -> None:
         self._forget_attempts(env_ids)

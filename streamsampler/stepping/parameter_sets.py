@@ -1,4 +1,4 @@
-"""Number the parameters of environments, so that a restored episode has its own. Pure: no I/O."""
+"""Number the parameters of environments, so that a restored episode has those it started with. Pure: no I/O."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def digest_of_result(value: Any) -> bytes | None:
 
 
 class PastRequests:
-    """Each environment's requests with possible effects."""
+    """Each environment's requests that may have changed it."""
 
     def __init__(self, n_envs: int) -> None:
         self._of: list[list[tuple[int, PastRequest]]] = [[] for _ in range(n_envs)]  # with the episode's number

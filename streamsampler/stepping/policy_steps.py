@@ -23,7 +23,7 @@ from streamsampler.workers.vec.rows import singles_of
 
 
 class AgentStep(NamedTuple):
-    """The results of a single agent."""
+    """An agent's part of a result."""
 
     agent_id: str
     policy: PolicySpaces
@@ -34,7 +34,7 @@ class AgentStep(NamedTuple):
 
 
 class EnvStep(NamedTuple):
-    """The results of an environment's agents."""
+    """An environment's result, by agent."""
 
     acting: Sequence[AgentStep]  # agents to act next, in their order
     ended: Sequence[AgentStep]  # agents ended since the last result

@@ -1,4 +1,4 @@
-"""Choose the connection between a manager and its worker processes. Imports no modules of POSIX alone."""
+"""Choose the connection between a manager and its worker processes. Imports nothing that only POSIX has."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def new_pool_of(engine: EngineName, start_method: StartMethod) -> NewPool:
         known = " or ".join(f'engine="{name}"' for name in STEPPING_ENGINES)
         raise UsageError(f'engine="{engine}" cannot step environments from this process: use {known}')
     if engine == "processes":
-        from streamsampler.stepping.pipe_links import PipeEnvPool  # imports modules of POSIX alone
+        from streamsampler.stepping.pipe_links import PipeEnvPool  # imports modules that other systems lack
 
         return PipeEnvPool
     from streamsampler.engines.queued_workers import check_startable

@@ -1,7 +1,7 @@
 """Worker processes with environments, connected by queues of `multiprocessing`: the engine `queues`.
 
 Messages carry the rows' contents: so no named memory can survive a killed process, and no size must be known at the
-start. Imports no modules of POSIX alone.
+start. Imports nothing that only POSIX has.
 """
 
 from __future__ import annotations

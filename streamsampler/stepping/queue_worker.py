@@ -1,4 +1,4 @@
-"""Run a worker process with environments on its queues. Imports no modules of POSIX alone."""
+"""Run a worker process with environments on its queues. Imports nothing that only POSIX has."""
 
 from __future__ import annotations
 

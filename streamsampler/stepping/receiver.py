@@ -160,7 +160,7 @@ class Receiver:
             self._transport.in_critical_section = False
 
     def end_round(self, env_ids: list[int]) -> RoundResults | None:
-        """Return a round's results; None if an environment fails: then it is open."""
+        """Return a round's results, or None after a failure, when `recv_from` returns the others."""
         transport, scheduler = self._transport, self._scheduler
         if not scheduler.in_round:
             return None
@@ -185,7 +185,7 @@ class Receiver:
             raise
 
     def _open_answered(self, env_ids: list[int], infos: Mapping[int, dict[str, Any]] | None) -> None:
-        """Open a round after its results have arrived, unless their infos are missing."""
+        """Open a round; with `infos`, all its results have arrived."""
         self._scheduler.open_round()
         if infos is not None:
             self._episodes.keep_infos(infos)

@@ -29,7 +29,7 @@ from streamsampler.workers.restoring import own_copy
 
 
 class PristineEnvs:
-    """Makes environments as they were before the first was made: a passed environment is used up by then."""
+    """Makes environments as they were before the first was made: an environment that was passed is used up by then."""
 
     def __init__(self, updates: Updates) -> None:
         self._updates = {

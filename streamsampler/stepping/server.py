@@ -131,7 +131,7 @@ class EnvServer(ABC):
         n_before = n_stepped = self._n_stepped
         place = place_of(env_ids)
         dtype, shape, leaves = rows.plain_dtype, rows.plain_shape, rows.plain_leaves
-        no: Any = np.False_  # a single object
+        no: Any = np.False_  # NumPy has a single one, so that `is` finds it
         phase_of_times, expected_seconds = self.times.phase, self._seconds
         finished = _UnsentAnswers(rows, answers, env_ids, place)
         began = now = given_at = perf_counter()
@@ -193,7 +193,7 @@ class EnvServer(ABC):
                 else:
                     if not bring_all:
                         finished.rewards.append(reward)
-                    finished.env_ids.append(env_id)  # last: an interrupt by Ctrl-C before it leaves whole results
+                    finished.env_ids.append(env_id)  # last: after Ctrl-C before this line, results are complete
                 if awaited:
                     before, now = now, perf_counter()
                     took = now - before
@@ -416,7 +416,7 @@ def class_names(env: Any) -> set[str]:
 
 
 def _called(env: Any, env_id: int, name: str, positional: Any, named: Any) -> Any:
-    """Return a method's result, or any other attribute without regard to arguments, as Gymnasium does."""
+    """Return a method's result; for any other attribute its value, ignoring arguments, as Gymnasium does."""
     member = member_of(env, env_id, name)
     if callable(member):
         return member(*positional, **named)

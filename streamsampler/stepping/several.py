@@ -33,7 +33,7 @@ _LOG = logging.getLogger("streamsampler")
 class SeveralAgents:
     """The agents of a manager's environments, and their policies.
 
-    `now` returns the number of an environment's episode and its last result; between episodes, None as the result.
+    `now` returns the number of an environment's episode and its last result, None between episodes.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class SeveralAgents:
         return policies[agent]
 
     def _warn(self, where: str, text: str) -> None:
-        """Warn once at each place of an invalid value with the name of a mask."""
+        """Warn once at each place of a value that is named like a mask but is none."""
         if where not in self._warned:
             self._warned.add(where)
             _LOG.warning("%s", text)

@@ -73,7 +73,7 @@ class Transport(abc.ABC):
 
     @abc.abstractmethod
     def collect(self, timeout: float | None, awaited: Sequence[int] = ()) -> Sequence[EnvReport]:
-        """Return new events; wait for the first if need be. Results of others than `awaited` need not end the wait.
+        """Return new events; wait for the first if need be, ignoring others while results of `awaited` are missing.
 
         `in_critical_section` is False during the wait, and True on return: the caller sets it to False when all is
         recorded.

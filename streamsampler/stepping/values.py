@@ -21,7 +21,7 @@ class EnvValues:
     """Values of each environment, checked against its space by the samplers' own code.
 
     Each has `n_slots` of them, in `arrays` shared with the other process if possible: leaves of (n_slots, n_envs, ...).
-    If layouts differ, each environment has its own arrays, and these are (n_slots, n_envs) objects, all None.
+    If layouts differ, each environment has its own arrays, and `arrays` holds (n_slots, n_envs) objects, all None.
     """
 
     def __init__(

@@ -47,8 +47,8 @@ def send_on(manager: BaseEnvManager, actions: Any) -> None:
 def receive_on(manager: BaseEnvManager, timeout: float | None = None) -> Steps:
     """Return the results of all environments.
 
-    With autoreset "same_step", failed environments are reset as if in the same step. After any other failure, the
-    results of other environments are discarded, and the caller can step all.
+    With autoreset "same_step", failed environments are reset as if in the same step. If an environment failed
+    otherwise, the others' results are discarded, so that the caller can step all of them.
     """
     try:
         return _reset_failed(manager, manager.recv_from(timeout=timeout))

@@ -42,7 +42,7 @@ class EnvChannel(ABC):
 
     @abstractmethod
     def report_copy(self) -> None:
-        """Report, if possible, a forked copy of the worker, which is this process."""
+        """Report, if possible, that this process is a forked copy of the worker."""
 
 
 def new_worker(begun: Begun, channel: EnvChannel) -> EnvWorker:

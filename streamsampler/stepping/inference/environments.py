@@ -280,7 +280,7 @@ class Environments:
         return has_news and self._episodes[env_id].n_asked > 0
 
     def receive_arrived(self, timeout: float | None) -> list[int]:
-        """Return environments with new results; without any, `handle_events` events."""
+        """Return environments with new results; if there are none, handle events first."""
         if timeout == 0.0 or self.scheduler.arrived.keys() <= self.scheduler.restoring:
             self.handle_events(timeout)
         return self.scheduler.receive()

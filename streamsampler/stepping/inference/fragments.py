@@ -61,9 +61,9 @@ class RemoteGroup(RemoteRows, Group):
         return self._agent_of_worker()
 
     def restore_lent_agent(self, packed: bytes | None) -> None:
-        """Restore the agent's memory of these episodes, after whole trajectories.
+        """Restore the agent's memory of these episodes, after it has run whole trajectories.
 
-        `packed` is its memory; None if it could not be saved.
+        `packed` is the memory; None if it could not be saved.
         """
         if self._worker.in_force["agent"] is not self._its_agent:
             return  # the agent was replaced, and starts without memory
@@ -191,7 +191,7 @@ class RemoteGroup(RemoteRows, Group):
 class RemoteGroupOfAgents(RemoteGroup, GroupOfAgents):
     """Environments of several agents in other processes, with the worker's own policies.
 
-    These play alternately in environments of whole trajectories.
+    The policies alternate between these environments and those of whole trajectories.
     """
 
     def _made_agent(self) -> BatchedAgent:

@@ -82,7 +82,7 @@ class RolloutScheduler(LossScheduler):
         self.discard(range(len(self.states)))
         self.over.update(env_id for env_id in range(len(self.states)) if not self.is_open(env_id))
 
-    def _handle_failure(self, event: EnvsFailed, *, is_outdated: bool) -> None:  # noqa: ARG002 - an exception is a result
+    def _handle_failure(self, event: EnvsFailed, *, is_outdated: bool) -> None:  # noqa: ARG002 - a result all the same
         quota, history = self._count(event.loss)
         if event.is_final or quota is not None:
             self._give_up(event.env_ids)
