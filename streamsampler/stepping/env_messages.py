@@ -126,8 +126,8 @@ class MakeOrders:
     """Make the orders to restore environments, and report `OrdersMade` at once."""
 
     number: int
-    going_on: Sequence[int]  # environments with an episode to restore
-    anew: Sequence[int]  # environments to make again; only earlier `call` and `set_attr` are repeated
+    to_restore: Sequence[int]  # environments with an episode to restore
+    to_remake: Sequence[int]  # environments to make again; only earlier `call` and `set_attr` are repeated
     place: Place
 
 

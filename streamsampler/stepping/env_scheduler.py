@@ -197,7 +197,7 @@ class EnvScheduler(LossScheduler):
         if self._on_failure == "raise" or is_final:
             unknown = [env_id for env_id in event.env_ids if env_id not in self.arrived]
             if event.is_new:
-                self._retry(event, anew=event.env_ids)
+                self._retry(event, to_remake=event.env_ids)
             self.lost.update(self.arrived.keys() & event.env_ids)  # the caller receives the last result, then the loss
             self.fail(unknown)
             return True
@@ -225,19 +225,19 @@ class EnvScheduler(LossScheduler):
             is_step = self.states[env_id] is EnvState.STEPPING and env_id not in self.failed
             is_over = env_id in self.over  # then a step is a reset
             (ended if is_step and not is_over else steps if is_step else resets).append(env_id)
-        anew = event.env_ids if event.is_new else [*resets, *steps] if self._renew else ()
-        self._retry(event, anew=anew, resets=resets, steps=steps)
+        to_remake = event.env_ids if event.is_new else [*resets, *steps] if self._renew else ()
+        self._retry(event, to_remake=to_remake, resets=resets, steps=steps)
         self._end_episodes(ended)
         self.lost.update(env_id for env_id in event.env_ids if env_id not in lost)
 
     def _restore(self, event: EnvsFailed, to_reset: Collection[int]) -> None:
-        going_on = [env_id for env_id in event.env_ids if env_id not in to_reset and self._is_kept(env_id)]
+        to_restore = [env_id for env_id in event.env_ids if env_id not in to_reset and self._is_kept(env_id)]
         is_same = self._place_of(event) is Place.SAME
-        anew = [] if is_same else [env_id for env_id in event.env_ids if env_id not in going_on]
+        to_remake = [] if is_same else [env_id for env_id in event.env_ids if env_id not in to_restore]
         lost = [env_id for env_id in event.env_ids if env_id in self.waiting]
         resets = [env_id for env_id in lost if self._is_resetting(env_id)]
         steps = [env_id for env_id in lost if env_id not in resets]
-        self._retry(event, going_on, anew, resets, steps)
+        self._retry(event, to_restore, to_remake, resets, steps)
 
     def _handle_restored(self, event: Restored, *, is_outdated: bool) -> None:
         if is_outdated:

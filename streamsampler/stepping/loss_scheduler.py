@@ -133,23 +133,23 @@ class LossScheduler(OpenRequests):
         return Place.NEW if event.is_new else Place.REMADE if self._renew else Place.SAME
 
     def _retry(
-        self, event: EnvsFailed, going_on: Sequence[int] = (), anew: Sequence[int] = (), resets: Sequence[int] = (),
-        steps: Sequence[int] = (),
+        self, event: EnvsFailed, to_restore: Sequence[int] = (), to_remake: Sequence[int] = (),
+        resets: Sequence[int] = (), steps: Sequence[int] = (),
     ) -> None:  # fmt: skip
         """Retry requests of failed environments: now, or after `restart_wait` if an environment raised.
 
         It waits only with an open request, when its caller can send nothing. For a lost process, the transport waits.
         """
-        if not (going_on or anew or resets or steps):
+        if not (to_restore or to_remake or resets or steps):
             return
         waits = not event.is_new and not self.waiting.isdisjoint(event.env_ids)
         self._n_orders = number = self._n_orders + 1
         at = self._now + self._restart_wait if waits and self._restart_wait else -math.inf
-        is_restored = bool(going_on or anew)
+        is_restored = bool(to_restore or to_remake)
         retry = _Retry(number, event.env_ids, list(resets), list(steps), at, is_restored)
         self._retries.append(retry)
         if is_restored:
-            self._instructions.append(MakeOrders(number, going_on, anew, self._place_of(event)))
+            self._instructions.append(MakeOrders(number, to_restore, to_remake, self._place_of(event)))
         else:
             self._retry_due()
 

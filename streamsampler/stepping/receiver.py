@@ -120,7 +120,7 @@ class Receiver:
 
     def _make_orders(self, wanted: MakeOrders) -> OrdersMade:
         unkept = {}
-        for env_id in (*wanted.going_on, *wanted.anew):
+        for env_id in (*wanted.to_restore, *wanted.to_remake):
             self._orders.pop(env_id, None)
             try:
                 order = self._order(env_id, wanted)
@@ -131,11 +131,11 @@ class Receiver:
                 order = replace(order, requests=[each for each in order.requests if each.timestep != BEFORE])
             if order is not None:
                 self._orders[env_id] = order
-        restored = [env_id for env_id in wanted.going_on if (it := self._orders.get(env_id)) and it.seed is not None]
+        restored = [env_id for env_id in wanted.to_restore if (it := self._orders.get(env_id)) and it.seed is not None]
         return OrdersMade(wanted.number, unkept, restored)
 
     def _order(self, env_id: int, wanted: MakeOrders) -> RestoreOrder | None:
-        if env_id in wanted.going_on:
+        if env_id in wanted.to_restore:
             return self._episodes.restore_order(env_id, remake=wanted.place is Place.REMADE)
         return self._remake_order(env_id, wanted)
 

@@ -55,7 +55,7 @@ class StepsRecorder(ABC, Generic[StartT, EpisodeT]):
         self._ended: dict[int, EpisodeT | None] = {}  # by index; None for left-out episodes
         self._waited_for = first * n_envs  # the least index of an episode not yet ended
         self._ready: list[int] = []  # indices before it, not yet taken
-        self._is_broken_off = False  # whether columns may differ in length
+        self._is_interrupted = False  # then columns may differ in length
         self.n_left_out = 0
 
     @abstractmethod
@@ -105,12 +105,12 @@ class StepsRecorder(ABC, Generic[StartT, EpisodeT]):
         """
         if self._manager._episodes is not self._episodes:
             raise UsageError("the environments were launched again after this recorder was made: make a new recorder")
-        self._refuse_broken_off()
+        self._refuse_interrupted()
         if agent_infos is not None:
             self._check_infos(steps, agent_infos)
         starts, begins, prepared = self._starts_of(steps)
         self._refuse_others(steps)
-        self._is_broken_off = True
+        self._is_interrupted = True
         self._n_results[steps.env_ids] += 1
         rows = self._rows_to_record(steps, starts)
         failed, ended = steps.failed.tolist(), steps.ended.tolist()
@@ -123,7 +123,7 @@ class StepsRecorder(ABC, Generic[StartT, EpisodeT]):
             env_id = int(steps.env_ids[row])
             if int(steps.episodes[row]) + 1 == self._next[env_id]:
                 self._begun[env_id] = start
-        self._is_broken_off = False
+        self._is_interrupted = False
         if wrong is not None:
             raise wrong
         self._refuse_too_many()
@@ -191,8 +191,8 @@ class StepsRecorder(ABC, Generic[StartT, EpisodeT]):
                 self._ready.append(self._waited_for)
             self._waited_for += 1
 
-    def _refuse_broken_off(self) -> None:
-        if self._is_broken_off:
+    def _refuse_interrupted(self) -> None:
+        if self._is_interrupted:
             raise UsageError(
                 "an earlier call of this recorder was interrupted, by Ctrl-C or an error: make a new recorder"
             )
@@ -226,7 +226,7 @@ class StepsRecorder(ABC, Generic[StartT, EpisodeT]):
                 interrupted.
             DataError: Infos of these trajectories do not fit together.
         """
-        self._refuse_broken_off()
+        self._refuse_interrupted()
         if n_trajectories is not None:
             positive("n_trajectories", n_trajectories)
         taken = self._ready[:n_trajectories]
@@ -236,12 +236,12 @@ class StepsRecorder(ABC, Generic[StartT, EpisodeT]):
                 "and add their Steps"
             )
         batch = self._batch_of(taken, [it for index in taken if (it := self._ended[index]) is not None])
-        self._is_broken_off = True
+        self._is_interrupted = True
         del self._ready[: len(taken)]
         for index in taken:
             del self._ended[index], self._seeds[index]
         self._keep([*self._now.values(), *[it for it in self._ended.values() if it is not None]])
-        self._is_broken_off = False
+        self._is_interrupted = False
         return batch
 
     def _assembled(

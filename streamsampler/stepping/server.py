@@ -384,10 +384,10 @@ class EnvServer(ABC):
 class _UnsentAnswers:
     """Results not answered yet, to be written to rows and given to `answers` at once."""
 
-    __slots__ = ("_answers", "_asked", "_place", "_rows", "env_ids", "rewards")
+    __slots__ = ("_answers", "_place", "_requested", "_rows", "env_ids", "rewards")
 
-    def __init__(self, rows: Rows, answers: Answers, asked: Sequence[int], place: Any) -> None:
-        self._rows, self._answers, self._asked, self._place = rows, answers, asked, place
+    def __init__(self, rows: Rows, answers: Answers, requested: Sequence[int], place: Any) -> None:
+        self._rows, self._answers, self._requested, self._place = rows, answers, requested, place
         self.env_ids: list[int] = []  # their environments; observations and ends are written already
         self.rewards: list[Any] = []  # empty if these are written, too
 
@@ -395,7 +395,7 @@ class _UnsentAnswers:
         if self.env_ids:
             env_ids, self.env_ids = self.env_ids, []
             if self.rewards:
-                place = self._place if len(env_ids) == len(self._asked) else place_of(env_ids)
+                place = self._place if len(env_ids) == len(self._requested) else place_of(env_ids)
                 self._rows.put_results(place, self.rewards[: len(env_ids)])
                 self.rewards = []
             self._answers.give(env_ids)

@@ -105,7 +105,7 @@ class SeveralAgents:
         self._meet(env_id, last)
         if steps.failed[row]:
             before = steps.previous_observations[row] if steps.timesteps[row] else None
-            ended = [] if before is None else list(self._broken_off(env_id, number, before))
+            ended = [] if before is None else list(self._cut_short(env_id, number, before))
         else:
             ended = [self._agent_step(env_id, number, it, last, ended_infos, ends) for it, ends in last.ended.items()]
         if begun is not None:
@@ -119,7 +119,7 @@ class SeveralAgents:
         policy, reward = self._policy_of(env_id, number, agent), turn.rewards.get(agent, 0.0)
         return AgentStep(agent, policy, turn.observation_of(agent), reward, ends, turn.info_of(agent, infos))
 
-    def _broken_off(self, env_id: int, number: int, before: Turn) -> Iterator[AgentStep]:
+    def _cut_short(self, env_id: int, number: int, before: Turn) -> Iterator[AgentStep]:
         for agent in before.acting:
             policy = self._policy_of(env_id, number, agent)
             yield AgentStep(agent, policy, before.observation_of(agent), ends=(False, True))

@@ -77,7 +77,7 @@ def made(scheduler: EnvScheduler, instructions, unkept=(), now=0.0):
     orders = instructions[-1]
     assert isinstance(orders, MakeOrders)
     answer = OrdersMade(orders.number, dict.fromkeys(unkept, "it is too long"))
-    return (list(orders.going_on), list(orders.anew), orders.place), scheduler.handle([answer], now)
+    return (list(orders.to_restore), list(orders.to_remake), orders.place), scheduler.handle([answer], now)
 
 
 def test_it_imports_nothing_that_does_anything():

@@ -273,7 +273,7 @@ def test_groups_of_rows_are_asked_for_in_turn(n_groups, turns, without_3, withou
         assert found() == (rows, True)
         asked, _ = groups.next(live, ready)
         assert asked is not None
-        groups.note(asked)
+        groups.record_turn(asked)
     for waits, expected in ((3, without_3), (0, without_0)):
         ready[waits] = False
         assert found() == expected

@@ -87,7 +87,7 @@ class Episode:
     """An environment's requests since its trajectory started."""
 
     order: ResetOrder | None = None  # of its reset; None before any request
-    n_asked: int = 0  # requested steps
+    n_requested: int = 0  # requested steps
     actions: dict[int, Any] = field(default_factory=dict)  # by timestep, without those stored elsewhere
     slot: int = 0  # of the last result that arrived
     reward: float = 0.0  # of the last result that was received
@@ -180,8 +180,8 @@ class Environments:
         rows = self.transport.rows
         for env_id, action in zip(env_ids, actions, strict=True):
             episode = self._episodes[env_id]
-            episode.actions[episode.n_asked] = action
-            episode.n_asked += 1
+            episode.actions[episode.n_requested] = action
+            episode.n_requested += 1
             if not rows.action_values.put_exactly(0, env_id, action):
                 given[env_id] = action
         if given:
@@ -192,7 +192,7 @@ class Environments:
     def step_with(self, env_ids: Sequence[int], actions: Tree) -> None:
         """Request steps with actions recorded by `history_of`: leaves of (k, …) of the action space's dtypes."""
         for env_id in env_ids:
-            self._episodes[env_id].n_asked += 1
+            self._episodes[env_id].n_requested += 1
         for (_, rows), (_, given) in zip(leaves(self.transport.rows.actions), leaves(actions), strict=True):
             rows[env_ids] = given
         self.scheduler.request(env_ids, EnvEvent.SENT)
@@ -200,10 +200,10 @@ class Environments:
 
     def _send_request(self, env_id: int) -> None:
         episode = self._episodes[env_id]
-        if not episode.n_asked:
+        if not episode.n_requested:
             self.transport.reset([env_id], {env_id: episode.order})  # type: ignore[dict-item]
             return
-        action = episode.actions[episode.n_asked - 1]
+        action = episode.actions[episode.n_requested - 1]
         if not self.transport.rows.action_values.put_exactly(0, env_id, action):
             self.transport.give({env_id: action})
         self.transport.step([env_id])
@@ -235,7 +235,7 @@ class Environments:
 
     def last_action(self, env_id: int) -> Any:
         episode = self._episodes[env_id]
-        return episode.actions.get(episode.n_asked - 1, self.transport.rows.action(env_id))
+        return episode.actions.get(episode.n_requested - 1, self.transport.rows.action(env_id))
 
     def observation(self, env_id: int) -> Any:
         rows = self.transport.rows
@@ -277,7 +277,7 @@ class Environments:
 
     def _is_in_flight(self, env_id: int) -> bool:
         has_news = self.scheduler.has_news(env_id) and env_id not in self.raised
-        return has_news and self._episodes[env_id].n_asked > 0
+        return has_news and self._episodes[env_id].n_requested > 0
 
     def receive_arrived(self, timeout: float | None) -> list[int]:
         """Return environments with new results; if there are none, handle events first."""
@@ -348,15 +348,15 @@ class Environments:
 
     def _make_orders(self, wanted: env_messages.MakeOrders) -> env_messages.OrdersMade:
         unkept = {}
-        for env_id in wanted.going_on:
+        for env_id in wanted.to_restore:
             episode, is_waiting = self._episodes[env_id], env_id in self.scheduler.waiting
             self._orders.pop(env_id, None)
-            n_known = episode.n_asked - is_waiting  # -1 for none, and no reset
-            if self.history_of and not episode.complete(self.history_of(env_id, episode.n_asked), n_known):
+            n_known = episode.n_requested - is_waiting  # -1 for none, and no reset
+            if self.history_of and not episode.complete(self.history_of(env_id, episode.n_requested), n_known):
                 unkept[env_id] = TOO_LONG
             elif n_known >= 0 and (is_waiting or not self._has_ended(env_id)):
                 self._orders[env_id] = self._order(env_id, n_known, is_waiting=is_waiting)
-        return env_messages.OrdersMade(wanted.number, unkept, restored=self._orders.keys() & set(wanted.going_on))
+        return env_messages.OrdersMade(wanted.number, unkept, restored=self._orders.keys() & set(wanted.to_restore))
 
     def _has_ended(self, env_id: int) -> bool:
         return any(self._results(env_id)[1:])

@@ -176,7 +176,7 @@ class RemoteGroup(RemoteRows, Group):
         position = max(self._row, self.agent.row)
         if position >= 0:
             return position
-        asked = np.flatnonzero(self._asked).tolist()
+        asked = np.flatnonzero(self._acting).tolist()
         if self._worker.phase is Phase.STEP or not asked:
             return 0  # it concerns no row, such as Ctrl-C
         if (position := row_at_fault(error, -1)) in asked:

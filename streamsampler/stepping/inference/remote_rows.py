@@ -47,9 +47,9 @@ class RowGroups:
                 return found, share == 1.0
         return None, not live.any()
 
-    def note(self, asked: NDArray[np.bool_]) -> None:
+    def record_turn(self, acting: NDArray[np.bool_]) -> None:
         """Record the rows the agent acts on: the next group follows theirs."""
-        self._last = int(asked.argmax()) % len(self._members)
+        self._last = int(acting.argmax()) % len(self._members)
 
     def _first(self, live: NDArray[np.bool_], ready: NDArray[np.bool_], share: float) -> NDArray[np.bool_] | None:
         """Return the ready rows of the first group, after the last, with such a share of its live rows ready."""
@@ -94,7 +94,7 @@ class RemoteRows(RowsDriver):
         n_rows = len(self._envs)
         self._groups = RowGroups(n_rows, n_groups)
         self.together = True  # whether rows wait for each other
-        self._runs, self._ready, self._asked = (np.zeros(n_rows, np.bool_) for _ in range(3))
+        self._runs, self._ready, self._acting = (np.zeros(n_rows, np.bool_) for _ in range(3))
         self._scripts: list[Script | None] = [None] * n_rows
         self._is_in_reset = np.zeros(n_rows, np.bool_)
         self._call_seconds = 0.0  # the average time of a call of the agent
@@ -147,8 +147,8 @@ class RemoteRows(RowsDriver):
     def _ask(self, ready: NDArray[np.bool_]) -> None:
         agent, recorder, width = self._agent, self._recorder, self._n_rows
         assert agent is not None
-        self._asked = ready.copy()
-        self._groups.note(ready)
+        self._acting = ready.copy()
+        self._groups.record_turn(ready)
         rows = np.flatnonzero(ready).tolist()
         mask = None
         if len(rows) < width:

@@ -107,10 +107,10 @@ class RolloutScheduler(LossScheduler):
         for event in lost:
             self.restoring.difference_update(event.env_ids)
             self._give_up(self._unwanted.intersection(event.env_ids))
-            going_on = [env_id for env_id in event.env_ids if env_id not in self.over]
-            resets = [env_id for env_id in going_on if env_id in self.waiting and self.states[env_id] is _RESETTING]
-            steps = [env_id for env_id in going_on if env_id in self.waiting and env_id not in resets]
-            self._retry(event, going_on, (), resets, steps)
+            to_restore = [env_id for env_id in event.env_ids if env_id not in self.over]
+            resets = [env_id for env_id in to_restore if env_id in self.waiting and self.states[env_id] is _RESETTING]
+            steps = [env_id for env_id in to_restore if env_id in self.waiting and env_id not in resets]
+            self._retry(event, to_restore, (), resets, steps)
 
     def _handle_orders(self, event: OrdersMade) -> None:
         self._give_up(event.unkept)

@@ -99,7 +99,7 @@ class RemoteLanes(RemoteRows, LaneRunner):
         if self._worker.phase is Phase.STEP:
             return running
         # Environments of other rows step meanwhile: the agent may never act on their observations.
-        return [each for each in running if self._asked[each.row]]
+        return [each for each in running if self._acting[each.row]]
 
 
 class ParentWorker(VecWorker):

@@ -87,8 +87,8 @@ class Decisions:
                     assert self.may_fail or (self.on_failure == "raise" and isinstance(it, RaiseFailure)), it
 
     def make_orders(self, it):
-        self.orders |= {env_id: self.order(env_id) for env_id in it.going_on} | dict.fromkeys(it.anew)
-        return OrdersMade(it.number, {}, [env_id for env_id in it.going_on if self.orders[env_id] is not None])
+        self.orders |= {env_id: self.order(env_id) for env_id in it.to_restore} | dict.fromkeys(it.to_remake)
+        return OrdersMade(it.number, {}, [env_id for env_id in it.to_restore if self.orders[env_id] is not None])
 
     def order(self, env_id):
         """Return the episode and the timestep that an environment is to be at; None for no episode."""
