@@ -75,7 +75,7 @@ class FrameReader:
         self.n_read = 0
 
     def read(self) -> list[tuple[int, bytes]] | None:
-        """Read available bytes, and return the complete messages; None at the end."""
+        """Return the messages complete so far; None at the end."""
         try:
             data = os.read(self._fd, _READ_BYTES)
         except BlockingIOError:

@@ -114,7 +114,6 @@ class EnvGenerators:
                 self._keep(env_id, seed, fresh)
 
     def end(self, env_id: int) -> None:
-        """Compare the states at the end of an episode."""
         self._to_end.discard(env_id)  # before the comparison, which may add all environments again
         if env_id not in self._seeds:
             is_alone = len(self._env_ids) == 1  # then its reset seeds the draws of its steps

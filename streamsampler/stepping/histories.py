@@ -107,7 +107,6 @@ class Histories:
             map_trees(lambda kept, *each: kept.__setitem__(index, np.concatenate(each)), self._actions, *all_actions)
 
     def begin(self, env_id: int) -> None:
-        """Start an episode, with the rows' seed and parameters."""
         self.seeds[env_id] = int(self._rows.seeds[env_id])
         self.set_numbers[env_id] = int(self._rows.parameters[env_id])
 

@@ -145,7 +145,7 @@ class _Referee(GameResultMaker):
     def _answers(
         self, rewards: Mapping[str, float], terminated: Mapping[str, Any], truncated: Mapping[str, Any]
     ) -> tuple[dict[str, float], dict[str, Ends], float]:
-        """Return rewards and ends of agents answered now, and the rewards' sum."""
+        """Return rewards, ends and the rewards' sum of agents answered now."""
         answered, self._waiting = self._waiting, []
         if self._env.takes_turns:
             self._waiting = [agent for agent in answered if agent not in terminated]

@@ -50,7 +50,7 @@ class EnvLink(Link):
     @property
     @abstractmethod
     def n_moved(self) -> int:
-        """Bytes sent and received: reading or writing is progress."""
+        """Bytes sent and received, which are progress."""
 
     def write(self, data: bytes) -> None:
         """Send a message without waiting, or keep it until its replacement starts."""

@@ -395,7 +395,6 @@ class BaseEnvManager(abc.ABC):
         return steps if self._several is None else self._several.shown(steps, self.autoreset)
 
     def _receive_until(self, is_enough: Callable[[], bool], seconds: float | None, awaited: Sequence[int] = ()) -> bool:
-        """Receive results until `is_enough`; return False if the time ends before."""
         deadline = None if seconds is None else time.monotonic() + seconds
         while not is_enough():
             left = None if deadline is None else deadline - time.monotonic()

@@ -53,7 +53,6 @@ def packed_result(rows: Rows, env_id: int, info: dict[str, Any]) -> bytes:
 
 
 def unpacked_result(rows: Rows, env_id: int, packed: bytes) -> dict[str, Any]:
-    """Write the parts of a result outside the rows; return its info."""
     result = pickle.loads(packed)
     if not rows.observations_are_carried:
         info: dict[str, Any] = result

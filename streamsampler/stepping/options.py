@@ -196,7 +196,6 @@ def timeout_seconds(timeout: Any) -> float | None:
 
 
 def values_for(values: Any, n: int) -> list[Any]:
-    """Return n values: the items of a list, or the same value n times."""
     if not isinstance(values, list):
         return [values] * n
     if len(values) != n:

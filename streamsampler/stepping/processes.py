@@ -454,7 +454,7 @@ class ProcessTransport(Transport):
         return [None if link.ended else link.pid for link in links]
 
     def interrupted(self, waiting: Collection[int]) -> Sequence[EnvsFailed]:  # noqa: ARG002 - all of them are lost
-        """End all workers: a message may have been read or written in part."""
+        """End all workers: a message may be half read or written."""
         self._pending = []
         for link in self._pool:
             self._pool.discard_worker(link)

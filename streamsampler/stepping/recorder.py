@@ -162,7 +162,6 @@ class StepsRecorder(ABC, Generic[StartT, EpisodeT]):
             self._now[env_id] = self._new_episode(env_id, env_id + number * len(self._next), start)
 
     def _end(self, steps: Steps, row: int) -> DataError | None:
-        """End an episode; return why it is left out, if it is."""
         env_id = int(steps.env_ids[row])
         if steps.failed[row]:
             self._close(env_id, None)

@@ -32,7 +32,6 @@ class OpenRequests:
         self.waiting.update(env_ids)
 
     def _change(self, env_ids: Sequence[int], event: EnvEvent) -> None:
-        """Change all these states, or raise and change none."""
         states = self.states
         before = {states[env_id] for env_id in env_ids}
         if len(before) == 1:  # the most frequent by far, and quicker this way

@@ -88,7 +88,7 @@ class _ReplayComparison:
         """Do nothing, like `begin`."""
 
     def record_observation(self, observation: Any) -> None:
-        """Keep the last observation; raise NotRestoredError if its digest differs."""
+        """Keep the last observation; raise NotRestoredError if a digest differs."""
         t = len(self.float_rewards)
         if self._digests is not None or t == self._n:
             self.seen.put(0, 0, observation)
@@ -96,7 +96,6 @@ class _ReplayComparison:
             raise _differs(f"its observation of timestep {t} differs from the original")
 
     def record_reward(self, reward: Any) -> None:
-        """Raise NotRestoredError if the earlier reward is known and differs."""
         known = len(self.float_rewards) - (self._n - len(self._rewards))
         self.float_rewards.append(reward)
         if known < 0:

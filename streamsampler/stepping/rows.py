@@ -98,7 +98,6 @@ class Rows:
         self.plain_leaves: Sequence[Any] = () if only is None else tuple(only)
 
     def put_observation(self, slot: int, env_id: int, value: Any) -> None:
-        """Write an observation; raise ObservationError if it does not fit its space."""
         if value.__class__ is np.ndarray and value.dtype is self.plain_dtype and value.shape == self.plain_shape:
             self.plain_leaves[slot][env_id] = value
         else:
@@ -162,7 +161,6 @@ class Rows:
             self.action_values.put_some(0, list(range(len(self.rewards))), actions)
 
     def carried_result(self, env_id: int) -> CarriedResult:
-        """Return the parts of a result outside shared memory."""
         slot, has_ended = int(self.slots[env_id]), env_id in self._ended
         self._ended.discard(env_id)
         observation = self.observation_values.carried(slot, env_id)

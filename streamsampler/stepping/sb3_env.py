@@ -54,7 +54,6 @@ class ManagedVecEnv(VecEnv):  # type: ignore[misc]
         self._whole = dtype if dtype is not None and dtype.kind in "iu" else None
 
     def reset(self) -> Any:
-        """Reset all environments with the seeds and options set since the last reset."""
         seeds = {env_id: seed for env_id, seed in enumerate(self._seeds) if seed is not None}
         steps = self._reset(seeds, self._options)
         self._reset_seeds()

@@ -213,8 +213,7 @@ class EnvServer(ABC):
         raise NotImplementedError
 
     @abstractmethod
-    def _taken_info(self, info: Any) -> dict[str, Any]:
-        """Check a non-empty info, and return it."""
+    def _taken_info(self, info: Any) -> dict[str, Any]: ...
 
     def _take_flags(
         self, env_id: int, slot: int, observation: Any, terminated: Any, truncated: Any, info: dict[str, Any]
@@ -313,8 +312,7 @@ class EnvServer(ABC):
         return ""
 
     @abstractmethod
-    def _reset_of(self, order: RestoreOrder) -> Callable[..., Any]:
-        """Return the function `reset(seed=seed)` of an order."""
+    def _reset_of(self, order: RestoreOrder) -> Callable[..., Any]: ...
 
     def _replaying(self, order: RestoreOrder) -> contextlib.AbstractContextManager[None]:  # noqa: ARG002 - likewise
         return contextlib.nullcontext()

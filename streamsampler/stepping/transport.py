@@ -95,7 +95,6 @@ class Transport(abc.ABC):
         """Return the workers' reports since the last call; request them of idle workers."""
 
     def _warn_of_draws(self, env_id: int, name: str, seconds: float) -> None:
-        """Log, once, an environment's draws from a global generator, which its process shares."""
         if self._has_warned:
             return
         self._has_warned = True

@@ -47,7 +47,7 @@ class EnvValues:
         self._of = [(columns[group], row, spaces[e], own[group]) for e, (group, row) in enumerate(places)]
 
     def put(self, slot: int, env_id: int, value: Any) -> None:
-        """Write a value; raise DataError if it does not fit, or would become another number."""
+        """Write a value; raise an error if it does not fit, or would become another number."""
         columns, row, _, _ = self._of[env_id]
         columns.put(slot, row, value)
 

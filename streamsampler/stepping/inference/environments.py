@@ -69,7 +69,6 @@ class EnvProxy(EnvElsewhere):
         return observation, info
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Step outside a sampler's call."""
         self._environments.step([self._env_id], [action])
         return self._environments.result(self._env_id)
 
@@ -126,7 +125,6 @@ class Environments:
         self.history_of: Callable[[int, int], History | None] | None = None
 
     def update(self, payload: Payload) -> None:
-        """Make the environments, or update existing ones."""
         self.proxies = []
         if self._processes.running and not self.settle(range(self.n_envs), STUCK_SECONDS):
             self._processes.shut_down()  # an environment hangs, left over from an earlier call
@@ -362,7 +360,6 @@ class Environments:
         return any(self._results(env_id)[1:])
 
     def _order(self, env_id: int, n: int, *, is_waiting: bool) -> RestoreOrder:
-        """Return the order to restore an environment to its last known result."""
         episode, rows = self._episodes[env_id], self.transport.rows
         assert episode.order is not None
         if not is_waiting:

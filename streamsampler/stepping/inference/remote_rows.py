@@ -338,7 +338,6 @@ class RemoteRows(RowsDriver):
 
 
 def _same_kind(chosen: Any, actions: Any) -> bool:
-    """Whether the agent's actions have the dtypes of the recorded ones."""
     if actions.__class__ is np.ndarray:
         return chosen.__class__ is np.ndarray and chosen.dtype == actions.dtype
     given = dict(leaves(chosen)) if isinstance(chosen, dict | tuple) else {}

@@ -37,7 +37,6 @@ class RolloutScheduler(LossScheduler):
         self._lost: list[EnvsFailed] = []
 
     def begin(self, env_id: int) -> None:
-        """Start a trajectory, with a reset, in an idle environment."""
         self.request([env_id], EnvEvent.RESET)
         self.over.discard(env_id)
         self._unwanted.discard(env_id)

@@ -221,7 +221,6 @@ class ParentWorker(VecWorker):
         return n_abandoned, timesteps + self._n_repeated() - before
 
     def shutdown(self) -> None:
-        """Close the environments; their processes stay."""
         self.phase, self.trajectory = Phase.CLOSE, None
         self._drop_runner()
         self._leave_lent()
