@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium import spaces
 
 from streamsampler.environments.updates import apply_env_update, as_env_update
-from streamsampler.stepping.episodes import EpisodeSeeds
+from streamsampler.stepping.episode_seeds import EpisodeSeeds
 
 
 class Counting(gymnasium.Env):

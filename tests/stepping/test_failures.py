@@ -18,7 +18,7 @@ from streamsampler.engines.launch import start
 from streamsampler.engines.processes import engine, pool
 from streamsampler.errors import DataError, RolloutError, SerializationError, UsageError, WorkerDiedError
 from streamsampler.stepping.env_states import EnvState
-from streamsampler.stepping.episodes import EpisodeSeeds
+from streamsampler.stepping.episode_seeds import EpisodeSeeds
 from streamsampler.stepping.managers import EnvManager, SerialEnvManager
 from tests.stepping.conftest import MANAGERS, MODES, kill
 from tests.stepping.environments import Counting, Graded

@@ -13,7 +13,7 @@ from gymnasium.spaces import Box, Discrete
 
 from streamsampler.errors import UsageError, WorkerError
 from streamsampler.stepping.env_states import EnvState
-from streamsampler.stepping.episodes import EpisodeSeeds
+from streamsampler.stepping.episode_seeds import EpisodeSeeds
 from streamsampler.stepping.rows import EnvSpaces, Rows
 from tests.stepping.exploration.model import (
     HOWS,
