@@ -112,7 +112,7 @@ class RequestResets:
 
 
 @dataclass(frozen=True, slots=True)
-class BeginEpisodes:
+class StartEpisodes:
     """Request the caller's resets, and count the steps and episodes they discard."""
 
     env_ids: Sequence[int]
@@ -194,7 +194,7 @@ class RaiseFailure:
 EnvInstruction = (
     RequestSteps
     | RequestResets
-    | BeginEpisodes
+    | StartEpisodes
     | MakeOrders
     | RestoreEnvs
     | ReleaseEnvs

@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable, Sequence
 
 from streamsampler.protocol.restarts import Losses
 from streamsampler.stepping.env_messages import (
-    BeginEpisodes,
     CountRestored,
     CountUnrestored,
     EnvInstruction,
@@ -22,6 +21,7 @@ from streamsampler.stepping.env_messages import (
     RequestSteps,
     Restored,
     Rewind,
+    StartEpisodes,
 )  # fmt: skip
 from streamsampler.stepping.env_states import Autoreset, EnvEvent, EnvState, OnEnvFailure
 from streamsampler.stepping.loss_scheduler import LossScheduler
@@ -66,7 +66,7 @@ class EnvScheduler(LossScheduler):
         return self._pop_instructions()
 
     @property
-    def can_begin_round(self) -> bool:
+    def can_start_round(self) -> bool:
         """Whether `in_round` may be set: all environments wait for actions, and no other work is open.
 
         A round without a failure, by far the most frequent, changes no states: before and after it all are ready. After
@@ -87,7 +87,7 @@ class EnvScheduler(LossScheduler):
         super().close()
         self.in_round = False
 
-    def begin(self, env_ids: Iterable[int]) -> set[int]:
+    def start_episodes(self, env_ids: Iterable[int]) -> set[int]:
         """Return the environments that start an episode with the result received now."""
         begun = self.over.intersection(env_ids)
         if _RESETTING in self.states:
@@ -155,7 +155,7 @@ class EnvScheduler(LossScheduler):
         self.failed.difference_update(env_ids)
         self._to_reset = {env_id: None for env_id in self._to_reset if env_id in self.waiting}
         self.request(env_ids, EnvEvent.RESET)
-        self._instructions.append(BeginEpisodes(env_ids, n_discarded, n_failed, len(cut_short) - n_failed))
+        self._instructions.append(StartEpisodes(env_ids, n_discarded, n_failed, len(cut_short) - n_failed))
 
     def _handle_failure(self, event: EnvsFailed, *, is_outdated: bool) -> None:
         quota, history = self._count(event.loss)

@@ -199,7 +199,7 @@ class EnvEpisodes:
         ids = np.array(env_ids, np.int64)
         failed = self._take_failed(env_ids)
         self._timesteps[place] += 1
-        for env_id in self._scheduler.begin(env_ids):
+        for env_id in self._scheduler.start_episodes(env_ids):
             self._begin(env_id)
         terminated, truncated = taken(rows.terminated, place), taken(rows.truncated, place)
         rewards, slots = taken(rows.rewards, place), taken(rows.slots, place)
@@ -285,7 +285,7 @@ class EnvEpisodes:
 
     def _begin(self, env_id: int) -> None:
         if self._histories is not None:
-            self._histories.begin(env_id)
+            self._histories.start_episode(env_id)
         self._numbers[env_id] += 1
         self._seeds_now[env_id] = self._rows.seeds[env_id]
         self._timesteps[env_id] = -self._n_rounds

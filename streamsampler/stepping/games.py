@@ -102,7 +102,7 @@ class GameResultMaker:
         self._env, self._limit = env, limit
         self.is_over = False
 
-    def begun(self, observations: Any, infos: Any) -> tuple[JointResult, dict[str, Any]]:
+    def reset_result(self, observations: Any, infos: Any) -> tuple[JointResult, dict[str, Any]]:
         self._begin()
         return self._result(observations, None, None, None), {INFOS: infos, SPACES: self._spaces(), OUTSTANDING: {}}
 
@@ -112,7 +112,7 @@ class GameResultMaker:
         self._ended: dict[str, int] = {}  # with the timestep
         self._with_spaces: set[str] = set()  # agents with spaces already sent
 
-    def stepped(
+    def step_result(
         self, actions: Mapping[str, Any], observations: Any, rewards: Any, terminated: Any, truncated: Any, infos: Any
     ) -> tuple[JointResult, dict[str, Any]]:
         self._length += 1

@@ -106,7 +106,7 @@ class Histories:
             self._rewards[index] = np.concatenate(all_rewards)
             map_trees(lambda kept, *each: kept.__setitem__(index, np.concatenate(each)), self._actions, *all_actions)
 
-    def begin(self, env_id: int) -> None:
+    def start_episode(self, env_id: int) -> None:
         self.seeds[env_id] = int(self._rows.seeds[env_id])
         self.set_numbers[env_id] = int(self._rows.parameters[env_id])
 

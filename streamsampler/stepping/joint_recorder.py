@@ -77,9 +77,9 @@ class JointStepsRecorder(StepsRecorder[_FirstTurn, RowTrajectory]):
             )
         for row, env in enumerate(steps.joint.envs):
             own = infos.get(row, {})
-            if env.begun is not None:
+            if env.next_start is not None:
                 infos[row] = own.pop("final_info", {})
-                begins[row] = _FirstTurn(env.begun, own)
+                begins[row] = _FirstTurn(env.next_start, own)
             elif not steps.timesteps[row]:
                 starts[row] = _FirstTurn(env.turn, own)
         return starts, begins, infos

@@ -336,7 +336,7 @@ class BaseEnvManager(abc.ABC):
         """Send actions, and return the results of these environments, in their order; see `send` and `recv`."""
         return self._awaited(self._send(actions, env_ids, together=True))
 
-    def _begin_round(self, actions: Any) -> bool:
+    def _start_round(self, actions: Any) -> bool:
         """Step all environments if all wait for actions; return whether they do.
 
         For callers without need of `Steps`: `_end_round` returns the results, or, after a failure, `recv_from`. Any
@@ -345,16 +345,16 @@ class BaseEnvManager(abc.ABC):
         transport, everyone = self._transport, self._everyone
         if transport is None or transport.in_critical_section or not transport.is_ours:
             return False
-        if not (self._scheduler.can_begin_round and self._episodes.takes_rounds):
+        if not (self._scheduler.can_start_round and self._episodes.takes_rounds):
             return False
         if isinstance(actions, Mapping) and _are_by_env(actions, transport.rows.actions):
             return False
         transport.rows.put_all_actions(actions)
-        self._receiver.begin_round(everyone)
+        self._receiver.start_round(everyone)
         return True
 
     def _end_round(self) -> RoundResults | None:
-        """Return the results of `_begin_round`; None if `recv_from` has them. May be called again."""
+        """Return the results of `_start_round`; None if `recv_from` has them. May be called again."""
         if self._transport is None or self._transport.in_critical_section:
             return None
         return self._receiver.end_round(self._everyone)

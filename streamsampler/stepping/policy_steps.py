@@ -39,7 +39,7 @@ class EnvStep(NamedTuple):
     acting: Sequence[AgentStep]  # agents to act next, in their order
     ended: Sequence[AgentStep]  # agents ended since the last result
     turn: Turn  # of the last action, or of the reset
-    begun: Turn | None = None  # of a reset in the same step
+    next_start: Turn | None = None  # of a reset in the same step
 
 
 class PolicySteps:

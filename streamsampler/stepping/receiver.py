@@ -10,7 +10,6 @@ from typing import Any
 
 from streamsampler.core.errors import RolloutError, WorkerError, WorkerHungError
 from streamsampler.stepping.env_messages import (
-    BeginEpisodes,
     CountRestored,
     CountUnrestored,
     EnvInstruction,
@@ -25,6 +24,7 @@ from streamsampler.stepping.env_messages import (
     RequestSteps,
     RestoreEnvs,
     Rewind,
+    StartEpisodes,
     is_of_action,
 )  # fmt: skip
 from streamsampler.stepping.env_scheduler import EnvScheduler
@@ -81,8 +81,8 @@ class Receiver:
         match it:
             case RequestResets():
                 transport.reset(it.env_ids, {})
-            case BeginEpisodes():
-                self._begin_episodes(it)
+            case StartEpisodes():
+                self._start_episodes(it)
             case MakeOrders():
                 self.carry_out(self._scheduler.handle([self._make_orders(it)], time.monotonic()))
             case RestoreEnvs():
@@ -107,7 +107,7 @@ class Receiver:
         elif restored.n_timesteps is None:
             _warn_of_other(restored.env_id, restored.why_not)
 
-    def _begin_episodes(self, it: BeginEpisodes) -> None:
+    def _start_episodes(self, it: StartEpisodes) -> None:
         given = {env_id: self._due[env_id] for env_id in it.env_ids}
         self._accounts.abandoned_timesteps += it.n_discarded
         self._accounts.failed_trajectories += it.n_failed
@@ -147,7 +147,7 @@ class Receiver:
             _warn_of_other(env_id, error)
             return RestoreOrder(env_id, remake=True) if remake else None
 
-    def begin_round(self, env_ids: list[int]) -> None:
+    def start_round(self, env_ids: list[int]) -> None:
         self._transport.in_critical_section = True
         self._scheduler.in_round = True
         self._transport.step(env_ids, together=True)

@@ -49,7 +49,7 @@ class StepsRecorder(ABC, Generic[StartT, EpisodeT]):
         n_envs, first = manager.n_envs, episodes.first_unstarted
         self._n_results = episodes.n_results.copy()  # the number of each environment's next result to add
         self._now: dict[int, EpisodeT] = {}  # current episodes, by environment
-        self._begun: dict[int, StartT] = {}  # resets in the same step as the previous end
+        self._next_starts: dict[int, StartT] = {}  # resets in the same step as the previous end
         self._next = [first] * n_envs  # the number of each environment's first episode not yet ended
         self._seeds: dict[int, int] = {}  # of episodes not yet taken, by index
         self._ended: dict[int, EpisodeT | None] = {}  # by index; None for left-out episodes
@@ -122,7 +122,7 @@ class StepsRecorder(ABC, Generic[StartT, EpisodeT]):
         for row, start in begins.items():
             env_id = int(steps.env_ids[row])
             if int(steps.episodes[row]) + 1 == self._next[env_id]:
-                self._begun[env_id] = start
+                self._next_starts[env_id] = start
         self._is_interrupted = False
         if wrong is not None:
             raise wrong
@@ -148,14 +148,14 @@ class StepsRecorder(ABC, Generic[StartT, EpisodeT]):
                 continue
             if number < self._next[env_id]:
                 continue
-            if timestep == 1 and env_id in self._begun:
-                self._begin(env_id, number, self._begun[env_id])
+            if timestep == 1 and env_id in self._next_starts:
+                self._begin(env_id, number, self._next_starts[env_id])
             rows.append(row)
         return rows
 
     def _begin(self, env_id: int, number: int, start: StartT | None) -> None:
         """Start an episode, unless the recorder was made later; the current episode, if any, was cut short."""
-        self._begun.pop(env_id, None)
+        self._next_starts.pop(env_id, None)
         while self._next[env_id] < number:  # a reset discarded these episodes
             self._close(env_id, None)
         if self._next[env_id] == number and env_id not in self._now:

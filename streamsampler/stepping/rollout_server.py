@@ -97,7 +97,7 @@ class RolloutServer(EnvServer):
         self._lengths[env_id] = 0
         observation, info = begin_of(carry_out(self.envs[env_id], self._orders[env_id]))
         self._refuse_draws()
-        return self._games[env_id].begun(observation, info) if env_id in self._games else (observation, info)
+        return self._games[env_id].reset_result(observation, info) if env_id in self._games else (observation, info)
 
     def _reset_of(self, order: RestoreOrder) -> Callable[..., Any]:
         self._orders[order.env_id] = order.options
@@ -122,7 +122,7 @@ class RolloutServer(EnvServer):
         over = length >= self._limit
         if self._games:
             game = self._games[env_id]
-            observation, info = game.stepped(action, observation, reward, terminated, truncated, info)
+            observation, info = game.step_result(action, observation, reward, terminated, truncated, info)
             reward, terminated, truncated, over = 0.0, False, False, over or game.is_over
         if over:
             self._refuse_draws()

@@ -100,18 +100,18 @@ class SeveralAgents:
         infos: Mapping[str, Any] = steps.info_by_row.get(row, {})
         turn: Turn = steps.observations[row]
         is_reset = turn.result.rewards is None and autoreset == "same_step"
-        begun = turn if is_reset and steps.timesteps[row] else None
-        last, ended_infos = (turn, infos) if begun is None else (last, infos.get("final_info", {}))
+        next_start = turn if is_reset and steps.timesteps[row] else None
+        last, ended_infos = (turn, infos) if next_start is None else (last, infos.get("final_info", {}))
         self._meet(env_id, last)
         if steps.failed[row]:
             before = steps.previous_observations[row] if steps.timesteps[row] else None
             ended = [] if before is None else list(self._cut_short(env_id, number, before))
         else:
             ended = [self._agent_step(env_id, number, it, last, ended_infos, ends) for it, ends in last.ended.items()]
-        if begun is not None:
-            self._meet(env_id, begun)
+        if next_start is not None:
+            self._meet(env_id, next_start)
         acting = [self._agent_step(env_id, now, agent, shown, infos) for now, shown, agent in self._acting(env_id)]
-        return EnvStep(acting, ended, last, begun)
+        return EnvStep(acting, ended, last, next_start)
 
     def _agent_step(
         self, env_id: int, number: int, agent: str, turn: Turn, infos: Mapping[str, Any], ends: Ends = NO_ENDS

@@ -33,7 +33,7 @@ _LOG = logging.getLogger("streamsampler")
 
 def send_on(manager: BaseEnvManager, actions: Any) -> None:
     """Send stacked actions to all environments; reset failed ones instead, unless the caller resets."""
-    if manager._begin_round(actions):
+    if manager._start_round(actions):
         return
     failed = _failed(manager) if manager.autoreset != "disabled" else []
     if not failed:
@@ -148,7 +148,7 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
         self.spec = manager.get_attr("spec", [0])[0]
         self._resetting, self._has_options = list(range(self.num_envs)), False  # the arguments of `reset_async`
         self._called: tuple[Any, ...] | None = None  # the results for `call_wait`
-        self._begun: Literal["reset", "step"] | None = None  # the call with outstanding results
+        self._open_call: Literal["reset", "step"] | None = None  # the call with outstanding results
 
     def __del__(self) -> None:
         """Do nothing, like Gymnasium's own before 1.3: the manager may be in use, and otherwise closes itself."""
@@ -188,7 +188,7 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
         chosen = None if seeds is None else {e: s for e, s in seeds.items() if e in env_ids}
         self.manager.async_reset(env_ids, seed=chosen, options=options)
         self._resetting, self._has_options = env_ids, options is not None
-        self._begun = "reset"
+        self._open_call = "reset"
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
         """Return the results of `reset_async`; see `step_wait`."""
@@ -207,7 +207,7 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
 
     def step_async(self, actions: Any) -> None:
         send_on(self.manager, actions)
-        self._begun = "step"
+        self._open_call = "step"
 
     def step_wait(self, timeout: float | None = None) -> _Stepped:
         """Return the results of `step_async`, after at most `timeout` seconds; None for no limit.
@@ -217,20 +217,20 @@ class ManagedVectorEnv(VectorEnv[Any, Any, Any]):
             TimeoutError: Results are missing by then; call again to wait on. Also `multiprocessing.TimeoutError`.
         """
         if timeout is None and (results := self.manager._end_round()) is not None:
-            self._begun = None
+            self._open_call = None
             return self._of_round(results)
         return self._stepped(self._awaited("step", lambda: receive_on(self.manager, timeout)))
 
-    def _awaited(self, begun: Literal["reset", "step"], receive: Callable[[], Steps]) -> Steps:
+    def _awaited(self, call: Literal["reset", "step"], receive: Callable[[], Steps]) -> Steps:
         """Return the value of `receive`; after an interrupt or a timeout, the caller may call again."""
-        if self._begun != begun and EnvState.CLOSED not in self.manager.states:
-            raise NoCallPendingError(f"there is nothing to wait for: call {begun}_async() first", begun)
+        if self._open_call != call and EnvState.CLOSED not in self.manager.states:
+            raise NoCallPendingError(f"there is nothing to wait for: call {call}_async() first", call)
         try:
             steps = receive()
         except WorkerError:
-            self._begun = None
+            self._open_call = None
             raise
-        self._begun = None
+        self._open_call = None
         return steps
 
     def _stepped(self, steps: Steps) -> _Stepped:

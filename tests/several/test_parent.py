@@ -483,11 +483,11 @@ def test_what_is_outstanding_is_told_where_a_trajectory_may_be_cut_off() -> None
     facts = GameFacts.of(face)
     assert facts is not None
     here = game_of(facts)
-    here.take(*teller.begun(*face.reset(seed=1)))
+    here.take(*teller.reset_result(*face.reset(seed=1)))
     assert (here.env.agents, here.turn({})) == (list(IDS), [IDS[0]])
     for number in range(5):
         action = {game.agent_selection: 1}
-        here.take(*teller.stepped(action, *face.step(action)))
+        here.take(*teller.step_result(action, *face.step(action)))
         assert game.observed == ([] if number < 4 else [IDS[0], *IDS[2:]])  # but for whose turn it is
     with pytest.raises(KeyError):
         here.outstanding(IDS[1])
@@ -501,9 +501,9 @@ def test_agents_of_an_earlier_trajectory_are_forgotten() -> None:
     assert facts.possible_agents is None
     here = game_of(facts)
     for seed in (1, 2):
-        here.take(*teller.begun(*face.reset(seed=seed)))
+        here.take(*teller.reset_result(*face.reset(seed=seed)))
         (agent,) = here.env.agents
         assert list(here.numbers) == here.turn({}) == [agent]
         actions = {agent: 1}
-        here.take(*teller.stepped(actions, *face.step(actions)))
+        here.take(*teller.step_result(actions, *face.step(actions)))
         assert len(here.turn({})) == len(here.env.spaces) == 2

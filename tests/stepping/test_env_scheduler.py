@@ -11,7 +11,6 @@ from streamsampler.errors import ProtocolError, RolloutError, WorkerDiedError
 from streamsampler.protocol.messages import Phase
 from streamsampler.protocol.restarts import Incident, Likeness, Losses, Policy
 from streamsampler.stepping.env_messages import (
-    BeginEpisodes,
     CountRestored,
     CountUnrestored,
     EnvReport,
@@ -27,6 +26,7 @@ from streamsampler.stepping.env_messages import (
     Restored,
     RestoreEnvs,
     Rewind,
+    StartEpisodes,
 )  # fmt: skip
 from streamsampler.stepping.env_scheduler import EnvScheduler
 from streamsampler.stepping.env_states import EnvState
@@ -61,14 +61,14 @@ def stepping(n_envs: int = 2, *args, **options) -> EnvScheduler:
 
 def begun(n_envs: int = 2, *args, **options) -> EnvScheduler:
     scheduler = EnvScheduler(n_envs, *args, **options)
-    assert scheduler.reset(range(n_envs)) == [BeginEpisodes(list(range(n_envs)))]
+    assert scheduler.reset(range(n_envs)) == [StartEpisodes(list(range(n_envs)))]
     scheduler.handle([RequestsDone(range(n_envs))], 0.0)
     receive(scheduler, range(n_envs))
     return scheduler
 
 
 def receive(scheduler: EnvScheduler, env_ids: Sequence[int], ended=(), abnormal=()) -> list[int]:
-    scheduler.begin(env_ids)
+    scheduler.start_episodes(env_ids)
     return scheduler.receive(env_ids, ended, abnormal)
 
 
@@ -138,9 +138,9 @@ def test_an_episode_ends(autoreset, max_episodes, abnormal, state, is_over):
 def test_a_reset_waits_for_the_open_step_and_discards_it():
     scheduler = stepping()
     assert scheduler.reset([0, 1]) == []
-    assert scheduler.handle([RequestsDone([1])], 0.0) == [BeginEpisodes([1], n_discarded=1, n_abandoned=1)]
+    assert scheduler.handle([RequestsDone([1])], 0.0) == [StartEpisodes([1], n_discarded=1, n_abandoned=1)]
     assert (scheduler.states, scheduler.waiting) == ([STEPPING, RESETTING], {0, 1})
-    assert scheduler.handle([RequestsDone([0, 1])], 0.0) == [BeginEpisodes([0], n_discarded=1, n_abandoned=1)]
+    assert scheduler.handle([RequestsDone([0, 1])], 0.0) == [StartEpisodes([0], n_discarded=1, n_abandoned=1)]
     assert list(scheduler.arrived) == [1]
 
 
@@ -151,7 +151,7 @@ def test_the_reset_after_an_end_goes_on_counting_episodes():
         scheduler.handle([RequestsDone([0])], 0.0)
         receive(scheduler, [0], [0])
         assert scheduler.states == [state]
-        assert scheduler.reset([0]) == [BeginEpisodes([0], n_abandoned=n_abandoned)]
+        assert scheduler.reset([0]) == [StartEpisodes([0], n_abandoned=n_abandoned)]
         scheduler.handle([RequestsDone([0])], 0.0)
         receive(scheduler, [0])
 
@@ -327,14 +327,14 @@ def test_the_error_of_a_step_that_a_reset_discards_is_not_raised(is_final):
     scheduler.reset([0])
     instructions = scheduler.handle([raised(0, is_final=is_final)], 0.0)
     assert any(isinstance(it, RaiseFailure) for it in instructions) == is_final
-    assert instructions[-1] == BeginEpisodes([0], n_failed=1)
+    assert instructions[-1] == StartEpisodes([0], n_failed=1)
 
 
 def test_a_round_takes_no_account_until_something_comes_in_between():
     scheduler = begun()
-    assert scheduler.can_begin_round
+    assert scheduler.can_start_round
     scheduler.in_round = True
-    assert (scheduler.states, scheduler.waiting, scheduler.can_begin_round) == ([READY] * 2, set(), False)
+    assert (scheduler.states, scheduler.waiting, scheduler.can_start_round) == ([READY] * 2, set(), False)
     assert scheduler.end_round([1]) == []
     scheduler.open_round()
     assert (scheduler.states, scheduler.waiting, scheduler.in_round) == ([STEPPING] * 2, {0, 1}, False)
@@ -350,7 +350,7 @@ def test_a_round_that_is_closed_in_between():
 
 @pytest.mark.parametrize(("autoreset", "max_episodes"), [("disabled", None), ("next_step", 3)])
 def test_no_round_where_environments_do_not_go_on(autoreset, max_episodes):
-    assert not begun(2, "restore", autoreset, max_episodes).can_begin_round
+    assert not begun(2, "restore", autoreset, max_episodes).can_start_round
 
 
 def test_an_interrupt():
@@ -361,7 +361,7 @@ def test_an_interrupt():
     scheduler.resynchronize()
     assert (scheduler.states[0], scheduler.waiting, list(scheduler.arrived)) == (FAILED, {2, 3}, [1])
     instructions = scheduler.recover([EnvsFailed([0, 1, 2, 3], InterruptedError(), 0, is_new=True)], [3], [])
-    assert instructions[-1] == BeginEpisodes([3], n_discarded=1, n_abandoned=1)
+    assert instructions[-1] == StartEpisodes([3], n_discarded=1, n_abandoned=1)
     asked, then = made(scheduler, instructions[:-1])
     assert asked == ([1, 2], [0, 3], Place.NEW)
     assert then == [RestoreEnvs([0, 1, 2, 3]), RequestSteps([2])]

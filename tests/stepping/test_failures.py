@@ -473,7 +473,7 @@ def check_mixes_nothing_up(manager):
 
 CALLS: dict[str, Any] = {
     "step": lambda m: m.step(np.array([1, 2])),
-    "round": lambda m: m._begin_round(np.array([1, 2])) and m._end_round(),  # as vector environments step
+    "round": lambda m: m._start_round(np.array([1, 2])) and m._end_round(),  # as vector environments step
     "reset": lambda m: m.reset(seed=[1, 2], options={"a": 1}),
     "call": lambda m: m.call("set_level", 3),
     "stats": lambda m: m.stats,

@@ -32,7 +32,7 @@ def stepping(losses: Losses | None = None) -> RolloutScheduler:
     """Return a scheduler of two environments, which are at their first step."""
     scheduler = RolloutScheduler(2, losses)
     for env_id in (0, 1):
-        scheduler.begin(env_id)
+        scheduler.start_trajectory(env_id)
     assert scheduler.handle([RequestsDone([0, 1])]) == []
     assert scheduler.receive() == [0, 1]
     scheduler.request([0, 1], EnvEvent.SENT)
@@ -49,7 +49,7 @@ def test_what_an_environment_raises_is_its_result():
     assert scheduler.handle([event, DIED])[0] == KeepError(0, event.error)
     assert scheduler.receive() == [0]
     assert (scheduler.over, scheduler.waiting) == ({0}, {1})
-    scheduler.begin(0)
+    scheduler.start_trajectory(0)
     assert (scheduler.over, scheduler.states[0]) == (set(), EnvState.RESETTING)
 
 
@@ -66,7 +66,7 @@ def test_results_are_held_until_their_environment_is_what_it_was():
 
 def test_a_reset_is_requested_again():
     scheduler = RolloutScheduler(2)
-    scheduler.begin(0)
+    scheduler.start_trajectory(0)
     assert scheduler.handle([DIED]) == [CountLoss(DIED.error), MakeOrders(1, [0], (), Place.NEW)]
     assert scheduler.handle([OrdersMade(1, {})]) == [RestoreEnvs((0, 1)), RequestResets([0])]
     assert scheduler.restoring == set()

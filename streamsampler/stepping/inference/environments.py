@@ -170,7 +170,7 @@ class Environments:
         if not self.scheduler.is_idle(env_id):
             self.settle([env_id])
         self._episodes[env_id] = Episode(order_of(index, seed, resets))
-        self.scheduler.begin(env_id)
+        self.scheduler.start_trajectory(env_id)
         self._send_request(env_id)
 
     def step(self, env_ids: Sequence[int], actions: Sequence[Any]) -> None:

@@ -36,7 +36,7 @@ class RolloutScheduler(LossScheduler):
         self._unwanted: set[int] = set()  # environments with an unwanted open request
         self._lost: list[EnvsFailed] = []
 
-    def begin(self, env_id: int) -> None:
+    def start_trajectory(self, env_id: int) -> None:
         self.request([env_id], EnvEvent.RESET)
         self.over.discard(env_id)
         self._unwanted.discard(env_id)

@@ -13,7 +13,6 @@ from streamsampler.errors import RolloutError, WorkerDiedError
 from streamsampler.protocol.messages import Phase
 from streamsampler.protocol.restarts import Losses, Policy
 from streamsampler.stepping.env_messages import (
-    BeginEpisodes,
     CountUnrestored,
     EnvsFailed,
     MakeOrders,
@@ -25,6 +24,7 @@ from streamsampler.stepping.env_messages import (
     RequestSteps,
     Restored,
     RestoreEnvs,
+    StartEpisodes,
 )  # fmt: skip
 from streamsampler.stepping.env_scheduler import EnvScheduler
 from streamsampler.stepping.env_states import EnvState
@@ -75,7 +75,7 @@ class Decisions:
             match it:
                 case RequestSteps():
                     self.post("step", it.env_ids)
-                case RequestResets() | BeginEpisodes():
+                case RequestResets() | StartEpisodes():
                     self.post("reset", it.env_ids)
                 case ReleaseEnvs():
                     self.post("release", it.env_ids)
@@ -228,7 +228,7 @@ class Decisions:
             return
         failed = scheduler.failed.intersection(env_ids)
         scheduler.failed -= failed
-        begun = scheduler.begin(env_ids)
+        begun = scheduler.start_episodes(env_ids)
         ended = [env_id for env_id in env_ids if env_id in failed or self.rows[env_id][2]]
         for env_id in env_ids:
             self.numbers[env_id] += env_id in begun

@@ -95,7 +95,7 @@ class World:
         for env_id, state in enumerate(self.manager.states):
             yield from self.moves_of(env_id, state, env_id in scheduler.waiting)
         if self.rounds and all(self.steps) and set(scheduler.states) == {READY}:
-            yield "begin_round", None
+            yield "start_round", None
         due = self.times_to_wait()
         if scheduler.n_open and (scheduler.arrived or self.has_news() or 0 in due):
             yield "receive", None
@@ -157,10 +157,10 @@ class World:
     def in_round(self):
         return self.manager._scheduler.in_round
 
-    def begin_round(self, _):
+    def start_round(self, _):
         self.steps = [left - 1 for left in self.steps]
         self.actions = [1 + left for left in self.steps]
-        if not self.manager._begin_round(np.array(self.actions)):
+        if not self.manager._start_round(np.array(self.actions)):
             self.manager.send(self.actions)
 
     def end_round(self, _):
@@ -361,7 +361,7 @@ class NothingFailedError(Exception):
     """The method that was to fail was not called."""
 
 
-GOING_ON = ("send", "begin_round", "end_round", "receive", "work", "time_out", "reset", "pass_time")
+GOING_ON = ("send", "start_round", "end_round", "receive", "work", "time_out", "reset", "pass_time")
 """The moves after which a world is not at its end."""
 
 
