@@ -109,9 +109,8 @@ class BaseEnvManager(abc.ABC):
             self._scheduler.close()
         self._closed = True
         if transport is not None:
-            if (
-                transport.is_ours and not transport.in_critical_section
-            ):  # after an interruption, messages may be incomplete
+            # After an interruption, messages may be incomplete.
+            if transport.is_ours and not transport.in_critical_section:
                 self._count(transport)
             self._accounts.tick(running=False)
             transport.close()

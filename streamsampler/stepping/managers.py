@@ -137,11 +137,7 @@ class SerialEnvManager(AnyEnvManager):
         max_episodes: How many episodes each environment runs after a reset by the caller; None for any number.
         min_envs: How many results `recv` waits for.
         recv_timeout: Most seconds `recv` waits; None for no limit.
-        on_failure: The policy when an environment raises. "restore": it is made again, reset with its episode's
-            seed, and stepped with the recorded actions. If rewards and last observation are equal to the bit, the
-            step is retried once, and only `failures` shows it; otherwise as with "reset", with a warning. A second
-            exception is raised. "reset": its episode ends, marked in `Steps.failed`. "raise": the exception is
-            raised, and the environment needs a reset.
+        on_failure: The policy when an environment raises: "restore", "reset" or "raise"; see `EnvManager`.
         max_restarts: How often environments may raise within 60 seconds (`limits.restart_window`) before the call
             raises with "restore" and "reset", too; see `MultiprocessingSampler`. Failed resets are retried as
             often. With None, three equal failures of an environment raise.
@@ -229,9 +225,12 @@ class EnvManager(AnyEnvManager):
         step_timeout: Seconds without progress, such as the start of another step, after which a worker is killed while
             its caller waits; the error has its Python stacks. None for no limit.
         reset_timeout: The same for resets; None for `step_timeout`.
-        on_failure: The policy when environments raise, or their worker dies or hangs; see `SerialEnvManager`. With
-            "restore", the environments of a lost worker are made again in a new process, and after a death their open
-            step is retried nine times. With "reset", their episodes end, marked in `Steps.failed`, and new ones start.
+        on_failure: The policy when environments raise, or their worker dies or hangs. "restore": they are made again,
+            in a new process if need be, reset with their episodes' seeds, and stepped with the recorded actions. If
+            rewards and last observation are equal to the bit, the open step is retried once (after a death, nine
+            times), and only `failures` shows it; otherwise as with "reset", with a warning. A further failure is
+            raised. "reset": their episodes end, marked in `Steps.failed`, and new ones start. "raise": the error is
+            raised, and the environments need a reset.
         max_restarts: How often workers may die or hang and environments raise within 60 seconds
             (`limits.restart_window`) before the call raises; see `SerialEnvManager`.
         restart_wait: Seconds until a lost worker is started again, or a failed environment is retried; the others
