@@ -304,7 +304,7 @@ class NoAnswer(KnowingLater):
             ComingsLater,
             "get_value of policy 'shared' is an async def, which is not awaited in environments of several",
         ),
-        (Knowing(), PartOfInfos, "'red_0' in .* is a coroutine: await it in step"),
+        (Knowing(), PartOfInfos, "'red_0' in the result of step is a coroutine: await it in step"),
         (NoAnswer(), ComingsLater, "get_action of policy 'shared' for agent 'red_0', at timestep 0, raised asyncio"),
     ],
 )
