@@ -8,7 +8,7 @@ from streamsampler.data.segments import Segment
 from streamsampler.data.trees import Array
 from streamsampler.protocol.result import Result
 from streamsampler.samplers.arrivals import Arrivals
-from streamsampler.samplers.fragments import NO_EARLIER_PARTS, EarlierParts, FragmentLedger
+from streamsampler.samplers.fragments import NO_EARLIER_PARTS, EarlierEpisodeParts, FragmentLedger
 
 
 class EpisodeParts:
@@ -18,7 +18,9 @@ class EpisodeParts:
         self._result, self._arrivals = result, arrivals
         self._n_envs, self._ledger = ledger.n_envs, ledger
         self._segments: list[Segment | None] = []  # None for forgotten ones
-        self._parts: list[tuple[int, bool, EarlierParts]] = []  # environment, whether it is continued, its earlier part
+        self._parts: list[
+            tuple[int, bool, EarlierEpisodeParts]
+        ] = []  # environment, whether it is continued, its earlier part
         # Counts of environments' segments, own segments and parts; a single tuple, which no interrupt can split.
         self._taken = 0, 0, 0
 

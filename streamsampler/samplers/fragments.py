@@ -19,14 +19,14 @@ from streamsampler.samplers.failures import logger
 from streamsampler.workers.resets import FragmentOrder, Standing, Standings
 
 
-class EarlierParts(NamedTuple):
+class EarlierEpisodeParts(NamedTuple):
     """Length and return of the open episode in an environment, as far as earlier calls returned them."""
 
     length: int = 0  # timesteps; 0 without an open episode
     returned: float = 0.0  # sum of raw rewards
 
 
-NO_EARLIER_PARTS = EarlierParts()
+NO_EARLIER_PARTS = EarlierEpisodeParts()
 _OF_STATE = " of the loaded state"
 
 
@@ -44,9 +44,13 @@ class FragmentLedger:
         self._options: dict[str, Any] | None = None
         self._standings = Standings()
         self._arrived: set[int] = set()  # environments with a fragment in this call
-        self._earlier: dict[int, EarlierParts] = {}  # by environment, for the first episode in this call, if continued
+        self._earlier: dict[
+            int, EarlierEpisodeParts
+        ] = {}  # by environment, for the first episode in this call, if continued
         self.ended = EndedEpisodes()  # in this call so far
-        self._so_far: dict[int, EarlierParts] = {}  # by environment, for the episode left open by its last fragment
+        self._so_far: dict[
+            int, EarlierEpisodeParts
+        ] = {}  # by environment, for the episode left open by its last fragment
         self._agent_is_replaced = False  # by this call, or since the last call for fragments
         self._is_to_be_replaced = False
         self._loaded: set[int] = set()  # environments that have not run since `of_state`
@@ -111,7 +115,7 @@ class FragmentLedger:
             if it["length"]:
                 memory = None if it["memory"] is None else (state["memories"][it["memory"][0]], it["memory"][1])
                 of_episode = EpisodeState(it["length"], memory, tuple(it["digests"]), it["restorable"])
-                ledger._so_far[number] = EarlierParts(*it["earlier"])
+                ledger._so_far[number] = EarlierEpisodeParts(*it["earlier"])
             actions = None if it["actions"] is None else tree_of(it["actions"])
             options = None if it["options"] is None else pickle.loads(it["options"])
             standings[number] = Standing(it["episode"], of_episode, actions, it["agent"], options)
@@ -149,7 +153,7 @@ class FragmentLedger:
         self._loaded.difference_update(fragment.number for fragment in rollouts.fragments)
         return len(lost)
 
-    def earlier_of(self, fragment: EnvFragment) -> EarlierParts:
+    def earlier_of(self, fragment: EnvFragment) -> EarlierEpisodeParts:
         """Return the part of a fragment's first episode from earlier calls; valid also before `record`."""
         if not fragment.continued:
             return NO_EARLIER_PARTS
@@ -168,5 +172,5 @@ class FragmentLedger:
             if fragment.state is None:
                 self._so_far.pop(number, None)
             else:
-                self._so_far[number] = EarlierParts(int(lengths[stop - 1]), float(returns[stop - 1]))
+                self._so_far[number] = EarlierEpisodeParts(int(lengths[stop - 1]), float(returns[stop - 1]))
         self.ended += EndedEpisodes.of(returns[ended], lengths[ended])
