@@ -1,4 +1,4 @@
-"""Which agents of an environment the trajectories of a batch are of, where it has several."""
+"""Rows of environments with several agents: which agent and episode each trajectory and timestep belongs to."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from streamsampler.data.info_columns import InfoColumns, join_undecided
 from streamsampler.data.recorder import PolicyRollouts, Rollouts
 
 OF_AGENTS = "(agents)"
-"""The name, among the infos of episodes, of what is known of each agent."""
+"""The key in `episode_infos` under which each agent's own infos are stored."""
 
 
 class AgentRows(NamedTuple):
-    """What is said of N trajectories of agents, of T timesteps in all.
+    """Agents, episodes and environment timesteps of N trajectories with T timesteps in all.
 
     Attributes:
-        known: The agents that may take part in the environment; where any may, those that did, sorted.
-        numbers: (N,) int64: which of them each trajectory is of.
-        episodes: (N,) int64: the number of the episode that each trajectory is of.
-        env_timesteps: (T,) int64: in which step of the environment, from its reset on, each timestep was.
+        known: The environment's possible agents; if it has no `possible_agents`, the agents that took part, sorted.
+        numbers: (N,) int64: each trajectory's agent, as a position in `known`.
+        episodes: (N,) int64: each trajectory's episode number.
+        env_timesteps: (T,) int64: the environment timestep, counted from its reset, of each timestep.
         is_open: Whether any agents may take part: the environment has no `possible_agents`.
     """
 
@@ -36,7 +36,6 @@ class AgentRows(NamedTuple):
     is_open: bool = False
 
     def select(self, timesteps: Any, rows: Any) -> AgentRows:
-        """Return what is said of some timesteps and some trajectories."""
         selected = self._replace(
             numbers=self.numbers[rows], episodes=self.episodes[rows], env_timesteps=self.env_timesteps[timesteps]
         )
@@ -45,17 +44,13 @@ class AgentRows(NamedTuple):
         )
 
     def _among(self, known: Sequence[str]) -> AgentRows:
-        """Return the same with other agents known, among which those are that took part."""
+        """Renumber the agents by another tuple of known agents, which includes all that took part."""
         number_of = {agent: number for number, agent in enumerate(known)}
         numbers = np.array([number_of.get(agent, -1) for agent in self.known], np.int64)
         return self._replace(known=tuple(known), numbers=numbers[self.numbers])
 
     def check(self, n_trajectories: int, n_timesteps: int) -> None:
-        """Check that this is said of so many trajectories and timesteps.
-
-        Raises:
-            DataError: It is not.
-        """
+        """Raise a `DataError` unless shapes and dtypes fit so many trajectories and timesteps."""
         lengths = (n_trajectories, n_trajectories, n_timesteps)
         for name, n in zip(ARRAYS_OF_AGENTS, lengths, strict=True):
             array = getattr(self, name)
@@ -66,10 +61,10 @@ class AgentRows(NamedTuple):
 
     @classmethod
     def joined(cls, batches: Sequence[Any]) -> AgentRows | None:
-        """Return what batches say together; None where none of them says anything.
+        """Concatenate the rows of batches; None if no batch has any.
 
         Raises:
-            DataError: Only some of them do, or of other agents.
+            DataError: Only some batches have them, or their agents differ.
         """
         each = [it.agents for it in batches]
         if all(rows is None for rows in each):
@@ -89,25 +84,21 @@ ARRAYS_OF_AGENTS = "numbers", "episodes", "env_timesteps"
 """The fields of `AgentRows` that are arrays."""
 
 
-# ----------------------------------------------------------------------
-# Put together what one policy played in a ticket, from what was recorded of each agent.
-
-
 _PER_TIMESTEP = "observations", "actions", "rewards"
 _PER_TRAJECTORY = "last_observations", "terminated", "truncated", "lengths"
 
 
 class Played(NamedTuple):
-    """What one agent did in a ticket.
+    """The trajectories of one agent in a ticket.
 
     Attributes:
-        agent: The agent.
-        of: Of each of its trajectories, the position in the ticket of that of all agents (rising), the policy, and the
-            agent's number in it.
+        agent: The agent's name.
+        of: For each trajectory: the position of its episode in the ticket (rising), the policy, and the agent's number
+            within the policy.
         rollouts: The trajectories.
-        env_timesteps: (t,) int64: in which step of the environment each timestep was.
-        spaces: Its observation and action space where any agents may take part; else None.
-        before: Of each of its trajectories, the length and the return that it had in earlier parts of the episode.
+        env_timesteps: (t,) int64: the environment timestep of each timestep.
+        spaces: Its observation and action space if any agents may take part; else None.
+        before: For each trajectory, its length and return in earlier fragments of the episode.
     """
 
     agent: str
@@ -119,7 +110,7 @@ class Played(NamedTuple):
 
 
 class _AgentTrajectory(NamedTuple):
-    """One trajectory: its place in the result, and where it is."""
+    """A trajectory's sort key (episode, agent number) and its position in an agent's rollouts."""
 
     episode: int
     number: int
@@ -128,12 +119,7 @@ class _AgentTrajectory(NamedTuple):
 
 
 def put_together(agents: Sequence[Played], allocate: Allocate) -> tuple[PolicyRollouts, ...]:
-    """Return what each policy played, by episode and then by agent.
-
-    Args:
-        agents: What each agent did.
-        allocate: Makes the arrays for large rows.
-    """
+    """Group the agents' trajectories by policy, each policy's ordered by episode and agent."""
     of_policies: dict[str, list[_AgentTrajectory]] = {}
     for played in agents:
         for position, (episode, name, number) in enumerate(played.of):
@@ -154,7 +140,7 @@ def _of_policy(name: str, trajectories: list[_AgentTrajectory], allocate: Alloca
         known = tuple(sorted({it.played.agent for it in ordered}))
         number_of = {agent: number for number, agent in enumerate(known)}
         numbers = np.array([number_of[it.played.agent] for it in ordered], np.int64)
-    if len(ordered) == len(first.of) and all(it.played is first for it in ordered):  # all that one agent did
+    if len(ordered) == len(first.of) and all(it.played is first for it in ordered):  # all trajectories of a single agent, already in order
         return PolicyRollouts(
             name, first.rollouts, numbers, episodes, first.env_timesteps, known, first.spaces, earlier
         )
@@ -174,7 +160,7 @@ def _of_policy(name: str, trajectories: list[_AgentTrajectory], allocate: Alloca
 
 
 def _concatenated(leaves: Sequence[Any], bounds: Sequence[tuple[int, int]], allocate: Allocate) -> Any:
-    """Return rows of several arrays, from one to the one before another, as one array."""
+    """Concatenate the rows `start` to `stop` of each array."""
     parts = [leaf[start:stop] for leaf, (start, stop) in zip(leaves, bounds, strict=True)]
     if parts[0].dtype.hasobject:
         return np.concatenate(parts)
@@ -189,25 +175,22 @@ def _span(it: _AgentTrajectory) -> tuple[int, int]:
 
 
 def _infos(ordered: Sequence[_AgentTrajectory], name: str, bounds: Sequence[tuple[int, int]]) -> InfoColumns:
-    """Return the infos of trajectories; what columns of several kinds become is decided later."""
+    """Join info columns; which dtype a column of mixed values gets is decided later, over the whole batch."""
     each = [getattr(it.played.rollouts, name) for it in ordered]
     if not any(infos.columns for infos in each):
         return InfoColumns(sum(stop - start for start, stop in bounds), {})
     return join_undecided([(infos, *it) for infos, it in zip(each, bounds, strict=True)])
 
 
-# ----------------------------------------------------------------------
-
-
 def in_order(places: Sequence[tuple[Rollouts, int]], allocate: Allocate) -> Rollouts:
-    """Return trajectories of all agents together, in order; what each policy played is not among it.
+    """Return the trajectories of the whole environment in order, without those by policy.
 
     Args:
-        places: The rollouts that each trajectory is in, and its position there.
+        places: For each trajectory, the rollouts that hold it and its position there.
         allocate: Makes the arrays for large rows.
     """
     first = places[0][0]
-    if all(it is first for it, _ in places):  # all that one environment did, in its order
+    if all(it is first for it, _ in places):  # a single environment's trajectories, already in order
         return first
     ends = {id(it): np.cumsum(it.lengths) for it, _ in places}
     rows = [(at, at + 1) for _, at in places]

@@ -1,7 +1,7 @@
-"""Find data that may be wrong: NaN, and observations outside their space.
+"""Find values that may be wrong: NaN, and observations outside their space.
 
-All rows of a ticket are looked at together, when its trajectories have ended, and first only for whether there is
-anything: that takes some hundredths of a microsecond for each timestep of a small observation.
+All rows of a ticket are checked at once, after its trajectories have ended. The first pass only answers whether any row
+is suspect: some hundredths of a microsecond for each timestep of a small observation.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ Clean: TypeAlias = Callable[[Array], bool]
 @by_position
 @dataclass(frozen=True, slots=True)
 class Anomaly:
-    """What may be wrong with a trajectory.
+    """The suspect values of a trajectory.
 
     Attributes:
-        position: Which trajectory of its ticket it is.
-        count: How many of its observations (the final one included) and rewards may be wrong.
-        timestep: The timestep of the first one; the trajectory's length where that is the final observation.
-        what: What that is, with its value.
+        position: The trajectory's position in its ticket.
+        count: How many of its observations (with the final observation) and rewards are suspect.
+        timestep: The first suspect timestep; the trajectory's length for the final observation.
+        what: A description of the first suspect value.
     """
 
     position: int
@@ -44,10 +44,10 @@ class Anomaly:
 
 
 class AnomalyFinder:
-    """Looks through the observations of one space, and through rewards.
+    """Checks observations of one space, and rewards.
 
-    An observation may be wrong where it holds NaN, or is outside its space: a Box, Discrete, MultiDiscrete or
-    MultiBinary, alone or within Dicts and Tuples. A reward may be wrong where it is NaN.
+    An observation is suspect if it holds NaN or lies outside its space: a Box, Discrete, MultiDiscrete or MultiBinary,
+    alone or within Dicts and Tuples. A reward is suspect if it is NaN.
 
     Args:
         space: The observation space.
@@ -62,7 +62,7 @@ class AnomalyFinder:
         self._of_policies: dict[str, AnomalyFinder] = {}
 
     def find_in(self, rollouts: Any) -> tuple[Anomaly, ...]:
-        """Return the trajectories of `Rollouts` that may be wrong, in order; see `find`."""
+        """Return the anomalies of `Rollouts`, at most one for each trajectory, in order; see `find`."""
         if rollouts.policies:
             return self._find_of_agents(rollouts.policies)
         return self.find(rollouts.observations, rollouts.last_observations, rollouts.rewards, rollouts.lengths)
@@ -85,13 +85,13 @@ class AnomalyFinder:
     def find(
         self, observations: Tree, last_observations: Tree, rewards: NDArray[np.float64], lengths: NDArray[np.int64]
     ) -> tuple[Anomaly, ...]:
-        """Return the trajectories that may be wrong, in order.
+        """Return the anomalies, at most one for each trajectory, in order.
 
         Args:
             observations: Tree of (t, *O).
             last_observations: Tree of (n, *O).
             rewards: (t,).
-            lengths: (n,), which add up to t.
+            lengths: (n,), with sum t.
         """
         doubts = [*self._doubts(observations, last=False), *self._doubts(last_observations, last=True)]
         if rewards.size and np.isnan(rewards.min()):
@@ -108,13 +108,13 @@ class AnomalyFinder:
 
 
 class _Doubt(NamedTuple):
-    """Rows that may be wrong.
+    """Suspect rows of one array.
 
     Attributes:
-        wrong: Which ones.
-        describe: Describes what is wrong with one of them.
-        is_last: Whether there is one row for each trajectory, and not for each timestep.
-        is_reward: Whether they are rewards, and not parts of observations.
+        wrong: A mask of the suspect rows.
+        describe: Describes a row, by its number.
+        is_last: Whether rows are trajectories (final observations), not timesteps.
+        is_reward: Whether rows are rewards, not parts of observations.
     """
 
     wrong: NDArray[np.bool_]
@@ -133,7 +133,7 @@ def _describe(name: str, leaf: AnySpace, rows: Array, row: int) -> str:
 
 def _by_trajectory(doubts: list[_Doubt], lengths: NDArray[np.int64]) -> tuple[Anomaly, ...]:
     ends = np.cumsum(lengths)
-    # One entry for each observation, of however many parts, and one for each reward.
+    # An observation counts once, however many of its leaves are suspect; so does a reward.
     found: dict[tuple[int, int, bool], tuple[Callable[[int], str], int]] = {}
     for doubt in doubts:
         rows = np.flatnonzero(doubt.wrong)
@@ -149,11 +149,8 @@ def _by_trajectory(doubts: list[_Doubt], lengths: NDArray[np.int64]) -> tuple[An
     return tuple(anomalies)
 
 
-# --- Whether all rows of a leaf are surely right, quickly
-
-
 def _clean_of(space: AnySpace) -> Clean | None:
-    """Return a function that returns whether all rows are surely right; None if nothing can be wrong."""
+    """Return a fast check that all rows of a leaf are valid; None if no value can be invalid."""
     if row_spec(space)[1].hasobject:
         return None
     if not isinstance(space, gym_spaces.Box):
@@ -169,7 +166,7 @@ def _clean_of(space: AnySpace) -> Clean | None:
 
 def _within_one_interval(low: Any, high: Any) -> Clean | None:
     kind = low.dtype.kind
-    # The least of numbers of which one is NaN is NaN, which is not within anything.
+    # If any number is NaN, so is the minimum, and no comparison with NaN is true.
     if kind == "f" and low == -np.inf and high == np.inf:
         return lambda rows: not np.isnan(rows.min())
     if kind not in "fiu" or (kind != "f" and (low, high) == (np.iinfo(low.dtype).min, np.iinfo(low.dtype).max)):
@@ -178,9 +175,9 @@ def _within_one_interval(low: Any, high: Any) -> Clean | None:
 
 
 def _within(low: Array, high: Array) -> Clean:
-    """Return a function that compares rows with bounds that differ from number to number.
+    """Return a check against bounds that differ between elements.
 
-    NumPy compares short rows with one row a row at a time; so the bounds are laid out for many rows at once.
+    NumPy broadcasts a short row one row at a time. The bounds are tiled for many rows at once instead.
     """
     n_rows = max(1, _CHUNK // low.size)
     lows, highs = np.tile(low, n_rows), np.tile(high, n_rows)

@@ -1,7 +1,7 @@
-"""Read `.npz` files that may be damaged, or made to harm: anything wrong is a `StorageError` that names file and array.
+"""Read `.npz` files that may be damaged or malicious: every fault is a `StorageError` with the names of file and array.
 
-An array that takes a few kilobytes in a file may unpack to gigabytes. So its size in the archive's directory and its
-own header, of bounded length, are compared before it is unpacked; `data.claims` compares what arrays claim.
+An array of a few kilobytes may unpack to gigabytes. Its size in the archive's directory is compared with its header,
+itself of bounded length, before anything is unpacked; `data.claims` compares the headers of all arrays.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from streamsampler.data.trees import Array
 
 _SUFFIX = ".npy"
 _MAGIC_BYTES = 8
-_MOST_HEADER_BYTES = 1 << 14  # of an array; NumPy's own limit is 10,000 characters
+_MOST_HEADER_BYTES = 1 << 14  # for each array; NumPy's own limit is 10,000 characters
 _TEXT_BYTES, _TEXT_RATIO, _ROW_BYTES = 1 << 28, 32, 1 << 10
 
 
 class Claim(NamedTuple):
-    """What an array says of itself.
+    """The shape and dtype in an array's header.
 
     Attributes:
         shape: Its shape.
@@ -39,7 +39,7 @@ class Claim(NamedTuple):
     dtype: np.dtype[Any]
 
     def stand_in(self) -> Array:
-        """Return an array of this shape and dtype that takes no memory; texts, which may be long, are of length 1."""
+        """Return an array of this shape and dtype that needs no memory; strings have length 1."""
         dtype = np.dtype(f"{self.dtype.kind}1") if self.dtype.kind in "USV" else self.dtype
         return np.broadcast_to(np.zeros((), dtype), self.shape)
 
@@ -48,11 +48,8 @@ class Claim(NamedTuple):
 def opened_npz(path: Path) -> Iterator[Npz]:
     """Open a file for reading.
 
-    Args:
-        path: The file.
-
     Raises:
-        StorageError: It is no `.npz` file, or it is cut short.
+        StorageError: The file is no `.npz` file, or it is truncated.
         OSError: It cannot be opened.
     """
     if path.is_dir():
@@ -85,10 +82,10 @@ class Npz:
         self._claims: dict[str, Claim] = {}
 
     def claim(self, name: str) -> Claim:
-        """Return what an array says of itself; only its first bytes are unpacked.
+        """Return an array's shape and dtype; only its header is unpacked.
 
         Raises:
-            StorageError: There is no array of that name, it holds pickles, or it has another size than it says.
+            StorageError: The array is missing, holds pickles, or its size differs from its header.
         """
         if name not in self._claims:
             try:
@@ -96,7 +93,7 @@ class Npz:
                 with self._archive.open(info) as member:
                     claim, header_bytes = _claim_of(member)
                 _check_size(claim, info.file_size - header_bytes)
-            except Exception as reason:  # an OSError, too: of a position before the file's begin
+            except Exception as reason:  # also an OSError: a negative file position
                 self._refuse(name, reason)
             self._claims[name] = claim
         return self._claims[name]
@@ -105,7 +102,7 @@ class Npz:
         """Return an array.
 
         Raises:
-            StorageError: There is no array of that name, or it is damaged.
+            StorageError: It is missing or damaged.
         """
         self.claim(name)
         try:
@@ -117,20 +114,19 @@ class Npz:
         return array
 
     def read_text(self, name: str, n_rows: int = 0) -> bytes:
-        """Return the JSON that an array holds.
+        """Return the JSON text in an array.
 
         Args:
             name: The array.
-            n_rows: How many values the JSON is of; each may take a kilobyte, however small it is packed.
+            n_rows: The number of values in the JSON: each may take a kilobyte, whatever its compressed size.
 
         Raises:
-            StorageError: As for `read`, or it is too large for what it is packed into.
+            StorageError: As for `read`, or its size is implausible for its compressed size.
         """
         self.check_text(name, n_rows)
         return self.read(name).tobytes()
 
     def check_text(self, name: str, n_rows: int) -> None:
-        """Check that the JSON of an array is not too large for what it is packed into; see `read_text`."""
         claim, info = self.claim(name), self._archive.getinfo(f"{name}{_SUFFIX}")
         most = max(_TEXT_BYTES, _TEXT_RATIO * info.compress_size, _ROW_BYTES * n_rows)
         if claim.dtype != np.uint8 or len(claim.shape) != 1 or info.file_size > most:
@@ -145,13 +141,13 @@ class Npz:
 
 
 def _claim_of(member: Any) -> tuple[Claim, int]:
-    """Return what an array in the `.npy` format says of itself, and how many bytes that takes."""
+    """Read an array's header in the `.npy` format; return it with its length in bytes."""
     magic = member.read(_MAGIC_BYTES)
     version = np.lib.format.read_magic(io.BytesIO(magic))
     length_form, read = {
         (1, 0): ("<H", np.lib.format.read_array_header_1_0),
         (2, 0): ("<I", np.lib.format.read_array_header_2_0),
-        (3, 0): ("<I", np.lib.format.read_array_header_2_0),  # whose names of fields are read as other ones
+        (3, 0): ("<I", np.lib.format.read_array_header_2_0),  # field names are decoded wrongly, but nobody reads them
     }[version]
     length = member.read(struct.calcsize(length_form))
     (n_bytes,) = struct.unpack(length_form, length)
@@ -162,7 +158,6 @@ def _claim_of(member: Any) -> tuple[Claim, int]:
 
 
 def _check_size(claim: Claim, n_bytes: int) -> None:
-    """Compare an array's size with what its header says."""
     if claim.dtype.hasobject:
         raise ValueError("it holds pickles")
     if min(claim.shape, default=0) < 0:

@@ -1,12 +1,12 @@
-"""Assemble a batch from segments of the workers' reports, while they arrive where that pays.
+"""Assemble a batch from the workers' reports, while they arrive if it pays.
 
-Rows are copied as soon as their place in the batch is known: while workers run, not while they wait. So the engine's
-memory is free for the next reports, and the batch is in memory once, not twice. Large rows are copied report by report,
-while they are in the processor's cache; small ones in groups of megabytes, since each copy has its own cost. A batch
-smaller than one group is copied when it is complete.
+Rows are copied as soon as their place in the batch is known, while workers still run. So the engine's memory is free
+for the next reports, and the batch is in memory once, not twice. Large rows are copied report by report, while they are
+in the processor's cache; small rows in groups of megabytes, because each copy has a fixed cost. A batch smaller than
+one group is copied when it is complete.
 
-So are infos as long as each key is in each step, with values of one dtype and shape. Others stay as they arrived, in
-memory of their own: what their columns become is decided over all of them.
+Infos are copied likewise if every timestep has each key, with values of one dtype and shape. Other infos are kept as
+they arrived, in their own memory: their column types are decided over the whole batch.
 """
 
 from __future__ import annotations
@@ -34,27 +34,23 @@ from streamsampler.data.segments import Delivery, Segment
 from streamsampler.data.spaces import AnySpace
 from streamsampler.data.trees import Array, Tree
 
-# ----------------------------------------------------------------------
-# Grow trees by rows, whose number is not known beforehand, without copying what is there.
-
-
 _LARGE_ROW_BYTES = 4096
 _MOST_AHEAD = 128
-"""How many times as much memory as the first group takes may be asked for; what is not written to takes none."""
+"""The first group's memory is multiplied by at most this to reserve room; pages never written take no memory."""
 
 
 def is_large(leaf: Array) -> bool:
-    """Return whether an array's rows are copied one report after the other, into memory that is used again."""
+    """Return whether an array's rows are copied report by report, into memory that is reused."""
     return not leaf.dtype.hasobject and math.prod(leaf.shape[1:]) * leaf.itemsize >= _LARGE_ROW_BYTES
 
 
 def copied(array: Array) -> Array:
-    """Return a copy of an array, and of its objects: arrays among those may lie in memory that is used again."""
+    """Copy an array together with its objects: arrays among them may lie in memory that is reused."""
     return cast(Array, trees.owned(array)) if array.dtype == object else array.copy()
 
 
 class GrowingRows:
-    """A tree that grows by rows.
+    """A tree of arrays that grows by rows without copying earlier rows.
 
     Args:
         allocate: Makes an uninitialised array for leaves with large rows.
@@ -67,19 +63,19 @@ class GrowingRows:
         self._like: Tree | None = None
 
     def write(self, parts: Sequence[Tree], start: int, stop: int, expected: int) -> bool:
-        """Write rows after the first `start` ones.
+        """Write rows at `start`.
 
         Args:
             parts: Trees with the rows, in order.
-            start: How many rows there are before them.
-            stop: How many rows there are with them.
-            expected: How many rows there will probably be in all.
+            start: How many rows were written before.
+            stop: How many rows are written afterwards.
+            expected: How many rows the tree will probably have.
 
         Returns:
-            False if they are of another form than those before; then nothing was written.
+            False if their structure differs from that of earlier rows; nothing was written then.
         """
         if self._like is None and not expected and not start and len(parts) == 1 and parts[0].__class__ is np.ndarray:
-            # All rows that there will be, in one array: most small batches come so.
+            # All rows in a single array, the usual case of a small batch.
             self._form, self._buffers = trees.form(parts[0]), [copied(parts[0])]
             self._like = self._buffers[0]
             return True
@@ -89,14 +85,14 @@ class GrowingRows:
                 return False
             self._form = trees.form(parts[0])
             self._buffers = [self._first(leaf, stop, expected) for leaf in arrays[0]]
-            # No view: it would keep alive a mapping that its arena has outgrown.
+            # No view: it would keep an old mapping alive after its arena has grown.
             self._like = trees.map_tree(lambda leaf: np.empty((0, *leaf.shape[1:]), leaf.dtype), parts[0])
         for part in parts:
             if trees.form(part) != self._form:
                 return False
         for number, column in enumerate(zip(*arrays, strict=True)):
             buffer = self._buffers[number]
-            # Each by itself: those of large and of small rows begin with different lengths.
+            # Each leaf is checked alone: buffers of large and of small rows have different first lengths.
             if stop > len(buffer):
                 buffer = self._buffers[number] = self._longer(buffer, start, stop)
             rows = list(map(copied, column)) if buffer.dtype == object else column
@@ -105,7 +101,7 @@ class GrowingRows:
 
     @property
     def is_new(self) -> bool:
-        """Whether nothing was written."""
+        """Whether no row was written yet."""
         return self._like is None
 
     def _first(self, leaf: Array, stop: int, expected: int) -> Array:
@@ -115,7 +111,7 @@ class GrowingRows:
 
     def _longer(self, buffer: Array, n_used: int, stop: int) -> Array:
         if buffer.flags.owndata:
-            # The system moves the pages, not the bytes; and nothing looks into them yet.
+            # The system moves the pages, not the bytes; no view of the buffer exists yet.
             buffer.resize((stop, *buffer.shape[1:]), refcheck=False)
             return buffer
         longer = self._allocate((max(stop, 2 * len(buffer)), *buffer.shape[1:]), buffer.dtype)
@@ -123,7 +119,7 @@ class GrowingRows:
         return longer
 
     def tree(self, n_rows: int) -> Tree:
-        """Return the first `n_rows` rows, which are all; what they did not need is given back."""
+        """Return all `n_rows` rows and free the rest of the buffers."""
         for number, buffer in enumerate(self._buffers):
             if len(buffer) > n_rows and buffer.flags.owndata:
                 buffer.resize((n_rows, *buffer.shape[1:]), refcheck=False)
@@ -136,21 +132,18 @@ class GrowingRows:
         return trees.map_tree(lambda _: next(buffers), self._like)
 
 
-# ----------------------------------------------------------------------
-
-
 _GROUP_BYTES = 4_000_000
 _NUMBERS = {"rewards": np.float64, "terminated": np.bool_, "truncated": np.bool_, "lengths": np.int64}
 _ROWS = "observations", "last_observations", "actions", *_NUMBERS
 
 
 class Origins(NamedTuple):
-    """Which trajectories segments have, and which workers ran them: all that a batch needs besides their rows.
+    """Indices, workers and fingerprints of trajectories: everything that a batch needs besides their rows.
 
     Attributes:
         indices: (n,) int64.
         worker_numbers: (n,) int64.
-        fingerprints: The bits of the workers' fingerprints, where they are known.
+        fingerprints: The workers' known fingerprints of floating-point results.
     """
 
     indices: NDArray[np.int64]
@@ -159,7 +152,6 @@ class Origins(NamedTuple):
 
     @classmethod
     def of(cls, segments: Sequence[Segment]) -> Origins:
-        """Return the origins of all trajectories of segments."""
         sizes = [segment.stop - segment.start for segment in segments]
         workers = np.array([segment.delivery.worker for segment in segments], dtype=np.int64)
         fingerprints = frozenset([segment.delivery.fingerprint for segment in segments]) - {""}
@@ -168,13 +160,13 @@ class Origins(NamedTuple):
 
     @classmethod
     def join(cls, origins: Sequence[Origins]) -> Origins:
-        """Return some origins, at least one, as one, in their order."""
+        """Concatenate origins, at least one, in order."""
         indices, workers, fingerprints = zip(*origins, strict=True)
         return cls(np.concatenate(indices), np.concatenate(workers), frozenset().union(*fingerprints))
 
 
 class _RowSpan(NamedTuple):
-    """Which trajectories, and which timesteps, of a report's rollouts one segment is; and whether these are all."""
+    """A segment's slices of a report's rollouts, and whether they are everything."""
 
     rollouts: Rollouts
     trajectories: slice
@@ -198,26 +190,24 @@ def _spans_of(segments: Sequence[Segment]) -> list[_RowSpan]:
 
 
 def _trees_of(spans: Sequence[_RowSpan], name: str) -> list[Tree]:
-    """Return the rows of a field that is a tree."""
     rows = attrgetter("timesteps" if name in PER_TIMESTEP else "trajectories")
     field = attrgetter(f"rollouts.{name}")
     return [field(span) if span.is_whole else trees.take(field(span), rows(span)) for span in spans]
 
 
 def _infos_of(spans: Sequence[_RowSpan], name: str) -> list[Piece]:
-    """Return the infos of a name as `merge` takes them."""
     rows = attrgetter("timesteps" if name in PER_TIMESTEP else "trajectories")
     field = attrgetter(f"rollouts.{name}")
     return [(field(span), (own := rows(span)).start, own.stop) for span in spans]
 
 
 def info_pieces(segments: Sequence[Segment], name: str) -> list[Piece]:
-    """Return the infos of a name, such as `env_infos`, of each segment, as `merge` takes them."""
+    """Return a field of infos, such as `env_infos`, of each segment, as `merge` expects it."""
     return _infos_of(_spans_of(segments), name)
 
 
 def _alike_infos(pieces: Sequence[Piece]) -> list[Any] | None:
-    """Return infos as trees, none where no infos have keys; None unless each key is in each step, with values alike."""
+    """Return infos as trees; None unless every timestep has each key with values alike. Without any keys: no trees."""
     if not any(infos.columns for infos, _, _ in pieces):
         return []
     if any(column.raw or column.steps is not None for infos, _, _ in pieces for column in infos.columns.values()):
@@ -228,7 +218,7 @@ def _alike_infos(pieces: Sequence[Piece]) -> list[Any] | None:
 
 
 def _group_bytes(rollouts: Rollouts) -> float:
-    """How many bytes are copied at once; infinity if nothing is copied before the batch is complete."""
+    """Return how many bytes are copied at once; infinity if rows are copied only when the batch is complete."""
     if rollouts.policies:
         return math.inf
     observations = trees.arrays(rollouts.observations)
@@ -239,7 +229,6 @@ def _group_bytes(rollouts: Rollouts) -> float:
 
 
 def _no_rows(observation_space: AnySpace, action_space: AnySpace) -> dict[str, Tree]:
-    """Return the rows of a batch without trajectories."""
     spaces = {"observations": observation_space, "last_observations": observation_space, "actions": action_space}
     nothing: dict[str, Tree] = {name: empty(space) for name, space in spaces.items()}
     return nothing | {name: np.empty(0, dtype) for name, dtype in _NUMBERS.items()}
@@ -256,7 +245,7 @@ def _copied(infos: InfoColumns) -> InfoColumns:
 
 
 class _Appended(NamedTuple):
-    """How much a batch has: segments, timesteps, trajectories and origins."""
+    """How many segments, timesteps, trajectories and origins a batch has."""
 
     segments: int = 0
     timesteps: int = 0
@@ -265,7 +254,7 @@ class _Appended(NamedTuple):
 
 
 class GrowingBatch:
-    """A batch that segments are appended to, in order. A segment that was appended is not needed any more.
+    """A batch to which segments are appended in order. An appended segment may be freed.
 
     Args:
         allocate: Makes an uninitialised array for leaves with large rows.
@@ -273,16 +262,17 @@ class GrowingBatch:
 
     def __init__(self, allocate: Allocate = np.empty) -> None:
         self._rows = {name: GrowingRows(allocate) for name in (*_ROWS, *INFOS)}
-        # Infos, by name, of which no more rows are joined because they are not alike: how many segments and rows were
-        # joined before, and those since.
+        # By field, for infos that turned out not alike: the numbers of segments and rows joined before. Later pieces
+        # go to `_kept` and are merged at the end.
         self._unlike: dict[str, tuple[int, int]] = {}
         self._kept: dict[str, list[Piece]] = {name: [] for name in INFOS}
         self._origins: list[Origins] = []
         self._fits = True
         self._group_bytes: float | None = None  # known with the first rollouts
         self._n_counted = 0
-        self._bytes = 0  # of the segments that were counted since the last ones were appended
-        # One assignment for all, so that an interrupt leaves them in agreement: what it cut short is written again.
+        self._bytes = 0  # of the segments counted since the last append
+        # Set by a single assignment, so that an interrupt leaves the four numbers consistent: a partial append is
+        # written again.
         self._appended = _Appended()
 
     @property
@@ -309,7 +299,7 @@ class GrowingBatch:
 
     @property
     def due(self) -> bool:
-        """Whether what was counted is to be appended now."""
+        """Whether the counted segments are large enough to be appended now."""
         return self._group_bytes is not None and self._bytes >= self._group_bytes
 
     def append(self, segments: Sequence[Segment], expected: tuple[int, int] | None = None) -> None:
@@ -317,8 +307,8 @@ class GrowingBatch:
 
         Args:
             segments: The segments.
-            expected: How many timesteps and trajectories the batch will probably have; None where these are the last
-                ones, whose memory is not given back before the batch is made.
+            expected: How many timesteps and trajectories the batch will probably have; None for the last segments: their
+                memory stays valid until the batch is made.
         """
         if not segments:
             return
@@ -366,25 +356,24 @@ class GrowingBatch:
         origins: Origins | None = None,
         agents: AgentRows | None = None,
     ) -> TrajectoryBatch[Any, Any]:
-        """Return the batch of all that was appended.
+        """Return the batch of all appended segments.
 
         Args:
             observation_space: The environment's.
             action_space: The environment's.
-            seeds_of: Returns the seeds of trajectories, by their indices.
+            seeds_of: Maps trajectory indices to seeds.
             agent_version: The version of all trajectories.
             seed: The sampler's.
             stats: Accounts of the call.
-            fragments: The batch's field, but `cut`; empty for whole trajectories.
-            origins: The origins of all trajectories, where segments do not tell; None where they do.
+            fragments: The batch's field without `cut`; empty for whole trajectories.
+            origins: The origins of all trajectories; None to use those of the segments.
             agents: The batch's field.
 
         Returns:
-            A batch that shares no arrays with the rollouts. It does not depend on how the trajectories were spread over
-            them.
+            A batch that shares no arrays with the rollouts and does not depend on how trajectories were spread over reports.
 
         Raises:
-            DataError: Infos with a key `_x` in one trajectory and a key `x` in another, or fields that do not fit.
+            DataError: Infos have a key `_x` in one trajectory and a key `x` in another, or fields do not fit.
         """
         if not self._fits:
             raise DataError("the trajectories of one batch must have values of the same shapes and dtypes")
@@ -416,7 +405,7 @@ class GrowingBatch:
         return self._appended.timesteps if name in PER_TIMESTEP else self._appended.trajectories
 
     def _infos(self, name: str) -> Infos:
-        """Return infos: those that were joined already, and the others merged with them."""
+        """Merge the infos joined while segments arrived with those kept for the end."""
         _, n_rows = self._unlike.get(name, (0, self._n_rows(name)))
         tree: Any = {} if self._rows[name].is_new or not n_rows else self._rows[name].tree(n_rows)
         if not tree and name not in self._unlike:

@@ -1,4 +1,4 @@
-"""A batch of trajectories, and what is derived from it."""
+"""A batch of trajectories, and the data derived from it."""
 
 from __future__ import annotations
 
@@ -34,10 +34,6 @@ from streamsampler.data.infos import take_infos
 from streamsampler.data.spaces import AnySpace
 from streamsampler.data.trees import Array
 
-# ----------------------------------------------------------------------
-# What a batch of fragments says besides its data: which episodes go on, and where each environment's timesteps are.
-
-
 _GRIDS = (
     *("observations", "next_observations", "actions", "rewards", "step_types", "episode_starts"),
     *("env_infos", "agent_infos"),
@@ -45,16 +41,16 @@ _GRIDS = (
 
 
 class BatchFragments(RawData[ObservationsT, ActionsT]):
-    """The part of a `TrajectoryBatch` that is about fragments. Whole trajectories are neither continued nor cut."""
+    """The fragment members of a `TrajectoryBatch`. Whole trajectories are neither continued nor cut."""
 
     @property
     def continued(self) -> NDArray[np.bool_]:
-        """(N,) bool: which trajectories began in an earlier call: their first timestep is no episode's first."""
+        """(N,) bool: trajectories that began in an earlier call; their first timestep is no episode's first."""
         return self.fragments.get("continued", np.zeros(len(self.lengths), np.bool_))
 
     @property
     def cut(self) -> NDArray[np.bool_]:
-        """(N,) bool: which trajectories go on in the next call; bootstrap from their `last_observations`."""
+        """(N,) bool: trajectories that continue in the next call; bootstrap from their `last_observations`."""
         return self.fragments.get("cut", np.zeros(len(self.lengths), np.bool_))
 
     @property
@@ -64,42 +60,40 @@ class BatchFragments(RawData[ObservationsT, ActionsT]):
 
     @property
     def episode_returns(self) -> NDArray[np.float64]:
-        """(E,) float64: the raw rewards of each episode that ended in this batch, added up and not discounted.
+        """(E,) float64: the undiscounted raw return of each episode that ended in this batch, in the batch's order.
 
-        There is one for each trajectory that was terminated or truncated, in the batch's order, with all rewards since
-        the episode's reset, also those of earlier calls. Of whole trajectories they are `raw_returns`.
+        Rewards of earlier calls are included, back to the episode's reset. For whole trajectories these are `raw_returns`.
         """
         returns = self.raw_returns + self.fragments.get("earlier_returns", 0.0)
         return returns[self.terminated | self.truncated]
 
     @property
     def episode_lengths(self) -> NDArray[np.int64]:
-        """(E,) int64: how many timesteps each of the episodes has that `episode_returns` is of."""
+        """(E,) int64: the timesteps of each episode in `episode_returns`."""
         lengths = self.lengths + self.fragments.get("earlier_lengths", 0)
         return cast("NDArray[np.int64]", lengths[self.terminated | self.truncated])
 
     @property
     def episode_starts(self) -> NDArray[np.bool_]:
-        """(T,) bool: which timesteps are the first ones of episodes."""
+        """(T,) bool: the first timesteps of episodes."""
         starts = np.zeros(len(self.rewards), np.bool_)
         starts[self.starts[~self.continued]] = True
         return starts
 
     def as_grid(self, name: Any) -> Any:
-        """Return timesteps with one column for each environment, as a batch of fragments has them.
+        """Return timesteps with a column for each environment of a batch of fragments.
 
         Args:
             name: `observations`, `next_observations`, `actions`, `rewards`, `step_types`, `episode_starts`,
-                `env_infos` or `agent_infos`; or an array or a tensor with a row for each timestep, (T, ...), such as
-                `batch.values` or advantages.
+                `env_infos` or `agent_infos`; or an array or tensor (T, ...), such as `batch.values` or advantages.
 
         Returns:
-            Tree of (n_timesteps, n_envs, ...), or a dict of such; views where that is possible.
+            Tree of (n_timesteps, n_envs, ...), or a dict of such; views where possible.
 
         Raises:
-            UsageError: There is no such field, or it is no array of T rows.
-            DataError: The environments, in order, have not the same number of timesteps each: it is no whole batch of
-                one call of `obtain_fragments`.
+            UsageError: The field is unknown, or the array has not T rows.
+            DataError: Environments are out of order or differ in timesteps: this is not a whole batch of one
+                `obtain_fragments` call.
         """
         rows = self._rows_for_grid(name)
         numbers = self.env_numbers
@@ -123,7 +117,7 @@ class BatchFragments(RawData[ObservationsT, ActionsT]):
         return trees.map_tree(grid, rows)
 
     def _rows_for_grid(self, name: Any) -> Any:
-        """Return a field by its name, or the array that was given in its place."""
+        """Return a field by its name, or the array passed instead."""
         if not isinstance(name, str):
             shape = getattr(name, "shape", None)
             n = len(self.rewards)
@@ -139,31 +133,25 @@ class BatchFragments(RawData[ObservationsT, ActionsT]):
         return getattr(self, name)
 
 
-# ----------------------------------------------------------------------
-
-
 def brackets(cls: type, types: Any) -> GenericAlias:
-    """Return a class with types in brackets: a generic class's `__class_getitem__`.
+    """Return a class with types in brackets, for a generic class's `__class_getitem__`.
 
-    Unlike `Generic`, it takes one type where there are two type variables: the other one has a default.
+    Unlike `Generic`, it accepts a single type for two type variables: the second has a default.
     """
     return GenericAlias(cls, types)
-
-
-# ----------------------------------------------------------------------
 
 
 Index: TypeAlias = (
     "SupportsIndex | slice | Sequence[int] | Sequence[bool] | NDArray[np.integer[Any]] | NDArray[np.bool_]"
 )
-"""What selects trajectories."""
+"""A selection of trajectories."""
 
 
 class StepType(IntEnum):
-    """Where in its trajectory a timestep is.
+    """The place of a timestep in its trajectory.
 
-    The last timestep's kind is its end's, also where it is the first: TERMINAL where the trajectory terminated, even if
-    it was truncated in the same step, TIMEOUT where it was only truncated.
+    A last timestep has the type of its end, even if it is also the first: TERMINAL if the trajectory terminated, also when
+    it was truncated in the same step; TIMEOUT if it was only truncated.
     """
 
     FIRST = 0
@@ -180,51 +168,50 @@ class TrajectoryBatch(
     BatchEpisodes[ObservationsT, ActionsT],
     BatchAgents[ObservationsT, ActionsT],
 ):
-    """N whole trajectories, T timesteps in all, one after the other.
+    """N whole trajectories, T timesteps in all, concatenated.
 
-    A tree is an array, or a dict or tuple of trees where the space is a Dict or Tuple. `==` compares all data bit for
-    bit, so that a NaN equals the same NaN; `stats`, `worker_numbers` and `fingerprints` are no data. `batch[i]` is the
-    batch of the i-th trajectory alone, a slice, an array of integers or a boolean mask selects several; what a position
-    or a slice without a step selects shares memory with the batch.
+    A tree is an array, or a dict or tuple of trees where the space is a Dict or Tuple. `==` compares all data bit for bit,
+    so a NaN equals the same NaN; it ignores `stats`, `worker_numbers` and `fingerprints`. `batch[i]` is a batch of the i-th
+    trajectory; a slice, an array of integers or a boolean mask selects several. Positions and slices without a step return
+    views of the batch's memory.
 
-    For type checkers a batch is generic in what its observations and its actions are, arrays by default:
+    For type checkers a batch is generic in the types of its observations and actions, arrays by default:
     `TrajectoryBatch[dict[str, NDArray[Any]]]` has a dict of observations, and an array of actions.
 
     Attributes:
         observation_space: The environment's.
         action_space: The environment's.
-        observations: Tree of (T, *O): what each action was chosen on.
+        observations: Tree of (T, *O): the observations that actions were chosen on.
         last_observations: Tree of (N, *O): the true final observation of each trajectory.
         actions: Tree of (T, *A).
         rewards: (T,) float64.
         terminated: (N,) bool.
-        truncated: (N,) bool; both may be true, and one of them is, but where `fragments` says that it was cut.
-        env_infos: Dict of (T, ...): the infos of `env.step`; `_key` masks a `key` that was not always there.
+        truncated: (N,) bool; both may be true, and at least one is, except where `fragments` marks a trajectory as cut.
+        env_infos: Dict of (T, ...): the infos of `env.step`; a mask `_key` marks the timesteps that have `key`.
         agent_infos: Dict of (T, ...): the infos of the agent.
         episode_infos: Dict of (N, ...): the infos of `env.reset`.
         lengths: (N,) int64, at least 1 each.
         indices: (N,) int64: trajectory indices.
         seeds: N Python ints: `env.reset(seed=batch.seeds[i])` starts the i-th trajectory.
-        agent_versions: (N,) int64: the version of the agent that each trajectory was made under.
-        fragments: Empty, or what `obtain_fragments` says of the trajectories, which may be parts of episodes. A dict of
-            (N,): "continued", whether it began in an earlier call; "cut", whether it goes on in the next one;
-            "env_numbers", which environment it is of; "earlier_lengths" and "earlier_returns", how many timesteps and
-            which sum of raw rewards its episode had in earlier calls. See `episode_returns`, `continued`, `cut` and
-            `as_grid`.
-        seed: The sampler's; None where batches of several samplers were joined.
+        agent_versions: (N,) int64: each trajectory's agent version.
+        fragments: Empty, or for `obtain_fragments` a dict of (N,): "continued", whether the trajectory began in an earlier
+            call; "cut", whether it continues in the next; "env_numbers", its environment; "earlier_lengths" and
+            "earlier_returns", its episode's timesteps and sum of raw rewards in earlier calls. See `episode_returns`,
+            `continued`, `cut` and `as_grid`.
+        seed: The sampler's; None after joining batches of several samplers.
         stats: Accounts of the call, or None.
-        worker_numbers: (N,) int64: which worker ran each trajectory, which depends on timing; -1 where that is not
-            known, as in what was read from a file: it is not saved.
-        fingerprints: How the workers computed, such as "numpy=0c3f19d2e4aa": one where all agree, none where it is not
-            known. The same seed gives the same trajectories only where they agree. Not saved with a batch, either.
-        raw: What the environment said, where observations or rewards were filtered (see
-            `streamsampler/docs/hooks-and-filters.md`), else None; read it as `raw_observations`,
+        worker_numbers: (N,) int64: the worker that ran each trajectory, which depends on timing. -1 if unknown, as in
+            batches from files: it is not saved.
+        fingerprints: The workers' fingerprints of floating-point results, such as "numpy=0c3f19d2e4aa"; a single entry if
+            all agree, empty if unknown. The same seed gives the same trajectories only under equal fingerprints. Not saved.
+        raw: The unfiltered data where observations or rewards were filtered (see
+            `streamsampler/docs/hooks-and-filters.md`), else None; read them as `raw_observations`,
             `raw_last_observations` and `raw_rewards`.
-        agents: Which of several agents the trajectories are of, in what one policy did (see `MultiAgentBatch`), else
-            None; read it as `agent_ids`, `episode_numbers` and `env_timesteps`.
+        agents: The agent of each trajectory in a batch of one policy of several agents (see `MultiAgentBatch`), else None;
+            read it as `agent_ids`, `episode_numbers` and `env_timesteps`.
 
     Raises:
-        DataError: Fields that do not fit each other or their spaces; names the field and says both numbers.
+        DataError: Fields do not fit each other or their spaces; the message names the field and both numbers.
     """
 
     if not TYPE_CHECKING:
@@ -234,8 +221,6 @@ class TrajectoryBatch(
         if cast("Any", self.worker_numbers) is None:
             object.__setattr__(self, "worker_numbers", np.full(np.shape(self.lengths), -1, dtype=np.int64))
         batch_fields.check_batch(self)
-
-    # --- Sizes and accounts
 
     @property
     def n_trajectories(self) -> int:
@@ -249,7 +234,7 @@ class TrajectoryBatch(
 
     @property
     def agent_version(self) -> int | None:
-        """The version that all trajectories were made under; None where they differ, or there are none."""
+        """The agent version of all trajectories; None if they differ, or the batch is empty."""
         versions = self.agent_versions
         return int(versions[0]) if len(versions) and (versions == versions[0]).all() else None
 
@@ -275,11 +260,9 @@ class TrajectoryBatch(
         names = [item.name for item in dataclasses.fields(self) if item.compare]
         return all(trees.same(batch_fields.value_of(self, name), batch_fields.value_of(other, name)) for name in names)
 
-    # --- Derived
-
     @property
     def next_observations(self) -> ObservationsT:
-        """Tree of (T, *O), new arrays: what each action led to; at a trajectory's end its true final observation."""
+        """Tree of (T, *O), new arrays: the observation after each action; at a trajectory's end its true final observation."""
         ends = self.starts + self.lengths - 1
 
         def follow(observations: Array, last: Array) -> Array:
@@ -305,27 +288,26 @@ class TrajectoryBatch(
     def final_infos(self) -> dict[str, Array]:
         """Dict of (N, ...), new arrays: the infos of `env.step` at each trajectory's last timestep.
 
-        `_key` masks a `key` that was not there in all of them; one that was in none of them does not appear.
+        A mask `_key` marks the trajectories that have `key`; keys in no last timestep are absent.
         """
         return take_infos(self.env_infos, self.starts + self.lengths - 1)
 
     def to_torch(self, device: Any = None) -> dict[str, Any]:
-        """Return the data as tensors of PyTorch, which share the batch's memory where that is possible.
+        """Return the data as PyTorch tensors, which share the batch's memory where possible.
 
         Needs PyTorch: `pip install torch`.
 
         Args:
-            device: Where the tensors go; None leaves them in the batch's memory. What is written into those is written
-                into the batch.
+            device: The tensors' device; None keeps them in the batch's memory, so writes to them change the batch.
 
         Returns:
             A dict by the names of the batch's arrays, dtypes kept: observations, last_observations, actions, rewards,
             terminated, truncated, lengths, indices, agent_versions, worker_numbers, env_infos, agent_infos and
-            episode_infos. Trees and infos nest as in the batch. Arrays of what torch has no dtype for, objects among
-            them, stay arrays.
+            episode_infos. Trees and infos nest as in the batch. Arrays of dtypes unknown to torch, such as objects, stay
+            arrays.
 
         Raises:
-            ImportError: PyTorch is not there.
+            ImportError: PyTorch is not installed.
         """
         return batch_fields.tensors_of(
             {name: getattr(self, name) for name in (*batch_fields.ARRAYS, *batch_fields.INFOS)}, device
@@ -333,7 +315,7 @@ class TrajectoryBatch(
 
     @property
     def mask(self) -> NDArray[np.bool_]:
-        """(N, L) bool: which entries of a padded view are timesteps; L is the length of the longest trajectory."""
+        """(N, L) bool: the entries of a padded view that are timesteps; L is the length of the longest trajectory."""
         return self.padded("mask")
 
     @overload
@@ -356,19 +338,19 @@ class TrajectoryBatch(
     def padded(self, name: str, length: int | None = None, value: Any = 0) -> Any: ...
 
     def padded(self, name: str, length: int | None = None, value: Any = 0) -> Any:
-        """Return timesteps with one row for each trajectory.
+        """Return timesteps with a row for each trajectory.
 
         Args:
             name: `observations`, `next_observations`, `actions`, `rewards`, `step_types`, `env_infos`, `agent_infos`,
                 or `mask`.
             length: The second axis, L; by default the length of the longest trajectory.
-            value: What follows each trajectory's end (masks: False; objects: None).
+            value: The padding after each trajectory's end (masks: False; objects: None).
 
         Returns:
-            Tree of (N, L, ...), new arrays; of infos a dict of such, with their own masks.
+            Tree of (N, L, ...), new arrays; for infos a dict of such, with their own masks.
 
         Raises:
-            DataError: No such field, a length below that of the longest trajectory, or an array whose dtype cannot
+            DataError: The field is unknown, `length` is below that of the longest trajectory, or an array's dtype cannot
                 hold the value.
         """
         longest = int(self.lengths.max(initial=0))
@@ -382,11 +364,9 @@ class TrajectoryBatch(
         pad = batch_fields.padded_infos if name in batch_fields.INFOS else batch_fields.padded_tree
         return pad(getattr(self, name), self.lengths, length, value, name)
 
-    # --- Parts and wholes
-
     def split(self) -> list[TrajectoryBatch[ObservationsT, ActionsT]]:
-        """Return a batch for each trajectory; they share memory with this one."""
-        batch_fields.check_batch(self)  # once, since infos may have been changed: then all parts are such batches
+        """Return a batch for each trajectory; they share memory with this batch."""
+        batch_fields.check_batch(self)  # once here (infos may have been changed), not again for each trajectory
         bounds = pairwise([0, *np.cumsum(self.lengths).tolist()])
         make = partial(_unchecked, type(self))
         return [make(**self._selected(slice(i, i + 1), slice(*bound))) for i, bound in enumerate(bounds)]
@@ -412,14 +392,13 @@ class TrajectoryBatch(
         return type(self)(**self._selected(selected, np.concatenate([np.arange(0), *timesteps])))
 
     def _place_of(self, name: str) -> str:
-        """Return where data of a name are, as the end of a sentence."""
+        """Return the end of a sentence that says where data of a name are."""
         if hasattr(self, name):
             return f": use batch.{name}"
         found = [f"batch.{infos}[{name!r}]" for infos in batch_fields.INFOS if name in getattr(self, infos)]
         return f": use {' or '.join(found)}" if found else ""
 
     def _selected(self, rows: slice | Array, timesteps: slice | Array) -> dict[str, Any]:
-        """Return the fields of some trajectories, and of their timesteps."""
         index_of = dict.fromkeys(batch_fields.PER_TRAJECTORY, rows) | dict.fromkeys(
             batch_fields.PER_TIMESTEP, timesteps
         )
@@ -441,10 +420,10 @@ class TrajectoryBatch(
         """Join batches in order: the inverse of `split`.
 
         Args:
-            batches: Batches, or one iterable of them; at least one, all of the same spaces.
+            batches: Batches, or an iterable of them; at least one, all with the same spaces.
 
         Raises:
-            DataError: No batches, or spaces that differ.
+            DataError: No batches, or their spaces differ.
         """
         parts = [batch for item in batches for batch in ([item] if isinstance(item, TrajectoryBatch) else item)]
         if not parts:
@@ -453,27 +432,24 @@ class TrajectoryBatch(
         return joined
 
     def _joined(self, parts: Sequence[Any]) -> Any:
-        """Return batches, of which this is the first, as one; see `batch_fields.joined_fields`."""
         if {type(part) for part in parts} != {type(self)}:
             raise DataError("batches of one agent and of several agents cannot be joined")
         return batch_fields.replaced(self, **batch_fields.joined_fields(parts))
-
-    # --- Files
 
     @classmethod
     def from_list(
         cls, episodes: Sequence[Mapping[str, Any]], observation_space: AnySpace, action_space: AnySpace
     ) -> TrajectoryBatch[Any, Any]:
-        """Return the batch of episodes that are dicts, as `to_list` returns them.
+        """Make a batch of episodes given as dicts, in the format of `to_list`.
 
-        Each needs "observations", "actions", "rewards", "terminated" and "truncated", and "last_observation" or one
-        more observation than rewards. The others may be left out: then there are no infos, indices count from 0, seeds
-        and agent versions are 0, and nothing was filtered. An episode with "cut" need not have ended; one that was
-        "continued" needs "earlier_length" and "earlier_return".
+        Each needs "observations", "actions", "rewards", "terminated" and "truncated", and "last_observation" or one more
+        observation than rewards. Other keys are optional; the defaults are: no infos, indices from 0, seeds and agent versions
+        0, no filtering. An episode with "cut" need not have ended; a "continued" episode needs "earlier_length" and
+        "earlier_return".
 
         Raises:
-            UsageError: There is no episode, one lacks a key or has an unknown one, or an integer is none.
-            DataError: Arrays do not fit each other or the spaces, or a value cannot be what its name says.
+            UsageError: The list is empty, an episode lacks a key or has an unknown key, or a value is no integer.
+            DataError: Arrays do not fit each other or the spaces, or a value does not fit its key.
         """
         batch: TrajectoryBatch[Any, Any] = batch_of_episodes(cls, episodes, observation_space, action_space)
         return batch
@@ -488,8 +464,8 @@ class TrajectoryBatch(
     ) -> Path:
         """Write this batch to an `.npz` file; see `streamsampler.data.npz.save`.
 
-        `infos=False` writes no infos, and `infos=["x", "y"]` only those of these names. `compress=True` makes a smaller
-        file, and takes longer.
+        `infos=False` writes no infos, and `infos=["x", "y"]` only those of these names. `compress=True` makes a smaller file
+        and takes longer.
         """
         from streamsampler.data.npz import save  # the layer above
 
@@ -497,7 +473,7 @@ class TrajectoryBatch(
 
     @staticmethod
     def load(path: str | PathLike[str]) -> TrajectoryBatch[AnyObservationsT, AnyActionsT]:
-        """Read a batch from a file; see `streamsampler.data.shards.load`."""
+        """Load a batch from a file; see `streamsampler.data.shards.load`."""
         from streamsampler.data.npz import load_with_header  # the layer above
 
         batch: TrajectoryBatch[AnyObservationsT, AnyActionsT] = load_with_header(path, batch_of_fields)[0]
@@ -505,7 +481,7 @@ class TrajectoryBatch(
 
 
 def batch_of_fields(fields: dict[str, Any]) -> TrajectoryBatch[Any, Any]:
-    """Return the batch that has these fields: one of several agents where there are `policies`."""
+    """Make a batch of its fields: a `MultiAgentBatch` if `policies` are among them."""
     kinds = [kind for kind in TrajectoryBatch.__subclasses__() if "policies" in kind.__dataclass_fields__]
     return (kinds[0] if "policies" in fields else TrajectoryBatch)(**fields)
 
@@ -516,6 +492,6 @@ def _mean(returns: NDArray[np.float64]) -> str:
 
 
 def _unchecked(cls: type[Any], **fields: Any) -> Any:
-    """Make a batch of fields that fit each other."""
+    """Make a batch without checks, of fields known to fit each other."""
     vars(batch := object.__new__(cls)).update(fields, stats=None)
     return batch

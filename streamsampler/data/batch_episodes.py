@@ -1,4 +1,4 @@
-"""Trajectories one by one: lists of episodes, and timesteps, for algorithms that are written for these."""
+"""Single episodes and timesteps of a batch, for algorithms written for lists of episodes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OF_FRAGMENTS: dict[str, tuple[str, type]] = {
     "earlier_length": ("earlier_lengths", int),
     "earlier_return": ("earlier_returns", float),
 }
-"""What a dict says of an episode of fragments: as which field of a batch, and as what."""
+"""A fragment's keys in an episode's dict: the field of `fragments`, and the type."""
 _RAW = ("raw_observations", "raw_last_observation", "raw_rewards")
 _OPTIONAL = (
     *("last_observation", "env_infos", "agent_infos", "episode_info", "index", "seed", "agent_version"),
@@ -37,10 +37,10 @@ class TimeStep(NamedTuple):
     """One timestep of a trajectory.
 
     Attributes:
-        observation: What the action was chosen on.
+        observation: The observation that the action was chosen on.
         action: The action.
-        reward: What it gained.
-        next_observation: What it led to; the true final observation at the trajectory's end.
+        reward: Its reward.
+        next_observation: The observation after it; at the trajectory's end the true final observation.
         terminated: Whether the trajectory terminated with it.
         truncated: Whether the trajectory was truncated with it.
         env_info: The info of `env.step`.
@@ -62,13 +62,13 @@ class TimeStep(NamedTuple):
 
 
 def _row(infos: Mapping[str, Any], position: int) -> dict[str, Any]:
-    """Return one row of infos, without the keys that are not there, and without masks."""
+    """Return one row of infos, without absent keys and without masks."""
     row: dict[str, Any] = {}
     for key, values in infos.items():
         mask = infos.get(f"_{key}")
         if not is_mask(key, infos) and (mask is None or mask[position]):
             value = _row(values, position) if isinstance(values, Mapping) else values[position]
-            if not isinstance(values, Mapping) or value:  # masks are the leaves': a dict without any was not there
+            if not isinstance(values, Mapping) or value:  # only leaves have masks: an empty dict was absent
                 row[key] = value
     return row
 
@@ -98,11 +98,11 @@ _TODAYS = {
     **{f"{name}_list": f"`[one.{name} for one in batch]`" for name in ("observations", "actions", "rewards")},
     **{f"padded_{name}": f'`padded("{name}")`' for name in PADDABLE},
 }
-"""What garage's batches have, and where it is in these."""
+"""Names in garage's batches, and their counterparts here."""
 
 
 class BatchEpisodes(BatchFields[ObservationsT, ActionsT]):
-    """The part of a `TrajectoryBatch` that hands out trajectories and timesteps one by one."""
+    """The members of a `TrajectoryBatch` that return single episodes and timesteps."""
 
     if not TYPE_CHECKING:
 
@@ -110,7 +110,7 @@ class BatchEpisodes(BatchFields[ObservationsT, ActionsT]):
             raise missing_attribute(self, name, _TODAYS)
 
     def to_list(self) -> list[dict[str, Any]]:
-        """Return a dict for each of the N trajectories, each of t timesteps; `from_list` takes them.
+        """Return a dict for each of the N trajectories, each of t timesteps; `from_list` accepts them.
 
         The arrays share memory with the batch. A dict has
 
@@ -119,9 +119,9 @@ class BatchEpisodes(BatchFields[ObservationsT, ActionsT]):
         - "terminated" and "truncated", bools;
         - "env_infos" and "agent_infos", dicts of (t, ...), and "episode_info", a dict: the info of `env.reset`;
         - "index", "seed" and "agent_version", integers;
-        - of fragments "continued" and "cut", bools, "env_number", an integer, "earlier_length", the timesteps of the
+        - in fragments "continued" and "cut", bools, "env_number", an integer, "earlier_length", the timesteps of the
           episode in earlier calls, and "earlier_return", the sum of their raw rewards;
-        - of filtered batches "raw_observations", "raw_last_observation" and "raw_rewards".
+        - in filtered batches "raw_observations", "raw_last_observation" and "raw_rewards".
         """
         return [
             {
@@ -144,9 +144,9 @@ class BatchEpisodes(BatchFields[ObservationsT, ActionsT]):
         ]
 
     def time_steps(self) -> Iterator[TimeStep]:
-        """Yield all timesteps, one trajectory after the other: slow, for code that is written for single steps.
+        """Yield all timesteps, trajectory after trajectory: slow, for code written for single steps.
 
-        A trajectory of fragments that was cut ends with a timestep that is neither terminated nor truncated.
+        A fragment's cut trajectory ends with a timestep that is neither terminated nor truncated.
         """
         for trajectory, one in enumerate(cast(Any, self)):
             following, n = one.next_observations, one.n_timesteps
@@ -170,7 +170,6 @@ def batch_of_episodes(
     observation_space: AnySpace,
     action_space: AnySpace,
 ) -> Any:
-    """Return the batch of episodes; see `TrajectoryBatch.from_list`."""
     if isinstance(episodes, Mapping) or not hasattr(episodes, "__iter__"):
         raise UsageError(f"from_list takes a list of dicts, one for each episode, got {episodes!r:.60}")
     batches = []
@@ -188,7 +187,6 @@ def batch_of_episodes(
 
 
 def _fields(episode: Mapping[str, Any], position: int) -> dict[str, Any]:
-    """Return the fields of the batch of one episode."""
     _check_keys(episode, position)
     rewards = _numbers(episode, "rewards", position)
     observations, last = episode["observations"], episode.get("last_observation")
@@ -229,7 +227,7 @@ def _check_keys(episode: Any, position: int) -> None:
 
 
 def _flags(episode: Mapping[str, Any], position: int) -> dict[str, Any]:
-    """Return how an episode ended, and what is said of it as a part of fragments."""
+    """Return the episode's ends and, for a part of an episode, the field `fragments`."""
     flags = {
         name: flag_of(f"{name} of episode {position}", episode.get(name, False))
         for name in ("terminated", "truncated", "continued", "cut")
@@ -247,7 +245,6 @@ def _flags(episode: Mapping[str, Any], position: int) -> dict[str, Any]:
 
 
 def _of_environment(episode: Mapping[str, Any], position: int, *, continued: bool) -> dict[str, Any]:
-    """Return which environment an episode of fragments is of, and what it had in earlier calls."""
     if continued and (missing := next((name for name in _EARLIER if name not in episode), None)) is not None:
         raise UsageError(
             f"episode {position} was continued, and has no {missing}: give {' and '.join(_EARLIER)}, its timesteps and "
@@ -294,7 +291,7 @@ def _as_rows(info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_row(value: Any) -> Any:
-    """Return an info as the only one of its column: lists and other objects stay what they are."""
+    """Return an info as a column of one row: lists and other objects stay objects."""
     if isinstance(value, np.ndarray | np.generic | bool | int | float | complex | str | bytes):
         return np.asarray(value)[np.newaxis]
     row = np.empty(1, dtype=object)

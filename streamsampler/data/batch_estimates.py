@@ -1,4 +1,4 @@
-"""What on-policy algorithms compute from a batch: returns, advantages, minibatches."""
+"""Inputs of on-policy algorithms, computed from a batch: returns, advantages, minibatches."""
 
 from __future__ import annotations
 
@@ -13,20 +13,16 @@ from streamsampler.data.batch_fields import ActionsT, BatchFields, ObservationsT
 from streamsampler.data.infos import is_mask
 from streamsampler.data.trees import Tree, take
 
-# ----------------------------------------------------------------------
-# Estimates from rewards and values, over all trajectories of a batch at once. Float64 throughout.
-
-
 Floats = NDArray[np.float64]
 
-_FEW = 24  # trajectories: fewer take less time one by one than a call of NumPy for each timestep
+_FEW = 24  # trajectories: below this, a Python loop is faster than a NumPy call for each timestep
 
 
 class VTrace(NamedTuple):
-    """What V-trace estimates (see `TrajectoryBatch.vtrace`).
+    """The estimates of V-trace (see `TrajectoryBatch.vtrace`).
 
     Attributes:
-        targets: (T,) what the values are to become.
+        targets: (T,) regression targets for the values.
         advantages: (T,) of the actions, clipped importance weights included.
     """
 
@@ -38,10 +34,10 @@ class Sequences(NamedTuple):
     """A minibatch of n sequences of timesteps, of length L (see `TrajectoryBatch.minibatches`).
 
     Attributes:
-        rows: (n, L) int64, rows of the arrays of T timesteps; after a sequence's end its last one again.
-        mask: (n, L) bool: which of them are timesteps of the sequence.
-        states: NumPy arrays of (n, *S), in a dict where the agent remembers several (of a tuple by position, "0", "1"):
-            what it remembered before the first timestep of each.
+        rows: (n, L) int64, rows of the arrays of T timesteps; padded with the sequence's last row.
+        mask: (n, L) bool: false for padding.
+        states: NumPy arrays of (n, *S), in a dict if the agent's memory has several (a tuple's by position, "0", "1"): the
+            memory before each sequence's first timestep.
     """
 
     rows: NDArray[np.int64]
@@ -54,15 +50,15 @@ def accumulate_backwards(
 ) -> Floats:
     """Return `y[t] = terms[t] + factors[t] * y[t + 1]`, from the end of each trajectory backwards.
 
-    All trajectories are walked through together, from their ends backwards: those of at least k timesteps take part in
-    the k-th step. The last ones, which are longer than the others, are walked through one by one. Both compute the same
-    numbers, bit for bit.
+    All trajectories advance together from their ends: step k is one NumPy call over the trajectories of at least k
+    timesteps. When fewer than `_FEW` remain, these are computed one after the other in Python. Both give the same numbers,
+    bit for bit.
 
     Args:
         terms: (T,) float64, trajectory after trajectory.
         lengths: (N,) int64, their timesteps.
-        factors: One for all timesteps, or (T,) float64.
-        last: (N,) float64: what follows each trajectory's last timestep; None for zeros.
+        factors: A number, or (T,) float64.
+        last: (N,) float64: the value after each trajectory's last timestep; None for zeros.
 
     Returns:
         (T,) float64.
@@ -72,7 +68,7 @@ def accumulate_backwards(
     at = np.cumsum(lengths)[longest_first]  # the row after the one that is next
     results = np.empty(len(terms))
     following = np.zeros(len(sizes)) if last is None else last[longest_first]
-    # By step, how many trajectories take part in it: as far as there are enough of them.
+    # How many trajectories take part in each step, while they are enough.
     n_steps = int(sizes[_FEW - 1]) if len(sizes) >= _FEW else 0
     n_active = np.searchsorted(-sizes, -np.arange(1, n_steps + 1), side="right")
     one = float(factors) if np.ndim(factors) == 0 else None
@@ -93,29 +89,26 @@ def accumulate_backwards(
 
 
 def following_values(values: Floats, last: Floats, lengths: NDArray[np.int64]) -> Floats:
-    """Return the value of what follows each timestep: of the next one, and at a trajectory's end its `last`."""
+    """Return the value of the next timestep; at a trajectory's end its entry in `last`."""
     following = np.empty(len(values))
     following[:-1] = values[1:]
     following[np.cumsum(lengths) - 1] = last
     return following
 
 
-# ----------------------------------------------------------------------
-
-
 class BatchEstimates(BatchFields[ObservationsT, ActionsT]):
-    """The part of a `TrajectoryBatch` that learns nothing, but computes what is learned from.
+    """The members of a `TrajectoryBatch` that compute inputs of learning algorithms.
 
-    Values are arrays or tensors of PyTorch. All is computed in float64, without gradients. Of tensors it is returned as
-    a tensor of the same dtype, or of float64 where that is none of floats, on the same device; of arrays as float64.
+    Values are arrays or PyTorch tensors. Results are computed in float64, without gradients. For tensors they are returned
+    on the same device with the same dtype (float64 if that is no floating-point dtype), for arrays as float64.
     """
 
     @property
     def values(self) -> NDArray[Any]:
-        """(T,) the agent's own values of `observations`: what it recorded as "value" in `agent_infos`.
+        """(T,) the agent's own values of `observations`, which it recorded as "value" in `agent_infos`.
 
         Raises:
-            DataError: It recorded none, or not in all timesteps, or not one number.
+            DataError: The values are missing in some timesteps, or are not single numbers.
         """
         values = self.agent_infos.get("value")
         if values is None or "_value" in self.agent_infos or np.shape(values) != self.rewards.shape:
@@ -145,31 +138,31 @@ class BatchEstimates(BatchFields[ObservationsT, ActionsT]):
     def discounted_returns(self, gamma: float) -> NDArray[np.float64]:
         """Return the discounted return from each timestep to the end of its trajectory.
 
-        The plain recursion from the end backwards, `G[t] = r[t] + gamma * G[t + 1]`, with nothing after the end: a
-        truncated trajectory is not bootstrapped; `returns_to_go` does that.
+        The plain recursion from the end backwards, `G[t] = r[t] + gamma * G[t + 1]`, with nothing after the end: a truncated
+        trajectory is not bootstrapped; `returns_to_go` does that.
 
         Args:
             gamma: The discount.
 
         Returns:
-            (T,) float64; the first of each trajectory is the discounted return of all of it.
+            (T,) float64; a trajectory's first entry is the discounted return of the whole trajectory.
         """
         return accumulate_backwards(self.rewards, self.lengths, number("gamma", gamma))
 
     def returns_to_go(self, gamma: float, last_values: Any = None) -> Any:
-        """Return the discounted return from each timestep on, what would come after the end of a trajectory included.
+        """Return the discounted return from each timestep on, bootstrapped at truncated ends.
 
         Args:
             gamma: The discount, 0 to 1.
-            last_values: (N,) the values of `last_observations`. Those of terminated trajectories are not looked at:
-                nothing follows a terminal state. Not needed if all are terminated.
+            last_values: (N,) the values of `last_observations`. Entries of terminated trajectories are ignored: nothing
+                follows a terminal state. Optional if all are terminated.
 
         Returns:
             (T,) float64, or a tensor like `last_values`.
 
         Raises:
-            DataError: Last values of another shape, or none where a trajectory was truncated.
-            UsageError: A discount below 0 or above 1.
+            DataError: `last_values` has another shape, or is missing and a trajectory was truncated.
+            UsageError: The discount is below 0 or above 1.
         """
         last = self._last(last_values)
         gamma = _share(gamma, "gamma")
@@ -178,23 +171,23 @@ class BatchEstimates(BatchFields[ObservationsT, ActionsT]):
     def advantages(
         self, values: Any = None, last_values: Any = None, gamma: float = 0.99, lambda_: float = 0.95
     ) -> Any:
-        """Return generalised advantage estimates (Schulman et al., 2016).
+        """Compute generalised advantage estimates (Schulman et al., 2016).
 
-        `A[t] = d[t] + gamma * lambda_ * A[t + 1]` with the errors `d[t] = r[t] + gamma * V[t + 1] - V[t]`. After the
-        last timestep of a truncated trajectory comes its last value, after that of a terminated one nothing.
+        `A[t] = d[t] + gamma * lambda_ * A[t + 1]` with the errors `d[t] = r[t] + gamma * V[t + 1] - V[t]`. After the last
+        timestep of a truncated trajectory V is its last value, after a terminated trajectory 0.
 
         Args:
             values: (T,) the values of `observations`; None for the agent's own, the batch's `values` and `last_values`.
             last_values: See `returns_to_go`.
             gamma: The discount, 0 to 1.
-            lambda_: The weight of longer estimates, 0 to 1. With 1 they are `returns_to_go` less the values.
+            lambda_: The weight of longer estimates, 0 to 1. With 1 the result is `returns_to_go` less the values.
 
         Returns:
             (T,) float64, or a tensor like `values`.
 
         Raises:
-            DataError: Values or last values of another shape, or none where a trajectory was truncated.
-            UsageError: A discount or a weight below 0 or above 1.
+            DataError: Values or last values have another shape, or are missing and a trajectory was truncated.
+            UsageError: A discount or weight is below 0 or above 1.
         """
         given, last_values = self._given(values, last_values)
         floats, last = self._values(given), self._last(last_values)
@@ -204,7 +197,7 @@ class BatchEstimates(BatchFields[ObservationsT, ActionsT]):
         return _like(given, accumulate_backwards(errors, self.lengths, gamma * lambda_))
 
     def td_lambda(self, values: Any = None, last_values: Any = None, gamma: float = 0.99, lambda_: float = 0.95) -> Any:
-        """Return the lambda-returns, TD(lambda)'s targets for the values (Sutton, 1988): `advantages` plus values.
+        """Compute the lambda-returns, TD(lambda)'s targets for the values (Sutton, 1988): `advantages` plus values.
 
         Arguments, result and errors are those of `advantages`.
         """
@@ -216,32 +209,31 @@ class BatchEstimates(BatchFields[ObservationsT, ActionsT]):
         self, values: Any, last_values: Any = None, *, log_ratios: Any, gamma: float = 0.99, lambda_: float = 1.0,
         clip_rho: float = 1.0, clip_c: float = 1.0,
     ) -> VTrace:  # fmt: skip
-        """Return V-trace's targets and advantages (Espeholt et al., 2018, IMPALA), for data of an older policy.
+        """Compute V-trace's targets and advantages (Espeholt et al., 2018, IMPALA), for data of an older policy.
 
-        Where the policy is the one that sampled, and nothing is clipped, the targets are those of `td_lambda`.
+        If the learning policy is the one that sampled, and nothing is clipped, the targets are those of `td_lambda`.
 
         Args:
-            values: (T,) the values of `observations` under the policy that learns.
+            values: (T,) the values of `observations` under the learning policy.
             last_values: See `returns_to_go`.
-            log_ratios: (T,) log-probability of each action under the policy that learns, less that under the one that
-                sampled it.
+            log_ratios: (T,) log-probability of each action under the learning policy, less that under the sampling policy.
             gamma: The discount, 0 to 1.
             lambda_: The weight of longer estimates, 0 to 1.
-            clip_rho: The most that an importance weight counts in the errors.
-            clip_c: The most that it counts in the traces.
+            clip_rho: The upper bound of importance weights in the errors.
+            clip_c: Their upper bound in the traces.
 
         Returns:
             Targets and advantages, (T,) float64 each, or tensors like `values`.
 
         Raises:
-            DataError: Values, last values or ratios of another shape, or no last values where a trajectory was
+            DataError: Values, last values or ratios have another shape, or last values are missing and a trajectory was
                 truncated.
-            UsageError: A discount or a weight below 0 or above 1, or a clip that is not above 0.
+            UsageError: A discount or weight is below 0 or above 1, or a clip is not above 0.
         """
         clip_rho, clip_c = number("clip_rho", clip_rho), number("clip_c", clip_c)
         if not (clip_rho > 0 and clip_c > 0):
             raise UsageError(f"clip_rho and clip_c must be above 0, not {clip_rho} and {clip_c}")
-        with np.errstate(over="ignore"):  # of an infinite weight the clip is left
+        with np.errstate(over="ignore"):  # an infinite weight is clipped below
             ratios = np.exp(self._values(log_ratios, "log_ratios"))
         floats, last, rewards, lengths = self._values(values), self._last(last_values), self.rewards, self.lengths
         gamma, lambda_ = _share(gamma, "gamma"), _share(lambda_, "lambda_")
@@ -254,7 +246,7 @@ class BatchEstimates(BatchFields[ObservationsT, ActionsT]):
 
     @property
     def states_at(self) -> NDArray[np.int64]:
-        """(S,) int64, rising: the timesteps, of T, before which a state of the agent was recorded; see `TorchAgent`.
+        """(S,) int64, rising: the timesteps, of T, before which the agent's state was recorded; see `TorchAgent`.
 
         Raises:
             DataError: The agent recorded none.
@@ -277,7 +269,7 @@ class BatchEstimates(BatchFields[ObservationsT, ActionsT]):
         self, size: int, *, seed: int, by: Literal["timestep", "trajectory", "sequence"] = "timestep",
         epochs: int = 1, length: int | None = None,
     ) -> Iterator[Any]:  # fmt: skip
-        """Shuffle the batch into minibatches, anew in each epoch.
+        """Shuffle the batch into minibatches, in a new order each epoch.
 
         ```python
         for rows in batch.minibatches(256, seed=iteration, epochs=10):
@@ -288,24 +280,24 @@ class BatchEstimates(BatchFields[ObservationsT, ActionsT]):
             loss(observations[rows], states, advantages[rows], mask)
         ```
 
-        Sequences are for agents that remember. They begin where trajectories do, and every `length` timesteps after
-        that: where the agent recorded its state (`states_at`).
+        Sequences are for recurrent agents. They start with each trajectory and every `length` timesteps after that, where the
+        agent recorded its state (`states_at`).
 
         Args:
-            size: How many timesteps, trajectories or sequences are in each; the last one of an epoch has what is left.
-            seed: What the order depends on.
-            by: What is shuffled.
-            epochs: How often each of them comes.
-            length: The longest that a sequence may be, a multiple of the agent's `state_every`; None for whole
-                trajectories, or parts of them.
+            size: How many timesteps, trajectories or sequences each has; an epoch's last minibatch may be smaller.
+            seed: Determines the order.
+            by: The unit to shuffle.
+            epochs: How often each unit appears.
+            length: The maximum length of a sequence, a multiple of the agent's `state_every`; None for whole trajectories, or
+                parts of them.
 
         Yields:
-            (size,) int64: rows of the arrays of T timesteps, or positions of trajectories. Of sequences: `Sequences`.
+            (size,) int64: rows of the arrays of T timesteps, or positions of trajectories; with `by="sequence"`: `Sequences`.
 
         Raises:
-            UsageError: A size, a length or a number of epochs below 1, a seed that is no integer of at least 0, another
-                `by`; a length of what are no sequences, or one after which no state was recorded.
-            DataError: Sequences of an agent that recorded no state, in the batch or in a trajectory.
+            UsageError: A size, a length or a number of epochs is below 1, the seed is no integer of at least 0, `by` is
+                unknown, `length` is given without sequences, or no state was recorded after `length` timesteps.
+            DataError: Sequences are requested and the agent recorded no state, in the batch or in a trajectory.
         """
         if by not in ("timestep", "trajectory", "sequence"):
             raise UsageError(f"by must be 'timestep', 'trajectory' or 'sequence', not {by!r}")
@@ -348,7 +340,7 @@ class BatchEstimates(BatchFields[ObservationsT, ActionsT]):
         return sequences()
 
     def _given(self, values: Any, last_values: Any) -> tuple[Any, Any]:
-        """Return values and last values, the agent's own where none are given."""
+        """Return values and last values, by default the agent's own."""
         if values is not None:
             return values, last_values
         return self.values, self.last_values if last_values is None else last_values
@@ -363,7 +355,7 @@ class BatchEstimates(BatchFields[ObservationsT, ActionsT]):
         return found
 
     def _last(self, last_values: Any) -> Floats:
-        """Return what follows each trajectory's last timestep."""
+        """Return the value after each trajectory's last timestep."""
         n = len(self.lengths)
         if last_values is None:
             if len(ends := np.flatnonzero(~self.terminated)):
@@ -381,10 +373,10 @@ class BatchEstimates(BatchFields[ObservationsT, ActionsT]):
 
 
 def _recorded_states(infos: dict[str, Any]) -> tuple[Tree, NDArray[np.bool_] | None]:
-    """Return the states that an agent recorded, and where it did so: None for all timesteps.
+    """Return the agent's recorded states, and a mask of the timesteps that have one (None: all).
 
     Raises:
-        DataError: It recorded none.
+        DataError: The agent recorded none.
     """
     if "state" not in infos:
         raise DataError(
@@ -412,7 +404,7 @@ def _shuffled(n: int, size: int, seed: int, epochs: int) -> Iterator[NDArray[np.
 
 
 def _array(values: Any, name: str) -> Floats:
-    """Return values as an array of float64; a tensor without its gradients."""
+    """Return values as float64, without a tensor's gradients."""
     if hasattr(values, "detach"):
         values = values.detach().cpu()
         values = (values if values.is_complex() else values.double()).numpy()
@@ -426,7 +418,7 @@ def _array(values: Any, name: str) -> Floats:
 
 
 def _like(given: Any, found: Floats) -> Any:
-    """Return what was found as a tensor if a tensor was given; integers would cut it off."""
+    """Return a result as a tensor if a tensor was given; float64 for integer tensors, whose dtype would truncate it."""
     if not hasattr(given, "new_tensor"):
         return found
     return (given if given.is_floating_point() else given.double()).new_tensor(found)
