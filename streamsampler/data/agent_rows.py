@@ -140,7 +140,9 @@ def _of_policy(name: str, trajectories: list[_AgentTrajectory], allocate: Alloca
         known = tuple(sorted({it.played.agent for it in ordered}))
         number_of = {agent: number for number, agent in enumerate(known)}
         numbers = np.array([number_of[it.played.agent] for it in ordered], np.int64)
-    if len(ordered) == len(first.of) and all(it.played is first for it in ordered):  # all trajectories of a single agent, already in order
+    if len(ordered) == len(first.of) and all(
+        it.played is first for it in ordered
+    ):  # all trajectories of a single agent, already in order
         return PolicyRollouts(
             name, first.rollouts, numbers, episodes, first.env_timesteps, known, first.spaces, earlier
         )

@@ -307,8 +307,8 @@ class GrowingBatch:
 
         Args:
             segments: The segments.
-            expected: How many timesteps and trajectories the batch will probably have; None for the last segments: their
-                memory stays valid until the batch is made.
+            expected: How many timesteps and trajectories the batch will probably have; None for the last segments:
+                their memory stays valid until the batch is made.
         """
         if not segments:
             return
@@ -370,7 +370,8 @@ class GrowingBatch:
             agents: The batch's field.
 
         Returns:
-            A batch that shares no arrays with the rollouts and does not depend on how trajectories were spread over reports.
+            A batch that shares no arrays with the rollouts and does not depend on how trajectories were spread over
+            reports.
 
         Raises:
             DataError: Infos have a key `_x` in one trajectory and a key `x` in another, or fields do not fit.

@@ -62,7 +62,8 @@ class BatchFragments(RawData[ObservationsT, ActionsT]):
     def episode_returns(self) -> NDArray[np.float64]:
         """(E,) float64: the undiscounted raw return of each episode that ended in this batch, in the batch's order.
 
-        Rewards of earlier calls are included, back to the episode's reset. For whole trajectories these are `raw_returns`.
+        Rewards of earlier calls are included, back to the episode's reset. For whole trajectories these are
+        `raw_returns`.
         """
         returns = self.raw_returns + self.fragments.get("earlier_returns", 0.0)
         return returns[self.terminated | self.truncated]
@@ -150,8 +151,8 @@ Index: TypeAlias = (
 class StepType(IntEnum):
     """The place of a timestep in its trajectory.
 
-    A last timestep has the type of its end, even if it is also the first: TERMINAL if the trajectory terminated, also when
-    it was truncated in the same step; TIMEOUT if it was only truncated.
+    A last timestep has the type of its end, even if it is also the first: TERMINAL if the trajectory terminated, also
+    when it was truncated in the same step; TIMEOUT if it was only truncated.
     """
 
     FIRST = 0
@@ -170,10 +171,10 @@ class TrajectoryBatch(
 ):
     """N whole trajectories, T timesteps in all, concatenated.
 
-    A tree is an array, or a dict or tuple of trees where the space is a Dict or Tuple. `==` compares all data bit for bit,
-    so a NaN equals the same NaN; it ignores `stats`, `worker_numbers` and `fingerprints`. `batch[i]` is a batch of the i-th
-    trajectory; a slice, an array of integers or a boolean mask selects several. Positions and slices without a step return
-    views of the batch's memory.
+    A tree is an array, or a dict or tuple of trees where the space is a Dict or Tuple. `==` compares all data bit for
+    bit, so a NaN equals the same NaN; it ignores `stats`, `worker_numbers` and `fingerprints`. `batch[i]` is a batch of
+    the i-th trajectory; a slice, an array of integers or a boolean mask selects several. Positions and slices without a
+    step return views of the batch's memory.
 
     For type checkers a batch is generic in the types of its observations and actions, arrays by default:
     `TrajectoryBatch[dict[str, NDArray[Any]]]` has a dict of observations, and an array of actions.
@@ -194,21 +195,22 @@ class TrajectoryBatch(
         indices: (N,) int64: trajectory indices.
         seeds: N Python ints: `env.reset(seed=batch.seeds[i])` starts the i-th trajectory.
         agent_versions: (N,) int64: each trajectory's agent version.
-        fragments: Empty, or for `obtain_fragments` a dict of (N,): "continued", whether the trajectory began in an earlier
-            call; "cut", whether it continues in the next; "env_numbers", its environment; "earlier_lengths" and
+        fragments: Empty, or for `obtain_fragments` a dict of (N,): "continued", whether the trajectory began in an
+            earlier call; "cut", whether it continues in the next; "env_numbers", its environment; "earlier_lengths" and
             "earlier_returns", its episode's timesteps and sum of raw rewards in earlier calls. See `episode_returns`,
             `continued`, `cut` and `as_grid`.
         seed: The sampler's; None after joining batches of several samplers.
         stats: Accounts of the call, or None.
         worker_numbers: (N,) int64: the worker that ran each trajectory, which depends on timing. -1 if unknown, as in
             batches from files: it is not saved.
-        fingerprints: The workers' fingerprints of floating-point results, such as "numpy=0c3f19d2e4aa"; a single entry if
-            all agree, empty if unknown. The same seed gives the same trajectories only under equal fingerprints. Not saved.
+        fingerprints: The workers' fingerprints of floating-point results, such as "numpy=0c3f19d2e4aa"; a single entry
+            if all agree, empty if unknown. The same seed gives the same trajectories only under equal fingerprints. Not
+            saved.
         raw: The unfiltered data where observations or rewards were filtered (see
             `streamsampler/docs/hooks-and-filters.md`), else None; read them as `raw_observations`,
             `raw_last_observations` and `raw_rewards`.
-        agents: The agent of each trajectory in a batch of one policy of several agents (see `MultiAgentBatch`), else None;
-            read it as `agent_ids`, `episode_numbers` and `env_timesteps`.
+        agents: The agent of each trajectory in a batch of one policy of several agents (see `MultiAgentBatch`), else
+            None; read it as `agent_ids`, `episode_numbers` and `env_timesteps`.
 
     Raises:
         DataError: Fields do not fit each other or their spaces; the message names the field and both numbers.
@@ -262,7 +264,7 @@ class TrajectoryBatch(
 
     @property
     def next_observations(self) -> ObservationsT:
-        """Tree of (T, *O), new arrays: the observation after each action; at a trajectory's end its true final observation."""
+        """Tree of (T, *O), new arrays: the observation after each action; at the end of a trajectory its final observation."""
         ends = self.starts + self.lengths - 1
 
         def follow(observations: Array, last: Array) -> Array:
@@ -303,8 +305,8 @@ class TrajectoryBatch(
         Returns:
             A dict by the names of the batch's arrays, dtypes kept: observations, last_observations, actions, rewards,
             terminated, truncated, lengths, indices, agent_versions, worker_numbers, env_infos, agent_infos and
-            episode_infos. Trees and infos nest as in the batch. Arrays of dtypes unknown to torch, such as objects, stay
-            arrays.
+            episode_infos. Trees and infos nest as in the batch. Arrays of dtypes unknown to torch, such as objects,
+            stay arrays.
 
         Raises:
             ImportError: PyTorch is not installed.
@@ -350,8 +352,8 @@ class TrajectoryBatch(
             Tree of (N, L, ...), new arrays; for infos a dict of such, with their own masks.
 
         Raises:
-            DataError: The field is unknown, `length` is below that of the longest trajectory, or an array's dtype cannot
-                hold the value.
+            DataError: The field is unknown, `length` is below that of the longest trajectory, or an array's dtype
+                cannot hold the value.
         """
         longest = int(self.lengths.max(initial=0))
         length = longest if length is None else length
@@ -442,10 +444,10 @@ class TrajectoryBatch(
     ) -> TrajectoryBatch[Any, Any]:
         """Make a batch of episodes given as dicts, in the format of `to_list`.
 
-        Each needs "observations", "actions", "rewards", "terminated" and "truncated", and "last_observation" or one more
-        observation than rewards. Other keys are optional; the defaults are: no infos, indices from 0, seeds and agent versions
-        0, no filtering. An episode with "cut" need not have ended; a "continued" episode needs "earlier_length" and
-        "earlier_return".
+        Each needs "observations", "actions", "rewards", "terminated" and "truncated", and "last_observation" or one
+        more observation than rewards. Other keys are optional; the defaults are: no infos, indices from 0, seeds and
+        agent versions 0, no filtering. An episode with "cut" need not have ended; a "continued" episode needs
+        "earlier_length" and "earlier_return".
 
         Raises:
             UsageError: The list is empty, an episode lacks a key or has an unknown key, or a value is no integer.
@@ -464,8 +466,8 @@ class TrajectoryBatch(
     ) -> Path:
         """Write this batch to an `.npz` file; see `streamsampler.data.npz.save`.
 
-        `infos=False` writes no infos, and `infos=["x", "y"]` only those of these names. `compress=True` makes a smaller file
-        and takes longer.
+        `infos=False` writes no infos, and `infos=["x", "y"]` only those of these names. `compress=True` makes a smaller
+        file and takes longer.
         """
         from streamsampler.data.npz import save  # the layer above
 

@@ -36,8 +36,8 @@ class Sequences(NamedTuple):
     Attributes:
         rows: (n, L) int64, rows of the arrays of T timesteps; padded with the sequence's last row.
         mask: (n, L) bool: false for padding.
-        states: NumPy arrays of (n, *S), in a dict if the agent's memory has several (a tuple's by position, "0", "1"): the
-            memory before each sequence's first timestep.
+        states: NumPy arrays of (n, *S), in a dict if the agent's memory has several (a tuple's by position, "0", "1"):
+            the memory before each sequence's first timestep.
     """
 
     rows: NDArray[np.int64]
@@ -51,8 +51,8 @@ def accumulate_backwards(
     """Return `y[t] = terms[t] + factors[t] * y[t + 1]`, from the end of each trajectory backwards.
 
     All trajectories advance together from their ends: step k is one NumPy call over the trajectories of at least k
-    timesteps. When fewer than `_FEW` remain, these are computed one after the other in Python. Both give the same numbers,
-    bit for bit.
+    timesteps. When fewer than `_FEW` remain, these are computed one after the other in Python. Both give the same
+    numbers, bit for bit.
 
     Args:
         terms: (T,) float64, trajectory after trajectory.
@@ -99,8 +99,8 @@ def following_values(values: Floats, last: Floats, lengths: NDArray[np.int64]) -
 class BatchEstimates(BatchFields[ObservationsT, ActionsT]):
     """The members of a `TrajectoryBatch` that compute inputs of learning algorithms.
 
-    Values are arrays or PyTorch tensors. Results are computed in float64, without gradients. For tensors they are returned
-    on the same device with the same dtype (float64 if that is no floating-point dtype), for arrays as float64.
+    Values are arrays or PyTorch tensors. Results are computed in float64, without gradients. For tensors they are
+    returned on the same device with the same dtype (float64 if that is no floating-point dtype), for arrays as float64.
     """
 
     @property
@@ -138,8 +138,8 @@ class BatchEstimates(BatchFields[ObservationsT, ActionsT]):
     def discounted_returns(self, gamma: float) -> NDArray[np.float64]:
         """Return the discounted return from each timestep to the end of its trajectory.
 
-        The plain recursion from the end backwards, `G[t] = r[t] + gamma * G[t + 1]`, with nothing after the end: a truncated
-        trajectory is not bootstrapped; `returns_to_go` does that.
+        The plain recursion from the end backwards, `G[t] = r[t] + gamma * G[t + 1]`, with nothing after the end: a
+        truncated trajectory is not bootstrapped; `returns_to_go` does that.
 
         Args:
             gamma: The discount.
@@ -173,8 +173,8 @@ class BatchEstimates(BatchFields[ObservationsT, ActionsT]):
     ) -> Any:
         """Compute generalised advantage estimates (Schulman et al., 2016).
 
-        `A[t] = d[t] + gamma * lambda_ * A[t + 1]` with the errors `d[t] = r[t] + gamma * V[t + 1] - V[t]`. After the last
-        timestep of a truncated trajectory V is its last value, after a terminated trajectory 0.
+        `A[t] = d[t] + gamma * lambda_ * A[t + 1]` with the errors `d[t] = r[t] + gamma * V[t + 1] - V[t]`. After a
+        truncated trajectory V is its last value, after a terminated trajectory 0.
 
         Args:
             values: (T,) the values of `observations`; None for the agent's own, the batch's `values` and `last_values`.
@@ -216,7 +216,8 @@ class BatchEstimates(BatchFields[ObservationsT, ActionsT]):
         Args:
             values: (T,) the values of `observations` under the learning policy.
             last_values: See `returns_to_go`.
-            log_ratios: (T,) log-probability of each action under the learning policy, less that under the sampling policy.
+            log_ratios: (T,) log-probability of each action under the learning policy, less that under the sampling
+                policy.
             gamma: The discount, 0 to 1.
             lambda_: The weight of longer estimates, 0 to 1.
             clip_rho: The upper bound of importance weights in the errors.
@@ -280,19 +281,20 @@ class BatchEstimates(BatchFields[ObservationsT, ActionsT]):
             loss(observations[rows], states, advantages[rows], mask)
         ```
 
-        Sequences are for recurrent agents. They start with each trajectory and every `length` timesteps after that, where the
-        agent recorded its state (`states_at`).
+        Sequences are for recurrent agents. They start with each trajectory and every `length` timesteps after that,
+        where the agent recorded its state (`states_at`).
 
         Args:
             size: How many timesteps, trajectories or sequences each has; an epoch's last minibatch may be smaller.
             seed: Determines the order.
             by: The unit to shuffle.
             epochs: How often each unit appears.
-            length: The maximum length of a sequence, a multiple of the agent's `state_every`; None for whole trajectories, or
-                parts of them.
+            length: The maximum length of a sequence, a multiple of the agent's `state_every`; None for whole
+                trajectories, or parts of them.
 
         Yields:
-            (size,) int64: rows of the arrays of T timesteps, or positions of trajectories; with `by="sequence"`: `Sequences`.
+            (size,) int64: rows of the arrays of T timesteps, or positions of trajectories; with `by="sequence"`:
+            `Sequences`.
 
         Raises:
             UsageError: A size, a length or a number of epochs is below 1, the seed is no integer of at least 0, `by` is

@@ -1,4 +1,4 @@
-"""Say which fields a batch has, check them, pad them, and convert them to tensors of PyTorch."""
+"""The fields of a batch: their checks, padding, and conversion to PyTorch tensors."""
 
 from __future__ import annotations
 
@@ -21,15 +21,11 @@ from streamsampler.data.spaces import AnySpace, same_space, validate
 from streamsampler.data.statistics import Stats
 from streamsampler.data.trees import Array, Tree
 
-# ----------------------------------------------------------------------
-# What batches, folders and samplers are generic in, for type checkers: observations and actions, arrays by default.
-#
-# Where a space is a Dict or a Tuple, say so once: `MultiprocessingSampler[dict[str, NDArray[Any]]](agent, env)`
-# returns batches whose observations are dicts. At runtime the brackets mean nothing.
-
-
+# For type checkers, batches, folders and samplers are generic in the types of observations and actions, arrays by
+# default: `MultiprocessingSampler[dict[str, NDArray[Any]]](agent, env)` returns batches with dicts of observations. At
+# runtime the brackets mean nothing.
 if TYPE_CHECKING:
-    # Type checkers know it without its being installed, and `typing` has no defaults before Python 3.13.
+    # Type checkers know this module even if it is not installed; `typing` has defaults only from Python 3.13 on.
     from typing_extensions import TypeVar
 
     ActionsT = TypeVar("ActionsT", covariant=True, default=Array)
@@ -45,12 +41,8 @@ else:
     AnyObservationsT = TypeVar("AnyObservationsT")
 
 
-# ----------------------------------------------------------------------
-# What the environment said, in batches whose observations or rewards were filtered.
-
-
 class RawRows(NamedTuple):
-    """The raw data of a filtered batch.
+    """The unfiltered data of a filtered batch.
 
     Attributes:
         observations: Tree of (T, *O).
@@ -63,13 +55,12 @@ class RawRows(NamedTuple):
     rewards: NDArray[np.float64]
 
     def select(self, timesteps: Any, rows: Any) -> RawRows:
-        """Return the raw data of some timesteps and some trajectories."""
         last = trees.take(self.last_observations, rows)
         return RawRows(trees.take(self.observations, timesteps), last, self.rewards[timesteps])
 
     @classmethod
     def joined(cls, batches: Sequence[Any]) -> RawRows | None:
-        """Return the raw data of batches together; None where none of them was filtered."""
+        """Concatenate the raw data of batches; None if none was filtered."""
         if all(it.raw is None for it in batches):
             return None
         names = ("observations", "last_observations", "rewards")
@@ -79,7 +70,7 @@ class RawRows(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class BatchFields(Generic[ObservationsT, ActionsT]):
-    """The fields of a `TrajectoryBatch`, which explains them: what its parts compute from."""
+    """The fields of a `TrajectoryBatch`, which documents them."""
 
     observation_space: AnySpace
     action_space: AnySpace
@@ -111,78 +102,78 @@ class BatchFields(Generic[ObservationsT, ActionsT]):
 
 
 def value_of(batch: Any, name: str) -> Any:
-    """Return a field of a batch, also one that a batch of several agents refuses to its users; or another attribute."""
+    """Return a field of a batch, even if a `MultiAgentBatch` hides it from users; or another attribute."""
     fields = vars(batch)
     return fields[name] if name in fields else getattr(batch, name)
 
 
 def raw_value_of(batch: Any, name: str) -> Any:
-    """Return what the environment said: observations, last_observations or rewards."""
+    """Return unfiltered observations, last_observations or rewards."""
     return value_of(batch, name) if batch.raw is None else getattr(batch.raw, name)
 
 
 def replaced(batch: Any, **changes: Any) -> Any:
-    """Return a batch with other values of some fields, as `dataclasses.replace` does where all can be read."""
+    """Return a batch with changed fields, like `dataclasses.replace`, but also with hidden fields."""
     fields = {item.name: value_of(batch, item.name) for item in dataclasses.fields(batch)}
     return type(batch)(**{**fields, **changes})
 
 
 class RawData(BatchFields[ObservationsT, ActionsT]):
-    """The part of a `TrajectoryBatch` that tells raw data from filtered ones; without filters they are the same."""
+    """The members of a `TrajectoryBatch` about raw and filtered data; without filters both are the same."""
 
     @property
     def raw_observations(self) -> Any:
-        """Tree of (T, *O): what the environment showed; the agent saw `observations`."""
+        """Tree of (T, *O): the environment's observations; the agent received `observations`."""
         return raw_value_of(self, "observations")
 
     @property
     def raw_last_observations(self) -> Any:
-        """Tree of (N, *O): what the environment showed last."""
+        """Tree of (N, *O): the environment's last observations."""
         return raw_value_of(self, "last_observations")
 
     @property
     def raw_rewards(self) -> NDArray[np.float64]:
-        """(T,) float64: what the environment gave."""
+        """(T,) float64: the environment's rewards."""
         return self.rewards if self.raw is None else self.raw.rewards
 
     @property
     def returns(self) -> NDArray[np.float64]:
-        """(N,) float64: the sum of each trajectory's rewards, not discounted; of filtered ones where there is a filter.
+        """(N,) float64: the undiscounted sum of each trajectory's rewards, filtered if the batch is.
 
-        `raw_returns` has those of the environment. Of fragments these are returns of parts of episodes:
-        `episode_returns` has those of episodes.
+        `raw_returns` has the environment's. In fragments these are returns of parts of episodes; `episode_returns` has
+        those of whole episodes.
         """
         return sums(self.rewards, self.lengths)
 
     @property
     def raw_returns(self) -> NDArray[np.float64]:
-        """(N,) float64: the sum of each trajectory's raw rewards, not discounted; see `returns`."""
+        """(N,) float64: the undiscounted sum of each trajectory's raw rewards; see `returns`."""
         return sums(self.raw_rewards, self.lengths)
 
     def unfiltered(self) -> Self:
-        """Return the batch as it would be without filters: itself where there were none."""
+        """Return the batch with raw in place of filtered data; itself if nothing was filtered."""
         if self.raw is None:
             return self
         return cast("Self", replaced(self, **self.raw._asdict(), raw=None))
 
 
 class BatchAgents(BatchFields[ObservationsT, ActionsT]):
-    """The part of a `TrajectoryBatch` that says which agents its trajectories are of."""
+    """The members of a `TrajectoryBatch` about several agents."""
 
     @property
     def agent_ids(self) -> NDArray[np.str_]:
-        """(N,) str: the agent that each trajectory is of."""
+        """(N,) str: the agent of each trajectory."""
         rows = self._agent_rows()
         return np.array(rows.known, np.str_)[rows.numbers]
 
     @property
     def episode_numbers(self) -> NDArray[np.int64]:
-        """(N,) int64: the number of the episode that each trajectory is of, in `MultiAgentBatch.episodes`."""
+        """(N,) int64: the number of each trajectory's episode in `MultiAgentBatch.episodes`."""
         return self._agent_rows().episodes
 
     @property
     def env_timesteps(self) -> NDArray[np.int64]:
-        """(T,) int64: the step of the environment, from its reset on, in which the agent acted."""
+        """(T,) int64: the environment timestep, counted from the reset, in which the agent acted."""
         return self._agent_rows().env_timesteps
 
     def _agent_rows(self) -> AgentRows:
@@ -196,16 +187,13 @@ def sums(rewards: NDArray[np.float64], lengths: NDArray[np.int64]) -> NDArray[np
 
     Args:
         rewards: (T,) float64.
-        lengths: (N,) int64, which add up to T.
+        lengths: (N,) int64, with sum T.
 
     Returns:
         (N,) float64.
     """
     starts = np.cumsum(lengths) - lengths
     return cast("NDArray[np.float64]", np.add.reduceat(rewards, starts)) if len(lengths) else np.zeros(0)
-
-
-# ----------------------------------------------------------------------
 
 
 ARRAYS = (
@@ -222,7 +210,7 @@ def check_batch(batch: Any) -> None:
     """Check that the fields of a `TrajectoryBatch` fit each other and their spaces.
 
     Raises:
-        DataError: They do not; names the field and says both numbers.
+        DataError: They do not; the message names the field and both numbers.
     """
     n_trajectories, n_timesteps = _check_lengths(batch.lengths)
     for name in ("indices", "agent_versions", "worker_numbers"):
@@ -248,7 +236,7 @@ def check_batch(batch: Any) -> None:
 
 
 def _check_filtered(batch: Any, n_timesteps: int, n_trajectories: int) -> None:
-    """Check that filtered and raw data have the same rows; a filter may make other dtypes and shapes of them."""
+    """Check that filtered and raw data have equally many rows; a filter may change dtypes and shapes."""
     _check_array("raw_rewards", batch.raw_rewards, (n_timesteps,), np.float64)
     for name, n_rows in (("observations", n_timesteps), ("last_observations", n_trajectories)):
         for path, leaf in trees.leaves(value_of(batch, name)):
@@ -257,10 +245,10 @@ def _check_filtered(batch: Any, n_timesteps: int, n_trajectories: int) -> None:
 
 
 def joined_fields(batches: Sequence[Any]) -> dict[str, Any]:
-    """Return the fields of the batch that some batches, at least one, are together, as far as the first one's differ.
+    """Return the joint fields of batches, at least one, apart from those equal in all of them.
 
     Raises:
-        DataError: Spaces differ, or infos do not go together.
+        DataError: Spaces differ, or infos do not fit together.
     """
     check_same_spaces(batches)
     fields: dict[str, Any] = {name: trees.concatenate([value_of(it, name) for it in batches]) for name in ARRAYS}
@@ -284,11 +272,11 @@ def check_same_spaces(batches: Sequence[Any]) -> None:
     """Check that batches, at least one, have the same spaces.
 
     Raises:
-        DataError: They have not; says both.
+        DataError: They differ; the message has both.
     """
     for name in ("observation_space", "action_space"):
         first = getattr(batches[0], name)
-        equal = {id(first)}  # to compare two spaces takes longer than to join two batches
+        equal = {id(first)}  # comparing two spaces takes longer than joining two batches
         for position, batch in enumerate(batches):
             space = getattr(batch, name)
             if id(space) not in equal and not same_space(space, first):
@@ -322,18 +310,15 @@ def _check_array(name: str, array: Any, shape: tuple[int, ...], dtype: type[np.g
         raise DataError(f"{name} has the dtype {array.dtype}, and should have {np.dtype(dtype)}")
 
 
-# --- Side by side
-
-
 def padded_tree(tree: Tree, lengths: NDArray[np.int64], length: int, value: Any, name: str) -> Tree:
-    """Lay out trajectories side by side; see `trees.pad`.
+    """Return a row for each trajectory, padded to `length`; see `trees.pad`.
 
     Args:
         tree: Leaves of shape (T, ...).
-        lengths: (N,), which add up to T.
+        lengths: (N,), with sum T.
         length: The second axis of the result.
-        value: What fills the space after the end of each trajectory; leaves of objects are filled with None instead.
-        name: What the tree is called in errors.
+        value: The padding; leaves of objects are padded with None instead.
+        name: The tree's name in errors.
 
     Raises:
         DataError: A leaf's dtype cannot hold the value.
@@ -346,10 +331,7 @@ def padded_tree(tree: Tree, lengths: NDArray[np.int64], length: int, value: Any,
 def padded_infos(
     infos: Mapping[str, Any], lengths: NDArray[np.int64], length: int, value: Any, name: str
 ) -> dict[str, Any]:
-    """Lay out the infos of timesteps, masks included, which are false after the end of each trajectory.
-
-    See `padded_tree` for the arguments and errors.
-    """
+    """Pad the infos of timesteps, and their masks with False; see `padded_tree`."""
     padded: dict[str, Any] = {}
     for key, rows in infos.items():
         if isinstance(rows, dict):
@@ -373,21 +355,18 @@ def _check_filler(value: Any, dtype: np.dtype[Any], path: str) -> None:
         raise DataError(f"{path} has the dtype {dtype}, which cannot hold {value!r} to fill up with")
 
 
-# --- PyTorch
-
-
 def tensors_of(fields: Mapping[str, Tree], device: Any) -> dict[str, Any]:
     """Return trees of tensors; see `TrajectoryBatch.to_torch`.
 
     Raises:
-        ImportError: PyTorch is not there; says how to install it.
+        ImportError: PyTorch is not installed; the message says how to install it.
     """
     torch = needed("torch", "to_torch", "torch")
 
     def tensor(array: Array) -> Any:
         try:
             made = torch.from_numpy(_sharable(array))
-        except TypeError:  # objects, dates, and numbers of a dtype that torch has not
+        except TypeError:  # objects, dates, and dtypes unknown to torch
             return array
         return made if device is None else made.to(device)
 
@@ -395,7 +374,7 @@ def tensors_of(fields: Mapping[str, Tree], device: Any) -> dict[str, Any]:
 
 
 def _sharable(array: Array) -> Array:
-    """Return the array, or a copy if torch cannot share it: with negative strides, read-only, of another byte order."""
+    """Return the array, or a copy if torch cannot share it: negative strides, read-only, foreign byte order."""
     if not array.dtype.isnative:
         return array.astype(array.dtype.newbyteorder("="))
     if not array.flags.writeable or any(stride < 0 for stride in array.strides):

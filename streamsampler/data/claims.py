@@ -1,7 +1,7 @@
-"""Compare what the arrays of a file claim to be with one another and with their spaces, before they are unpacked.
+"""Compare the claimed shapes and dtypes of a file's arrays with one another and with their spaces, before unpacking.
 
-How many trajectories there are is bounded by the seeds in the header, and how many timesteps by their lengths, which
-are unpacked first. All other arrays show their shapes and dtypes alone: those of a batch that fits.
+The header's seeds bound the number of trajectories; the trajectories' lengths, unpacked first, bound the number of
+timesteps. All other arrays are judged by their headers alone.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ _PER_TIMESTEP = {
     "env_timesteps",
 }
 _COLUMNS = {*_ARRAYS, "raw_rewards", "fragments", "agents"}
-"""What has one number in each row."""
+"""The fields with a single number in each row."""
 _SPACES = {"observations": "observation_space", "last_observations": "observation_space", "actions": "action_space"}
 
 
 def check_claims(archive: Npz, header: Mapping[str, Any], names: Collection[str]) -> None:
-    """Check what arrays of a batch's file claim.
+    """Check the claims of a file's arrays.
 
     Args:
         archive: The file.
         header: Its header.
-        names: The arrays that are to be read.
+        names: The arrays to be read.
 
     Raises:
-        DataError: They do not fit; says both numbers.
+        DataError: They do not fit; the message has both numbers.
         Exception: The header is damaged.
     """
     n_trajectories = len(header["seeds"])
@@ -46,13 +46,13 @@ def check_claims(archive: Npz, header: Mapping[str, Any], names: Collection[str]
 
 
 def _check_part(archive: Npz, said: Mapping[str, Any], names: Collection[str], between: tuple[int, int]) -> None:
-    """Check the arrays of all that a header says, or of what one policy did.
+    """Check the arrays of the whole batch or of a policy.
 
     Args:
         archive: The file.
         said: The part of the header.
         names: As above.
-        between: How many trajectories there are at least and at most.
+        between: The least and the largest possible number of trajectories.
     """
     structure = {name: {"array": name} for name in _ARRAYS} | said["structure"]
     entry = structure["lengths"]["array"]
@@ -78,14 +78,14 @@ def _check_part(archive: Npz, said: Mapping[str, Any], names: Collection[str], b
 
 
 def entries_of(structure: Mapping[str, Any]) -> list[str]:
-    """Return the names of the arrays that a structure is made of."""
+    """Return the names of a structure's arrays."""
     children = [*structure.get("dict", {}).values(), *structure.get("tuple", [])]
     own = [structure[kind] for kind in ("array", "objects") if kind in structure]
     return own + [entry for child in children for entry in entries_of(child)]
 
 
 def _claimed(archive: Npz, structure: Mapping[str, Any]) -> Any:
-    """Return what arrays claim to be, as a tree of arrays that take no memory."""
+    """Return the claimed tree, of stand-in arrays without memory."""
     if "dict" in structure:
         return {key: _claimed(archive, child) for key, child in structure["dict"].items()}
     if "tuple" in structure:

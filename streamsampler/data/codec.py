@@ -1,6 +1,6 @@
-"""Encode Gymnasium's spaces as JSON, exactly, and of other spaces what JSON can hold.
+"""Encode values and Gymnasium's spaces as JSON, exactly; custom spaces as far as JSON can hold them.
 
-Each space is an object whose key `space` names its kind; `data.npz` describes them.
+Each space is an object with its kind under the key `space`; `streamsampler/docs/storage-and-formats.md` describes them.
 """
 
 from __future__ import annotations
@@ -27,13 +27,8 @@ from streamsampler.core.errors import StorageError, UsageError
 from streamsampler.core.version import __version__
 from streamsampler.data.spaces import AnySpace, row_spec, short
 
-# ----------------------------------------------------------------------
-# Encode Python values as JSON, exactly: decoded values have the same types and the same bits.
-#
-# None, booleans, integers, finite floats, strings and lists are themselves; everything else is an object whose key
-# `$` names its kind.
-
-
+# Decoded values have the same types and the same bits. None, booleans, integers, finite floats, strings and lists are
+# encoded as themselves, every other value as an object with its kind under the key `$`.
 _AS_THEY_ARE = frozenset((type(None), bool, int, str))
 
 
@@ -51,7 +46,7 @@ def encode(value: Any, path: str, other: Callable[[Any, str], Any] = _refuse) ->
         value: Numbers, strings, bytes, None, NumPy scalars and arrays of them, Gymnasium's graphs, and lists, tuples
             and dicts of such.
         path: The value's name in errors.
-        other: Encodes values of other types, by default by raising.
+        other: Encodes values of other types; the default raises.
 
     Raises:
         StorageError: The value holds an object of another type.
@@ -87,14 +82,14 @@ def _base64(data: bytes) -> str:
 
 
 def decode(value: Any, other: Callable[[dict[str, Any]], Any] | None = None) -> Any:
-    """Return the value that `encode` encoded.
+    """Return the value encoded by `encode`.
 
     Args:
         value: The JSON.
-        other: Decodes objects of other kinds; None where there are none.
+        other: Decodes objects of other kinds; None if unknown kinds are errors.
 
     Raises:
-        Exception: The JSON is none that `encode` returns.
+        Exception: `encode` cannot have returned this JSON.
     """
     if type(value) is list:
         return [decode(item, other) for item in value]
@@ -126,27 +121,23 @@ _DECODERS: dict[str, Callable[[dict[str, Any]], Any]] = {
 }
 
 
-# ----------------------------------------------------------------------
-# Check what this package wrote: it may have been changed, and can then be wrong in every way.
-
-
 LARGEST = 2**62
-"""More than anything that is counted: sums of some such numbers still are 64-bit integers."""
+"""The upper bound of all counts in files: sums of a few such numbers still fit into 64-bit integers."""
 
 
 @contextlib.contextmanager
 def damage_raised(path: Path, what: str = "is damaged: {}", error: type[StorageError] = StorageError) -> Iterator[None]:
-    """Raise `error` for whatever the contents of a file cause.
+    """Raise `error` for any exception that a file's contents cause: the file may have been changed in any way.
 
     Args:
         path: The file.
-        what: What is wrong with it; `{}` stands for the exception.
+        what: The message after the file's name; `{}` stands for the exception.
         error: The class of the error.
 
     Raises:
-        StorageError: Something went wrong; also one that came up by itself.
+        StorageError: Reading failed, or the body raised one.
         OSError: The file cannot be read.
-        MemoryError: What is really there is too large.
+        MemoryError: The contents are too large for memory.
     """
     try:
         yield
@@ -157,17 +148,17 @@ def damage_raised(path: Path, what: str = "is damaged: {}", error: type[StorageE
 
 
 def read_facts(path: Path, data: bytes, what: str, facts_format: str, version: int) -> dict[str, Any]:
-    """Return the object that JSON of this package holds.
+    """Return the object in a JSON text of this package.
 
     Args:
-        path: The file that it is from, for errors.
+        path: The text's file, for errors.
         data: The JSON.
-        what: What the file should be, for errors.
-        facts_format: What its `format` should be.
-        version: The newest `format_version` that can be read.
+        what: The expected kind of file, for errors.
+        facts_format: The expected `format`.
+        version: The newest readable `format_version`.
 
     Raises:
-        StorageError: It is no such JSON, or it is of a newer version.
+        StorageError: The text is no such JSON, or its version is newer.
     """
     try:
         facts = json.loads(data)
@@ -186,16 +177,16 @@ def read_facts(path: Path, data: bytes, what: str, facts_format: str, version: i
 
 
 def integer(facts: dict[str, Any], name: str, least: int = 0) -> int:
-    """Return an integer of some facts.
+    """Return an integer from a JSON object.
 
     Args:
-        facts: The facts.
-        name: Its name.
-        least: What it is at least.
+        facts: The object.
+        name: The integer's name.
+        least: Its least possible value.
 
     Raises:
-        KeyError: It is not there.
-        ValueError: It is no integer, less than that, or larger than anything that is counted.
+        KeyError: It is missing.
+        ValueError: It is no integer, below `least`, or not below `LARGEST`.
     """
     value = facts[name]
     if type(value) is not int or not least <= value < LARGEST:
@@ -203,17 +194,13 @@ def integer(facts: dict[str, Any], name: str, least: int = 0) -> int:
     return value
 
 
-# ----------------------------------------------------------------------
-# Spaces of classes that a reader of a file need not have.
-
-
 @dataclass(frozen=True)
 class Unwritten:
-    """Stands for a value that a file does not hold, such as a function.
+    """A placeholder for a value that a file cannot hold, such as a function.
 
     Attributes:
         kind: Its class, such as `builtins.function`.
-        name: Where it was defined, such as `minigrid.envs.empty.EmptyEnv._gen_mission`; None where it has no name.
+        name: The place of its definition, such as `minigrid.envs.empty.EmptyEnv._gen_mission`; None without a name.
     """
 
     kind: str
@@ -224,16 +211,16 @@ class Unwritten:
 
 
 class OpaqueSpace(Space[Any]):
-    """Stands for a space of a class that is not Gymnasium's, as a file describes it.
+    """A placeholder for a custom space, as a file describes it.
 
-    The values of the space are in the batch as they were. What the class did is not known here: an opaque space says
-    what it stands for, equals another one that stands for the same, and is saved again byte for byte. It can neither
-    sample nor check what belongs to it.
+    The batch holds the space's values unchanged. The class's code is unknown here: an opaque space names the class,
+    equals another opaque space with the same description, and is saved again byte for byte. It cannot sample or check
+    membership.
 
     Attributes:
         class_name: The class, such as `minigrid.core.mission.MissionSpace`.
-        attributes: The attributes that the space had, by name; `Unwritten` where a file cannot hold one.
-        record: The JSON that the file has of the space.
+        attributes: The space's attributes by name; `Unwritten` for those that a file cannot hold.
+        record: The space's JSON in the file.
     """
 
     def __init__(self, record: Mapping[str, Any], attributes: Mapping[str, Any]) -> None:
@@ -249,19 +236,11 @@ class OpaqueSpace(Space[Any]):
         self.record = dict(record)
 
     def sample(self, *_: Any, **__: Any) -> Any:
-        """Refuse.
-
-        Raises:
-            UsageError: Always.
-        """
+        """Raise a `UsageError`."""
         raise self._unknown("cannot sample")
 
     def contains(self, x: Any) -> bool:  # noqa: ARG002 - the signature is Gymnasium's
-        """Refuse.
-
-        Raises:
-            UsageError: Always.
-        """
+        """Raise a `UsageError`."""
         raise self._unknown("cannot tell what belongs to it")
 
     def _unknown(self, what: str) -> UsageError:
@@ -272,7 +251,7 @@ class OpaqueSpace(Space[Any]):
 
     @property
     def is_np_flattenable(self) -> bool:
-        """False: what its values are is not known."""
+        """False: the structure of its values is unknown."""
         return False
 
     def __eq__(self, other: object) -> bool:
@@ -289,20 +268,15 @@ class OpaqueSpace(Space[Any]):
         return f"OpaqueSpace({self.class_name}{attributes})"
 
 
-# ----------------------------------------------------------------------
-
-
 def encode_space(space: AnySpace, path: str) -> Any:
-    """Encode a space as JSON.
-
-    Of a space that is not Gymnasium's, encode the class's name, and the attributes as far as JSON can hold them.
+    """Encode a space as JSON; of a custom space its class's name and its attributes as far as JSON can hold them.
 
     Args:
         space: The space.
         path: The space's name in errors.
 
     Raises:
-        StorageError: The space is Gymnasium's, and part of it cannot be encoded.
+        StorageError: Part of one of Gymnasium's spaces cannot be encoded.
     """
     if isinstance(space, OpaqueSpace):
         return space.record
@@ -324,13 +298,13 @@ def encode_space(space: AnySpace, path: str) -> Any:
 
 
 def decode_space(value: dict[str, Any]) -> AnySpace:
-    """Return the space that `encode_space` encoded.
+    """Return the space encoded by `encode_space`.
 
-    A space that is not Gymnasium's becomes one of its own class if this process has imported that class and the JSON
-    has all of the space's attributes, else an `OpaqueSpace`. Nothing is imported.
+    A custom space gets its own class if this process has imported that class and the JSON has all attributes; otherwise
+    it becomes an `OpaqueSpace`. Nothing is imported.
 
     Raises:
-        Exception: The JSON is none that `encode_space` returns.
+        Exception: `encode_space` cannot have returned this JSON.
     """
     if value["space"] == "custom":
         return _decode_custom(value)
@@ -339,7 +313,7 @@ def decode_space(value: dict[str, Any]) -> AnySpace:
 
 
 class _Codec(NamedTuple):
-    """How an attribute of a space is encoded, at a path, and decoded."""
+    """The encoder and decoder of a space's attribute."""
 
     encode: Callable[[Any, str], Any]
     decode: Callable[[Any], Any]
@@ -350,7 +324,7 @@ def _encode_pairs(spaces: dict[Any, AnySpace], path: str) -> list[Any]:
 
 
 def _discrete(n: int, start: int, dtype: np.dtype[Any]) -> AnySpace:
-    # Early releases of Gymnasium 1 have no such argument, and no other dtype.
+    # In early releases of Gymnasium 1 the dtype is always int64, and no argument.
     options: Any = {} if dtype == np.int64 else {"dtype": dtype.type}
     space: AnySpace = gym_spaces.Discrete(n, start=start, **options)
     return space
@@ -370,8 +344,8 @@ _SPACES = _Codec(
 )
 _PAIRS = _Codec(_encode_pairs, lambda pairs: [(decode(key), decode_space(child)) for key, child in pairs])
 
-# For each kind its class, the keys of the JSON (each with the attributes that it encodes, and how), and what makes a
-# space of the decoded values.
+# For each kind: its class; the JSON's keys, each with the encoded attributes and their codec; and the constructor for
+# decoded values.
 _KINDS: dict[str, tuple[type, dict[str, tuple[str, _Codec]], Callable[..., AnySpace]]] = {
     "Box": (
         gym_spaces.Box,
@@ -410,9 +384,6 @@ _KINDS: dict[str, tuple[type, dict[str, tuple[str, _Codec]], Callable[..., AnySp
 }
 
 
-# ---------------------------------------------------------------------- spaces of other classes
-
-
 def _encode_attribute(value: Any, path: str) -> Any:
     try:
         return encode(value, path, _encode_other)
@@ -427,7 +398,7 @@ def _encode_other(value: Any, path: str) -> Any:
 
 
 def _unwritten(value: Any) -> Any:
-    """Return what stands for a value that JSON cannot hold: its class, and the name of a function."""
+    """Return a placeholder for a value that JSON cannot hold: its class, and a function's name."""
     name = _name_of(value) if callable(value) and hasattr(value, "__qualname__") else None
     return {"$": "unwritten", "type": _name_of(type(value)), "name": name}
 
@@ -454,12 +425,12 @@ def _decode_custom(value: dict[str, Any]) -> AnySpace:
     vars(space).update(_shape=opaque.shape, dtype=opaque.dtype, _np_random=None, **attributes)
     try:
         return space if encode_space(space, "") == value else opaque
-    except Exception:  # its class has changed since
+    except Exception:  # its class has changed since the file was written
         return opaque
 
 
 def _imported(class_name: str) -> type[AnySpace] | None:
-    """Return the class of a space if this process has imported it."""
+    """Return a space's class if this process has imported it."""
     parts = class_name.split(".")
     for n in range(len(parts) - 1, 0, -1):
         found: Any = sys.modules.get(".".join(parts[:n]))
@@ -470,18 +441,15 @@ def _imported(class_name: str) -> type[AnySpace] | None:
     return None
 
 
-# ---------------------------------------------------------------------- checked before there is any value
-
-
 def check_writable(space: AnySpace, path: str) -> None:
-    """Check that values of a space can be written, by sampling some.
+    """Sample values of a space and check that they can be written, before any sampling of trajectories.
 
     Args:
-        space: The space; its own generator stays as it is.
+        space: The space; its own generator is not advanced.
         path: The space's name in errors.
 
     Raises:
-        StorageError: A value cannot be written; names the part of the space.
+        StorageError: A value cannot be written; the message names the part of the space.
     """
     encode_space(space, path)
     for where, leaf in _leaves(space, path):

@@ -1,7 +1,7 @@
-"""Copy values of a space into buffers, one per environment step: observations and actions.
+"""Copy values of a space into growing buffers, once per environment step: observations and actions.
 
-Next to the rollout's own loop this is the hottest code of the package, so a recorder is a few closures over local
-variables: for an array that fits, one check of the shape, one of the dtype, and one copy.
+After the rollout's own loop this is the package's hottest code, so a recorder is a few closures over local variables:
+for an array that fits, a shape check, a dtype check, and a copy.
 """
 
 from __future__ import annotations
@@ -21,20 +21,17 @@ from streamsampler.core.errors import DataError, ObservationError
 from streamsampler.data.spaces import AnySpace, AnyTuple, changed, may_change, misfit, row_spec, short
 from streamsampler.data.trees import Array, Tree, object_array, snapshot
 
-# ----------------------------------------------------------------------
-# Making rows of what is not one yet: lists, numbers, arrays of another dtype.
-
 
 class Leaf:
-    """One leaf of a space: how its rows look, and the slow way to make one.
+    """The row format of a leaf of a space, and the slow conversion of other values: lists, numbers, foreign dtypes.
 
-    Floats are rounded to the space's dtype as NumPy does it. What would become another number altogether is an error:
-    an integer, or a float of integral value, that the dtype does not hold; a finite value that would be infinite.
+    Floats are rounded to the space's dtype as in NumPy. Other changes of value are errors: an integer (or float of
+    integral value) that the dtype cannot hold, and a finite value that would become infinite.
 
     Args:
         space: The leaf's space.
-        path: What its values are called in errors.
-        error: What is raised for a value that does not fit.
+        path: The name of its values in errors.
+        error: The class of errors.
 
     Attributes:
         shape: The shape of a row.
@@ -46,14 +43,14 @@ class Leaf:
         self.shape, self.dtype = row_spec(space)
         self.row_bytes = self.dtype.itemsize * math.prod(self.shape)
         self._path, self._error = path, error
-        # Beyond this a float of this dtype need not be the integer that it was made of.
+        # Above this, a float of this dtype may differ from the integer it was converted from.
         self._exact = float(2 ** (np.finfo(self.dtype).nmant + 1)) if self.dtype.kind == "f" else math.inf
 
     def convert(self, value: Any) -> Array:
-        """Make a row of any value.
+        """Convert any value to a row.
 
         Raises:
-            DataError: The value has another shape, is no number, or would become another one; says both.
+            DataError: The value has another shape, is no number, or would change; the message has both.
         """
         try:
             row = np.asarray(value)
@@ -73,42 +70,38 @@ class Leaf:
         return self._cast_one(row)
 
     def takes_floats_of(self, dtype: np.dtype[Any]) -> bool:
-        """Whether `cast` and `cast_rows` are all that an array of this dtype and of the right shape needs."""
+        """Whether `cast` and `cast_rows` suffice for arrays of this dtype and the right shape."""
         return dtype.kind == "f" == self.dtype.kind
 
     def cast(self, value: Array) -> Array:
-        """Make a row of an array of its shape and of another dtype.
-
-        Raises:
-            DataError: See `convert`.
-        """
+        """Convert an array of the right shape but another dtype to a row; see `convert`."""
         return self._cast_one(value) if self.takes_floats_of(value.dtype) else self.convert(value)
 
     def _cast_one(self, row: Array) -> Array:
         try:
             made: Array = self.cast_rows(row[np.newaxis])[0]
         except DataError as error:
-            error.row = None  # the caller has one row only
+            error.row = None  # the caller has a single row
             raise
         return made
 
     def cast_rows(self, values: Array) -> Array:
-        """Cast rows of another dtype, whose kind the leaf's dtype takes.
+        """Cast rows of another dtype of a compatible kind.
 
         Args:
             values: (n, ...) of the leaf's shape.
 
         Returns:
-            The same of the leaf's dtype, in memory of its own.
+            The rows in the leaf's dtype, in new memory.
 
         Raises:
-            DataError: A number would become another one; `row` is the position of the first such row.
+            DataError: A number would change; `row` is the position of the first such row.
         """
         with np.errstate(all="ignore"):
             rows = values.astype(self.dtype)
         if not may_change(values.dtype, self.dtype) or not rows.size:
             return rows
-        # NaN goes the slow way, too.
+        # NaN fails this comparison and takes the slow path.
         if rows.dtype.kind == "f" and rows.max() < self._exact and rows.min() > -self._exact:
             return rows
         lost = changed(values, self.dtype)
@@ -133,35 +126,32 @@ def _fits(row: Array, dtype: np.dtype[Any]) -> bool:
     return lowest <= int(row.min()) and int(row.max()) <= highest
 
 
-# ----------------------------------------------------------------------
-
-
 Allocate: TypeAlias = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 
-# A buffer of large rows starts with about this many bytes; `np.empty` touches none of them before they are written.
+# The first size of a buffer of large rows; `np.empty` touches no memory before it is written.
 _FIRST_BYTES = 1 << 20
 _FEWEST_ROWS = 16
 _SMALL_BYTES = 4096
-# Of no bytes. None would not do: to NumPy it equals float64.
+# Equals no observation's dtype. None would not do: NumPy treats it as float64.
 _NO_DTYPE = np.dtype("V")
 
 
 @dataclass(frozen=True, slots=True)
 class Recorder:
-    """Rows of one space, growing.
+    """Growing rows of a space.
 
     Attributes:
-        record: Copies one value after the rows so far; raises the recorder's error where it does not fit. The part of
-            a nested value that came before the misfit stays recorded: truncate before going on.
-        truncate: Rewinds to the first n rows, and keeps the memory for the next ones.
-        view: The rows from start to stop, as a tree. Large rows are views, valid until the rows are recorded again.
-        count: The number of rows.
-        integers: The rows, where they are integers of Python: a loop may append those itself, and nothing else.
-        encoded: The rows, where they are kept as bytes: a loop may append `value.tobytes()` itself where
+        record: Appends a copy of a value; raises the recorder's error if it does not fit. Of a nested value the parts
+            before the misfit remain recorded: truncate before continuing.
+        truncate: Discards all rows after the first n, and keeps the memory.
+        view: Returns the rows from start to stop as a tree. Large rows are views, valid until the rows are overwritten.
+        count: Returns the number of rows.
+        integers: The rows if they are Python integers: a loop may append such itself, and nothing else.
+        encoded: The rows if they are stored as bytes: a loop may append `value.tobytes()` itself if
             `value.dtype == dtype` and `value.shape == shape`.
-        dtype: The dtype of such rows; where there are none, one that no observation has.
-        shape: The shape of such rows.
-        renew: Releases memory that is not this recorder's own, with all rows.
+        dtype: The dtype for `encoded`; without it, a dtype that no observation has.
+        shape: The shape for `encoded`.
+        renew: Releases memory that belongs to others, with all rows.
     """
 
     record: Callable[[Any], None]
@@ -175,7 +165,7 @@ class Recorder:
     renew: Callable[[], None] = lambda: None
 
     def clear(self) -> None:
-        """Forget all rows, and keep the memory."""
+        """Discard all rows, but keep the memory."""
         self.truncate(0)
 
 
@@ -185,8 +175,8 @@ def make_recorder(
     """Make a recorder for values of a space.
 
     Args:
-        space: The space. NaN and values outside a Box's bounds are recorded as they are.
-        path: What the values are called in errors, such as `observation`.
+        space: The space. NaN and values outside a Box's bounds are recorded unchanged.
+        path: The values' name in errors, such as `observation`.
         error: The class of errors for values that do not fit.
         allocate: Makes an uninitialised array of a shape and dtype, for the rows of large leaves.
     """
@@ -206,9 +196,9 @@ def make_recorder(
 
 
 def _small_recorder(leaf: Leaf) -> Recorder:
-    """Rows as bytes: making those takes a third of the time that NumPy takes to assign a small row.
+    """Store rows as bytes, which takes a third of the time of assigning a small row in NumPy.
 
-    Floats of another dtype are kept as they are, and cast when the rows are looked at: all at once costs a tenth.
+    Floats of another dtype are stored unchanged and cast in `view`: all at once, at a tenth of the cost.
     """
     shape, dtype, convert = leaf.shape, leaf.dtype, leaf.convert
     takes_floats_of, ndarray = leaf.takes_floats_of, np.ndarray
@@ -219,7 +209,7 @@ def _small_recorder(leaf: Leaf) -> Recorder:
     def record(value: Any) -> None:
         if value.__class__ is not ndarray or value.shape != shape:
             value = convert(value)
-        # What is made from an unpickled array has an equal dtype, and not the same object.
+        # Arrays made from unpickled arrays have an equal dtype, but not the same object.
         elif value.dtype is not dtype and value.dtype != dtype:
             if takes_floats_of(value.dtype):
                 note(len(rows), value.dtype)
@@ -241,10 +231,10 @@ def _small_recorder(leaf: Leaf) -> Recorder:
 
 
 def _joined(leaf: Leaf, rows: list[bytes], start: int) -> Array:
-    """Make an array of encoded rows, of which the first is row number `start`."""
-    # A bytearray, because arrays over bytes cannot be written to.
+    """Make an array of encoded rows; the first has number `start`."""
+    # A bytearray, because arrays over bytes are read-only.
     joined = bytearray().join(rows)
-    if len(joined) != len(rows) * leaf.row_bytes:  # a loop appended what it may not
+    if len(joined) != len(rows) * leaf.row_bytes:  # a loop appended a value of another size
         for number, row in enumerate(rows, start):
             if len(row) != leaf.row_bytes:
                 _convert_row(leaf, number, np.frombuffer(row, leaf.dtype))
@@ -252,7 +242,7 @@ def _joined(leaf: Leaf, rows: list[bytes], start: int) -> Array:
 
 
 class _OtherDtypes:
-    """Which of the rows that are kept as bytes are floats of another dtype than their leaf's.
+    """The encoded rows that are floats of another dtype than their leaf's.
 
     Attributes:
         numbers: The numbers of those rows, rising.
@@ -268,7 +258,7 @@ class _OtherDtypes:
         self._dtypes.append(dtype)
 
     def truncate(self, length: int) -> None:
-        """Forget the rows from number `length` on."""
+        """Discard the rows from number `length` on."""
         first = bisect_left(self.numbers, length)
         del self.numbers[first:], self._dtypes[first:]
 
@@ -278,13 +268,13 @@ class _OtherDtypes:
         Args:
             leaf: The leaf.
             rows: Some of the rows; those of another dtype are replaced.
-            start: The number of the first one.
+            start: The number of the first row.
 
         Returns:
-            All rows, where all are of one other dtype; then none was replaced.
+            All rows cast at once if all have the same other dtype; then none was replaced. Else None.
 
         Raises:
-            DataError: A number would become another one; `row` is the number of the first such row.
+            DataError: A number would change; `row` is the number of the first such row.
         """
         bounds = bisect_left(self.numbers, start), bisect_left(self.numbers, start + len(rows))
         positions = [number - start for number in self.numbers[slice(*bounds)]]
@@ -305,7 +295,7 @@ class _OtherDtypes:
 
 
 def _runs(values: list[Any]) -> Iterator[tuple[int, int]]:
-    """From where to where a list holds equal values."""
+    """Yield the bounds of runs of equal values."""
     first = 0
     for position in range(1, len(values) + 1):
         if position == len(values) or values[position] != values[first]:
@@ -314,7 +304,7 @@ def _runs(values: list[Any]) -> Iterator[tuple[int, int]]:
 
 
 def _convert_row(leaf: Leaf, row: int, value: Any) -> Array:
-    """Convert what was recorded as row number `row`; an error has that number as `row`."""
+    """Convert the value recorded as row number `row`; an error has this number as its `row`."""
     try:
         return leaf.convert(value)
     except DataError as error:
@@ -323,7 +313,7 @@ def _convert_row(leaf: Leaf, row: int, value: Any) -> Array:
 
 
 class _LargeRows:
-    """Rows of an array, copied once."""
+    """Rows of a large array, each copied once."""
 
     def __init__(self, leaf: Leaf, allocate: Allocate) -> None:
         self._leaf, self._allocate = leaf, allocate
@@ -363,13 +353,13 @@ class _LargeRows:
     def _view(self, start: int, stop: int) -> Array:
         if self._buffer is None:
             return np.empty((0, *self._leaf.shape), self._leaf.dtype)
-        # Tickets of one sampler are much alike: what this one took is a good guess for the next.
+        # Tickets of a sampler are alike: this ticket's size is a good guess for the next.
         self._capacity = max(self._count, 1)
         return self._buffer[start : min(stop, self._count)]
 
     def _renew(self) -> None:
         if self._allocate is not np.empty:
-            self._buffer = None  # it may be on its way to the sampler
+            self._buffer = None  # the sampler may still be reading it
 
 
 def _discrete_recorder(leaf: Leaf) -> Recorder:
@@ -380,7 +370,7 @@ def _discrete_recorder(leaf: Leaf) -> Recorder:
 
     def record_int64(value: Any) -> None:
         try:
-            # Takes what can be an index, which is every integer and nothing else.
+            # Accepts whatever can be an index: all integers, and nothing else.
             number = operator.index(value)
         except TypeError:
             number = convert(value).item()
@@ -392,7 +382,7 @@ def _discrete_recorder(leaf: Leaf) -> Recorder:
     def view(start: int, stop: int) -> Array:
         kept = rows[start:stop]
         try:
-            # A third of the time that `np.array` takes.
+            # Takes a third of the time of `np.array`.
             packed = bytearray(struct.pack(f"{len(kept)}{code}", *kept))
         except struct.error:
             found = [_convert_row(leaf, start + number, value) for number, value in enumerate(kept)]
@@ -466,11 +456,11 @@ def _object_recorder(path: str, error: type[DataError], kind: type | None) -> Re
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...] | None:
-    # An array stands for the tuple of its rows: environments of several discrete parts hand out such.
+    # An array stands for the tuple of its rows: environments with several discrete parts return such.
     is_sequence = isinstance(value, (tuple, list)) or (isinstance(value, np.ndarray) and value.ndim > 0)
     return tuple(value) if is_sequence else None
 
 
 def empty(space: AnySpace) -> Tree:
-    """Return the structure of a space with no rows."""
+    """Return a space's tree with no rows."""
     return make_recorder(space, "").view(0, 0)

@@ -1,4 +1,4 @@
-"""Find where two runs of one trajectory differ first."""
+"""Find the first difference between two runs of a trajectory."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from streamsampler.data.multi_agent import MultiAgentBatch
 _SHOWN = 8
 _ROUNDING = 1e-3
 _IN_ORDER = "observation", "action", "reward", "end"
-"""What a timestep consists of, in the order in which it happens. The next observation follows the end."""
+"""The parts of a timestep in order of time. The next observation follows the end."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two runs of a trajectory differ first.
+    """The first difference between two runs of a trajectory.
 
     Attributes:
-        timestep: At which timestep, from 0 on; the observation after the last action is that of one more.
+        timestep: The timestep, from 0 on; the observation after the last action counts as the next timestep's.
         what: "observation", "action", "reward" or "end".
-        path: Which part of an observation or an action, as it is written in Python, such as `['camera']`.
-        recorded: The value that was recorded; of an end, the words for it.
-        replayed: The value now.
+        path: The part of an observation or action, in Python's syntax, such as `['camera']`.
+        recorded: The recorded value; for an end, a description.
+        replayed: The value in the new run.
     """
 
     timestep: int
@@ -40,7 +40,7 @@ class Difference:
 
     @property
     def is_rounding(self) -> bool:
-        """Whether the two values are numbers so close together that they may be one, rounded in two ways."""
+        """Whether both values are numbers so close that they may be the same number rounded in two ways."""
         one, other = np.asarray(self.recorded), np.asarray(self.replayed)
         if one.shape != other.shape or one.dtype.kind != "f" or other.dtype.kind != "f":
             return False
@@ -56,7 +56,7 @@ class Difference:
 
 
 def shown(value: Any) -> str:
-    """Return a value in a few words."""
+    """Return a short text for a value."""
     if isinstance(value, str):
         return value
     if isinstance(value, np.generic):
@@ -69,7 +69,7 @@ def shown(value: Any) -> str:
 
 
 def _bits(value: Any) -> str:
-    """Return the bits of a value, where its digits do not tell it from another one."""
+    """Return a value's text with its bits, for values with equal digits."""
     array = np.asarray(value)
     return shown(value) if array.dtype == object else f"{shown(value)} with the bits {array.tobytes()[:16].hex()}"
 
@@ -77,14 +77,14 @@ def _bits(value: Any) -> str:
 def first_difference(
     recorded: TrajectoryBatch[Any, Any], replayed: TrajectoryBatch[Any, Any], *, prefix: bool = False
 ) -> Difference | None:
-    """Return where a run of a trajectory differs first from what was recorded of it; None where it does not.
+    """Return the first difference between a new run of a trajectory and the recorded run; None if they are equal.
 
-    Compared are observations, actions, rewards and ends, bit for bit; with several agents, those of each.
+    Observations, actions, rewards and ends are compared, bit for bit; with several agents, those of each agent.
 
     Args:
-        recorded: A batch of one trajectory.
-        replayed: Another one.
-        prefix: Whether what was recorded may have been cut: then the replay may go on after it.
+        recorded: A batch with a single trajectory.
+        replayed: Another.
+        prefix: Whether the recorded trajectory may have been cut: then the replay may continue after its end.
     """
     found = list(_in_timesteps(recorded, replayed))
     if isinstance(recorded, MultiAgentBatch) and isinstance(replayed, MultiAgentBatch):
@@ -100,12 +100,12 @@ def first_difference(
         observations, last = (value_of(replayed, name) for name in ("observations", "last_observations"))
         following = trees.take(observations, slice(n, n + 1)) if goes_on else last
         found += _first_in(value_of(recorded, "last_observations"), following, "observation", 1, n)
-    # What differs in its kind differs from its first timestep on.
+    # A difference in dtype or structure counts from the first timestep on.
     return min(found, key=lambda it: (it.timestep, _IN_ORDER.index(it.what)), default=None)
 
 
 def _of_agents(recorded: MultiAgentBatch, replayed: MultiAgentBatch, *, prefix: bool) -> Iterator[Difference]:
-    """Yield where each agent's trajectory differs first, in steps of the environment."""
+    """Yield each agent's first difference, with environment timesteps."""
     now, before = (
         {str(one.agent_ids[0]): one for each in it.policies.values() for one in each} for it in (replayed, recorded)
     )
@@ -125,7 +125,7 @@ def _of_agents(recorded: MultiAgentBatch, replayed: MultiAgentBatch, *, prefix: 
 
 
 def _when(found: Difference, steps: list[int]) -> int:
-    """Return in which step of the environment a difference is seen: answers come before the next action."""
+    """Return the environment timestep of a difference: rewards and ends arrive before the agent's next action."""
     seen = found.what in ("observation", "action")
     return steps[found.timestep] if seen else steps[found.timestep + 1] - 1
 
@@ -137,7 +137,7 @@ def _in_timesteps(recorded: TrajectoryBatch[Any, Any], replayed: TrajectoryBatch
 
 
 def _first_in(one: Any, other: Any, what: str, n: int, base: int = 0) -> Iterator[Difference]:
-    """Yield where two trees differ first among their first n rows, if they do; `base` is the timestep of row 0."""
+    """Yield the first difference of two trees among their first n rows; `base` is the timestep of row 0."""
     leaves, others = dict(trees.leaves(one)), dict(trees.leaves(other))
     if leaves.keys() != others.keys():
         path = min(leaves.keys() ^ others.keys())
@@ -150,7 +150,7 @@ def _first_in(one: Any, other: Any, what: str, n: int, base: int = 0) -> Iterato
 
 
 def _first_row(one: trees.Array, other: trees.Array) -> int | None:
-    """Return the first row in which two arrays differ, of as many rows each; None where they do not."""
+    """Return the first row that differs between two arrays of equal length; None if none does."""
     if not len(one):
         return None
     if one.dtype != other.dtype or one.shape[1:] != other.shape[1:]:
@@ -163,7 +163,7 @@ def _first_row(one: trees.Array, other: trees.Array) -> int | None:
 
 
 def _end_at(trajectory: TrajectoryBatch[Any, Any], n: int) -> str:
-    """Return in words whether a trajectory ends after n timesteps, and how."""
+    """Describe whether and how a trajectory ends after n timesteps."""
     if len(trajectory.rewards) > n:
         return "it goes on"
     flags = {"terminated": trajectory.terminated[0], "truncated": trajectory.truncated[0]}

@@ -1,4 +1,4 @@
-"""Tell values apart by a number: arrays, and objects of any kind, also those that came through a pickle."""
+"""Digests of arrays and of any objects, stable across pickling."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import Any, TypeAlias
 import numpy as np
 
 _Within: TypeAlias = tuple[int, ...]
-"""The ids of the values that one is part of: it may hold them itself."""
+"""The ids of the enclosing values, against infinite recursion."""
 
 
 def digest(value: Any, so_far: int = 0) -> int:
-    """Return a number that is another one if a value is another one, as `trees.same` compares them.
+    """Return a number that differs if a value differs, in the sense of `trees.same`.
 
-    Instances of other classes than Python's and NumPy's are told apart by what a pickle of them would hold.
+    Instances of user classes are compared by their pickle's contents.
 
     Args:
-        value: The value. Of an array its bytes count, of what holds arrays their dtypes and shapes, too.
-        so_far: The digest of the values before this one, which the result covers, too.
+        value: The value. Arrays count by their bytes; inside containers also by dtype and shape.
+        so_far: The digest of earlier values, which the result includes.
     """
     if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
         return zlib.crc32(np.ascontiguousarray(value), so_far)  # type: ignore[arg-type]
@@ -57,7 +57,7 @@ def _of_sequence(values: Any, so_far: int, within: _Within) -> int:
 
 
 def _of_mapping(values: Any, so_far: int, within: _Within) -> int:
-    """Return the digest of pairs, whatever their order."""
+    """Digest pairs, independent of their order."""
     pairs = (_of_any(value, _of_any(key, 0, within), within) for key, value in values.items())
     return zlib.crc32(b"%d" % sum(pairs), so_far)
 
@@ -81,12 +81,12 @@ def _of_instance(value: Any, so_far: int, within: _Within) -> int:
     try:
         parts = value.__reduce_ex__(4)
         if not isinstance(parts, tuple):
-            return zlib.crc32(str(parts).encode(), so_far)  # its name
-        # After what makes an instance: its arguments, its state, the items of a list, those of a dict.
+            return zlib.crc32(str(parts).encode(), so_far)  # a global's name
+        # After the constructor: its arguments, the state, a list's items, a dict's items.
         arguments, state, items, pairs = (*parts[1:5], None, None, None)[:4]
         held = arguments, state, None if items is None else list(items), None if pairs is None else dict(pairs)
-    except Exception:  # anything: it is user code
-        # Without the place in memory that Python writes for objects that say nothing of themselves.
+    except Exception:  # user code may raise anything
+        # Without the memory address in the default `repr`.
         return zlib.crc32(_PLACE.sub("", repr(value)).encode(errors="replace"), so_far)
     return _of_sequence(held, so_far, within)
 

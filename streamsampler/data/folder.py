@@ -1,7 +1,7 @@
-"""Folders of shards, for more than fits into memory, read a shard at a time.
+"""Folders of shards, for data larger than memory, read shard by shard.
 
-Shards are written whole or not at all; the manifest names them. `streamsampler.load` reads files and folders,
-`TrajectoryFolder.torch_dataset` feeds a `DataLoader`. The guide is `streamsampler/docs/storage-and-formats.md`.
+A shard is written completely or not at all; the manifest lists the shards. `streamsampler.load` reads files and
+folders, `TrajectoryFolder.torch_dataset` feeds a `DataLoader`. Guide: `streamsampler/docs/storage-and-formats.md`.
 """
 
 from __future__ import annotations
@@ -31,55 +31,55 @@ if TYPE_CHECKING:
 
 @suggesting()
 def load(path: str | os.PathLike[str], *more: str | os.PathLike[str]) -> TrajectoryBatch[AnyObservationsT, AnyActionsT]:
-    """Read a file as a `TrajectoryBatch`, or folders of shards lazily, as a `TrajectoryFolder`.
+    """Load a file as a `TrajectoryBatch`, or open folders of shards lazily as a `TrajectoryFolder`.
 
-    Type checkers take the result for a batch; `TrajectoryFolder(path)` does the same for a folder with its own type.
+    For type checkers the result is a batch; `TrajectoryFolder(path)` opens a folder with its own type.
 
     Args:
-        path: The file or the folder; `.npz` is appended where there is none of that name.
-        more: Further folders of the same spaces, whose trajectories follow.
+        path: The file or the folder; `.npz` is appended if the name alone does not exist.
+        more: Further folders with the same spaces; their trajectories follow.
 
     Raises:
-        StorageError: The file holds no trajectories, is damaged or cut short, or is of a newer format.
-        FileNotFoundError: There is no such file or folder.
+        StorageError: The file holds no trajectories, is damaged or truncated, or has a newer format.
+        FileNotFoundError: The file or folder does not exist.
         DataError: The folders have different spaces.
-        UsageError: A folder is given twice, or a list.
+        UsageError: A folder is given twice, or a list is given.
     """
     if isinstance(path, list | tuple):
         raise UsageError("load takes several folders one by one: load(*paths)")
     if not more and not Path(path).is_dir():
         return load_file(path)
-    # Most code needs only what a folder and a batch have in common.
+    # Most code needs only the members that folders and batches share.
     return cast("TrajectoryBatch[Any, Any]", TrajectoryFolder(path, *more))
 
 
 @suggesting()
 class TrajectoryFolder(Generic[ObservationsT, ActionsT]):
-    """The trajectories of a folder that `sample_to_folder` or the command wrote, read shard by shard.
+    """The trajectories of a folder written by `sample_to_folder` or the command, read shard by shard.
 
-    Like a `TrajectoryBatch` it has a length, `folder[i]`, slices, arrays of integers and boolean masks, which give
-    batches in memory of their own, and an iterator over trajectories. Only the shard that was used
-    last stays in memory, so iterate in order, or shard by shard.
+    Like a `TrajectoryBatch` it has a length, an iterator over trajectories, and `folder[i]`, slices, arrays of integers
+    and boolean masks; these return batches in new memory. Only the last used shard stays in memory, so iterate in
+    order, or shard by shard.
 
-    Several folders, such as those of runs with other seeds on other machines, are read one after the other, as one.
+    Several folders, such as runs with other seeds on other machines, are read in sequence, as a single folder.
 
     Args:
-        path: The folder. Of an incomplete one, the shards are those that were there when it was opened.
-        more: Further folders, of the same spaces.
+        path: The folder. An incomplete folder has the shards that existed when it was opened.
+        more: Further folders, with the same spaces.
 
     Attributes:
         paths: The folders.
         files: The file of each shard.
         shards: A sequence that loads each shard as a `TrajectoryBatch` when it is indexed.
         complete: Whether all folders are complete.
-        seed: The sampler's seed; None where it differs between folders.
-        provenance: What else decided about the data, as far as all folders agree.
-        package_version: The version of this package that began the folder; None where it differs.
+        seed: The sampler's seed; None if folders differ.
+        provenance: Everything else that determines the data, as far as all folders agree.
+        package_version: The version of this package that created the folder; None if folders differ.
         shard_sizes: The trajectories and timesteps of each shard.
 
     Raises:
-        StorageError: The folder has no manifest, or it or a shard is damaged or missing; names the file.
-        FileNotFoundError: There is no such folder.
+        StorageError: The manifest is missing, or the manifest or a shard is damaged; the message names the file.
+        FileNotFoundError: The folder does not exist.
         DataError: The folders have different spaces.
         UsageError: A folder is given twice.
     """
@@ -119,7 +119,7 @@ class TrajectoryFolder(Generic[ObservationsT, ActionsT]):
         """The folder.
 
         Raises:
-            UsageError: There are several.
+            UsageError: The object has several.
         """
         if len(self.paths) > 1:
             raise UsageError(f"this takes one folder, and there are {len(self.paths)}: take one of them")
@@ -127,12 +127,12 @@ class TrajectoryFolder(Generic[ObservationsT, ActionsT]):
 
     @property
     def n_trajectories(self) -> int:
-        """How many trajectories there are."""
+        """The number of trajectories."""
         return int(self._bounds[-1])
 
     @property
     def n_timesteps(self) -> int:
-        """How many timesteps all of them have."""
+        """The number of timesteps of all trajectories."""
         return self._n_timesteps
 
     def __len__(self) -> int:
@@ -151,11 +151,11 @@ class TrajectoryFolder(Generic[ObservationsT, ActionsT]):
             yield from shard
 
     def __getitem__(self, index: Index) -> TrajectoryBatch[ObservationsT, ActionsT]:
-        """The trajectories that an index, a slice, an array of integers or a boolean mask selects, as a batch.
+        """Return the trajectories selected by an index, a slice, an array of integers or a boolean mask, as a batch.
 
         Raises:
-            IndexError: There is no such trajectory.
-            DataError: There are no shards, and so nothing is known of the spaces.
+            IndexError: A trajectory does not exist.
+            DataError: The folder has no shards, so its spaces are unknown.
         """
         selected = np.arange(self.n_trajectories)[cast("Any", index)]
         if selected.ndim > 1:
@@ -173,10 +173,10 @@ class TrajectoryFolder(Generic[ObservationsT, ActionsT]):
         return self.shards[number][selected - self._bounds[number]]
 
     def to_batch(self) -> TrajectoryBatch[ObservationsT, ActionsT]:
-        """All trajectories as one batch, which must fit into memory; its size, and one shard more on the way.
+        """Return all trajectories as a batch, which must fit into memory, with another shard during the copy.
 
         Raises:
-            DataError: There are no shards.
+            DataError: The folder has no shards.
         """
         self._check_some()
         return TrajectoryBatch.concatenate(shard[:] for shard in self.shards)
@@ -190,12 +190,11 @@ class TrajectoryFolder(Generic[ObservationsT, ActionsT]):
         fields: Sequence[str] = ("observations", "actions", "rewards", "terminated", "truncated"),
         without: Sequence[str] = (),
     ) -> SequenceDataset:
-        """Return an `IterableDataset` of PyTorch with sequences of timesteps, for a `DataLoader`.
+        """Return a PyTorch `IterableDataset` of sequences of timesteps, for a `DataLoader`.
 
-        Each trajectory is cut into sequences of `sequence_length` timesteps; the last one is filled up with zeros,
-        where its mask is false. Loader workers (`num_workers`) share the shards: together they yield each sequence
-        exactly once, and each has one shard in memory. With fewer shards than loader workers all of them read all
-        shards.
+        Each trajectory is cut into sequences of `sequence_length` timesteps; the last is padded with zeros, where its
+        mask is false. Loader workers (`num_workers`) share the shards: together they yield each sequence exactly once,
+        and each holds one shard in memory. With fewer shards than loader workers, all of them read all shards.
 
         Needs PyTorch: `pip install torch`.
 
@@ -209,28 +208,28 @@ class TrajectoryFolder(Generic[ObservationsT, ActionsT]):
             ```
 
         Args:
-            sequence_length: Timesteps of each sequence, S; None for whole trajectories, each as long as it is: a
-                `DataLoader` then needs `batch_size=None` or 1, or a `collate_fn` of your own.
-            shuffle: Whether shards come in a random order, and sequences in a random order within their shard, so that
-                neighbours in the order are of the same shard. The order is the same for the same seed, epoch
-                (`dataset.set_epoch`) and number of loader workers.
-            seed: Of the shuffle.
-            fields: What each sequence holds: some of observations, next_observations, actions, rewards, terminated,
+            sequence_length: Timesteps of each sequence, S; None for whole trajectories of any length: a `DataLoader`
+                then needs `batch_size=None` or 1, or your own `collate_fn`.
+            shuffle: Whether to shuffle shards, and sequences within their shard; neighbours in the order are from the
+                same shard. The order is determined by the seed, the epoch (`dataset.set_epoch`) and the number of
+                loader workers.
+            seed: Seed of the shuffle.
+            fields: The data of each sequence: some of observations, next_observations, actions, rewards, terminated,
                 truncated, step_types, env_infos and agent_infos, or of their leaves by path, such as
-                `"observations.image"` (see `streamsampler.data.leaves`). The infos of sequences may have different
-                keys; they need a `collate_fn` of your own then.
-            without: Which leaves of these are left out, such as text: `["observations.mission"]`.
+                `"observations.image"` (see `streamsampler.data.leaves`). Infos may have different keys in each
+                sequence; they need your own `collate_fn` then.
+            without: Leaves to omit, such as text: `["observations.mission"]`.
 
         Returns:
             A dataset of dicts: the fields, tensors (S, ...) nested as their spaces; `terminated` and `truncated` are
-            true only at a trajectory's last timestep; `mask`, (S,) bool; `trajectory`, its position in this folder, or
-            in these folders together, as in `folder[trajectory]`; `index`, its trajectory index, which trajectories of
-            different folders may share; and `timestep`, that of the first. Its `n_sequences` is how many there are. It
-            has no length: each loader worker fills batches of its own, so that their number depends on the workers.
+            true only at a trajectory's last timestep; `mask`, (S,) bool; `trajectory`, its position in this folder or
+            in all folders together, as in `folder[trajectory]`; `index`, its trajectory index, which trajectories of
+            different folders may share; and `timestep`, the first timestep. `n_sequences` is the number of sequences.
+            The dataset has no length: each loader worker fills its own batches, so their number depends on the workers.
 
         Raises:
-            ImportError: PyTorch is not there.
-            UsageError: An argument cannot work. Iteration raises `DataError` where a field is no numbers.
+            ImportError: PyTorch is not installed.
+            UsageError: An argument is invalid. Iteration raises `DataError` for a field that is not numeric.
         """
         needed("torch", "torch_dataset", "torch")
         from streamsampler.data.sequences import SequenceDataset
@@ -254,7 +253,7 @@ class TrajectoryFolder(Generic[ObservationsT, ActionsT]):
 
 
 def _check_different(paths: Sequence[Path]) -> None:
-    """Check that no folder is given twice, also under another name: its trajectories would count twice."""
+    """Check that no folder is given twice, even by another name: its trajectories would count twice."""
     resolved = [path.resolve() for path in paths]
     for path, real in zip(paths, resolved, strict=True):
         if resolved.count(real) > 1:
@@ -262,10 +261,10 @@ def _check_different(paths: Sequence[Path]) -> None:
 
 
 def _check_same_spaces(folders: Sequence[ShardFiles]) -> None:
-    """Check that the first shards of folders have the same spaces."""
+    """Check that the folders' first shards have the same spaces."""
     said: list[tuple[Path, Any]] = [(folder.path(0), folder.header(0).get("spaces")) for folder in folders]
     for path, its in said[1:]:
-        if its == said[0][1]:  # which is nearly always so, and takes no decoding
+        if its == said[0][1]:  # nearly always, and without decoding
             continue
         for name in ("observation_space", "action_space"):
             found = []
@@ -283,7 +282,7 @@ T = TypeVar("T")
 
 
 def _common(values: Sequence[T]) -> T | None:
-    """Return the value that all of some values are; None where they differ."""
+    """Return the common value; None if values differ."""
     return values[0] if all(value == values[0] for value in values) else None
 
 
@@ -291,7 +290,7 @@ class _Shards(Sequence[TrajectoryBatch[Any, Any]]):
     """The shards of folders, loaded one at a time.
 
     Args:
-        places: Of each shard its folder, and its number among the files there.
+        places: For each shard its folder, and its number among the folder's files.
     """
 
     def __init__(self, places: Sequence[tuple[ShardFiles, int]]) -> None:
@@ -313,7 +312,7 @@ class _Shards(Sequence[TrajectoryBatch[Any, Any]]):
         number = range(len(self))[index]
         last = self._last
         if last is None or last[0] != number:
-            self._last = last = None  # gives its memory back before the next one needs it
+            self._last = last = None  # frees its memory before the next shard is loaded
             files, own_number = self._places[number]
             self._last = last = number, files.load(own_number)
         return last[1]

@@ -1,10 +1,10 @@
-"""Columns of infos: the values of one key over many steps, and joining them.
+"""Columns of infos: the values of a key over many steps, and their join.
 
-A column has the dtype of its values where they all share one dtype and shape; numbers of several dtypes and one shape
-are promoted together if that leaves each integer what it is; everything else is a column of objects. That is decided
-once, over all values of a batch, and never piece by piece, so that it does not matter how the trajectories were spread
-over reports. Where batches are joined it is decided over their columns, which may be promoted already: then objects may
-be floats that were integers, of the same value.
+If all values share a dtype and shape, so does the column. Numbers of several dtypes and one shape are promoted, if
+promotion changes no integer. Every other column holds objects. This is decided over all values of a batch at once,
+never piece by piece, so the result does not depend on how trajectories were spread over reports. When batches are
+joined it is decided over their columns, which may be promoted already: objects may then be floats that were integers,
+of the same value.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from streamsampler.data.trees import Array, object_array
 
 KeyPath: TypeAlias = tuple[str, ...]
 Owners: TypeAlias = Callable[[NDArray[np.int64]], NDArray[np.int64]]
-# Dtype and shape of a value that can live in an array, None for one that cannot.
+# Dtype and shape of a value that fits into an array; None for other values.
 Kind: TypeAlias = tuple[np.dtype[Any], tuple[int, ...]] | None
 
 _TYPED = "biufcmM"
@@ -36,7 +36,7 @@ _PYTHON_NUMBERS: dict[type, np.dtype[Any]] = {
     complex: np.dtype(np.complex128),
 }
 _INT64 = np.iinfo(np.int64)
-# What `array` calls the dtypes; to numpy "q" may be another one than int64, of the same size.
+# Type codes of `array`; NumPy's "q" may be another 64-bit dtype than int64.
 _CODES = {float: "d", np.float64: "d", np.float32: "f", int: "q", np.int64: "q", np.int32: "i"}
 _PACKED = {"d": np.float64, "f": np.float32, "q": np.int64, "i": np.int32}
 
@@ -44,12 +44,12 @@ _PACKED = {"d": np.float64, "f": np.float32, "q": np.int64, "i": np.int32}
 @by_position
 @dataclass(frozen=True, slots=True)
 class InfoColumn:
-    """The values of one key.
+    """The values of a key.
 
     Attributes:
-        steps: (K,) int64, rising: where the key was there; None where it always was.
+        steps: (K,) int64, rising: the steps that have the key; None for all steps.
         values: (K, ...): the values themselves, or (K,) objects.
-        raw: The values are as they were recorded, of several kinds, and what they become is not decided yet.
+        raw: Whether these are recorded values of several kinds, before the column's dtype is decided.
     """
 
     steps: NDArray[np.int64] | None
@@ -82,12 +82,12 @@ def _kind(value: Any) -> Kind:
 
 
 def is_typed(dtype: np.dtype[Any]) -> bool:
-    """Whether a column may have this dtype; what has another one becomes a column of objects."""
+    """Whether a column may have this dtype; values of other dtypes become objects."""
     return dtype.kind in _TYPED
 
 
 def column_of(steps: NDArray[np.int64] | None, values: list[Any]) -> InfoColumn:
-    """Make a column of what was recorded: an array, or raw where the values are not all of one kind."""
+    """Make a column of recorded values: an array, or raw if the values are of several kinds."""
     if (packed := _packed(values)) is not None:
         return InfoColumn(steps, packed)
     kinds = set(map(_kind, values))
@@ -97,7 +97,7 @@ def column_of(steps: NDArray[np.int64] | None, values: list[Any]) -> InfoColumn:
 
 
 def _packed(values: list[Any]) -> Array | None:
-    """The values in an array, where they are the common numbers of one dtype: in a tenth of the time of `_stack`."""
+    """Return common numbers of a single dtype as an array, in a tenth of the time of `_stack`; else None."""
     codes = {_CODES.get(kind) for kind in set(map(type, values))}
     code = codes.pop() if len(codes) == 1 else None
     if code is None:
@@ -110,7 +110,7 @@ def _packed(values: list[Any]) -> Array | None:
 
 
 def _stack(values: Sequence[Any], dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-    # Each row by itself: a list of arrays handed to np.array at once would be searched for its shape first.
+    # Row by row: `np.array` of a list of arrays would first search all of them for the shape.
     if not shape:
         return np.array([value if value.__class__ in _PYTHON_NUMBERS else value[()] for value in values], dtype=dtype)
     rows = np.empty((len(values), *shape), dtype=dtype)
@@ -124,23 +124,20 @@ def _plain_object(value: Any) -> Any:
     return value.item() if kind is not None and not kind[1] and hasattr(value, "item") else value
 
 
-# --- Merging
-
-
 Piece: TypeAlias = tuple[InfoColumns, int, int]
 Rows: TypeAlias = tuple[InfoColumn, slice, int]
-"""A column, which of its rows, and by how much their steps move."""
+"""A column, a slice of its rows, and the shift of their steps."""
 
 
 def merge(pieces: Sequence[Piece], path: str) -> InfoColumns:
-    """Join ranges of steps of several columns; decides what each column becomes.
+    """Join ranges of steps of several columns, and decide each column's dtype.
 
     Args:
         pieces: (columns, start, stop): steps start to stop of each, in order.
-        path: What the infos are called in errors.
+        path: The infos' name in errors.
 
     Returns:
-        Columns without raw ones; new arrays.
+        Columns without raw values; new arrays.
 
     Raises:
         DataError: A key `_x` next to a key `x`.
@@ -152,10 +149,7 @@ def merge(pieces: Sequence[Piece], path: str) -> InfoColumns:
 
 
 def join_undecided(pieces: Sequence[Piece]) -> InfoColumns:
-    """Join ranges of steps of several columns, each given with its first step and the one after its last.
-
-    What a column of several kinds becomes is decided later, by `merge`.
-    """
+    """Join ranges of steps (first, and after the last) of several columns; `merge` decides later on mixed columns."""
     gathered, length = _gathered(pieces)
     joined = {}
     for key, parts in gathered.items():
@@ -165,7 +159,7 @@ def join_undecided(pieces: Sequence[Piece]) -> InfoColumns:
 
 
 def _gathered(pieces: Sequence[Piece]) -> tuple[dict[KeyPath, list[Rows]], int]:
-    """Return the rows that pieces have of each key, and how many steps they have together."""
+    """Return the pieces' rows of each key, and the total number of steps."""
     gathered: dict[KeyPath, list[Rows]] = {}
     length = 0
     for columns, start, stop in pieces:
@@ -185,7 +179,7 @@ def _rows(column: InfoColumn, start: int, stop: int) -> slice:
 
 
 def _steps_of(pieces: list[Rows], length: int) -> NDArray[np.int64] | None:
-    """Return the steps of rows; None where these are all of the `length` steps."""
+    """Return the steps of rows; None for all `length` steps."""
     if sum(rows.stop - rows.start for _, rows, _ in pieces) == length:
         return None
     return np.concatenate([_steps(column, rows) + shift for column, rows, shift in pieces])
@@ -213,10 +207,10 @@ def _kinds(column: InfoColumn, rows: slice) -> set[Kind]:
 
 
 def are_uniform(parts: Iterable[InfoColumns]) -> bool:
-    """Return whether the values of each key are of one kind in all parts, and no key holds both dicts and other values.
+    """Return whether each key has values of one kind in all parts, and no key has both dicts and other values.
 
-    Then what a column becomes is the same for all ranges of steps: what is cut out of all of them, merged, is what
-    would be merged of the cut alone. Only the names of masks are not looked at.
+    Then every range of steps gives the same columns: merging all parts and cutting equals cutting and merging. Only the
+    names of masks are not checked.
     """
     kind_of: dict[KeyPath, Kind] = {}
     for part in parts:
@@ -235,12 +229,12 @@ def _common_kind(pieces: Iterable[Rows]) -> Kind:
     dtypes, shapes = {dtype for dtype, _ in known}, {shape for _, shape in known}
     if len(shapes) > 1 or any(dtype.kind not in _NUMERIC for dtype in dtypes):
         return None
-    # Promotion is not associative: only over all of them, in one fixed order, is it the same for every cut.
+    # Promotion is not associative: only over all dtypes, in a fixed order, is it the same for every cut.
     return np.result_type(*sorted(dtypes, key=lambda dtype: dtype.str)), shapes.pop()
 
 
 def _loses_integers(column: InfoColumn, rows: slice, dtype: np.dtype[Any]) -> bool:
-    """Whether integers among numbers become others in a column of a dtype, as those above 2**53 do among floats."""
+    """Whether a dtype would change integers in these rows, as floats change those above 2**53."""
     values = column.values[rows]
     if not column.raw:
         return may_change(values.dtype, dtype) and bool(changed(values, dtype).any())
@@ -261,7 +255,7 @@ def _objects(column: InfoColumn, rows: slice) -> list[Any]:
 
 
 def _fold(columns: dict[KeyPath, InfoColumn], length: int) -> dict[KeyPath, InfoColumn]:
-    """Where a key held a dict in one step and something else in another, make it one column of objects."""
+    """If a key held a dict in one step and another value elsewhere, make it a column of objects."""
     children: dict[KeyPath, dict[KeyPath, InfoColumn]] = {}
     folded: dict[KeyPath, InfoColumn] = {}
     for path, column in columns.items():
@@ -292,13 +286,13 @@ def _fold_children(column: InfoColumn, children: dict[KeyPath, InfoColumn], leng
 
 
 def check_names(columns: dict[KeyPath, InfoColumn], path: str, owners: Owners | None = None) -> None:
-    """Refuse a key `_x` next to a key `x`: `_x` is the name of the mask of `x`.
+    """Check that no key `_x` is next to a key `x`: `_x` is the name of the mask of `x`.
 
     Args:
         columns: The columns.
-        path: What the infos are called in errors.
-        owners: Returns the trajectories of steps. Then the two names clash only within one trajectory, since others
-            need not come into one batch.
+        path: The infos' name in errors.
+        owners: Maps steps to trajectories. Then the names clash only within a trajectory, because others may end up in
+            another batch.
 
     Raises:
         DataError: Two names clash. With `owners`, `position` is the trajectory's.
@@ -329,28 +323,24 @@ def _owners_of(columns: Iterable[InfoColumn], owners: Owners) -> set[int]:
 
 
 def name_of(path: str, keys: KeyPath) -> str:
-    """What a key is called in errors: `env_infos['a']['b']`."""
+    """Return a key's name in errors: `env_infos['a']['b']`."""
     return path + "".join(f"[{key!r}]" for key in keys)
 
 
-# ----------------------------------------------------------------------
-# The agent's values of last observations, among the infos of trajectories.
-
-
 LAST_VALUE = "last_value"
-"""The name, among the infos of trajectories, of the agent's values of last observations."""
+"""The key in `episode_infos` of the agent's values of last observations."""
 
 
 def with_last_values(infos: InfoColumns, rows: list[int], values: list[float]) -> InfoColumns:
-    """Return the infos of trajectories, and with them the agent's values of last observations, as "last_value".
+    """Add the agent's values of last observations to the infos of trajectories, as "last_value".
 
     Args:
         infos: The infos.
-        rows: Which of the trajectories have such a value, rising.
+        rows: The trajectories that have such a value, rising.
         values: The values.
 
     Raises:
-        DataError: Infos have that name already; its `position` is the first of `rows`.
+        DataError: Infos have this name already; `position` is the first of `rows`.
     """
     if (LAST_VALUE,) in infos.columns:
         raise DataError(

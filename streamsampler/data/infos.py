@@ -1,9 +1,9 @@
-"""Record infos, whose keys come and go, step by step; keep them as columns; return them as dicts of arrays.
+"""Record infos step by step, store them as columns, and return them as dicts of arrays.
 
-The user's form is Gymnasium's vector convention: `{key: array of (T, ...)}`, and, where the key was missing in some of
-the T steps, `_key`, a boolean mask of (T,) that says in which it was there; elsewhere the array holds zeros, False or
-None. A key that was always there has no mask, and one that never was does not appear. A nested dict is a nested dict of
-the same form; one that was empty leaves no trace.
+Users receive Gymnasium's vector convention: `{key: array of (T, ...)}`, and for a key missing in some of the T steps
+`_key`, a boolean mask of (T,); where it is false the array holds zeros, False or None. A key present in all steps has
+no mask; a key absent from all steps does not appear. A nested dict is a nested dict of the same form; empty dicts leave
+no trace.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from streamsampler.data.info_columns import (
 from streamsampler.data.spaces import short
 from streamsampler.data.trees import Array, snapshot
 
-Infos: TypeAlias = dict[str, Any]  # of arrays, and of dicts of them
+Infos: TypeAlias = dict[str, Any]  # arrays, and dicts of arrays
 
 _COMMON = frozenset((bool, int, float, str, bytes, NoneType, np.bool_, *np.sctypeDict.values())) - {np.void, np.object_}
-"""What most infos are: never changed, so that no copy is needed."""
+"""Immutable classes of most infos: values need no copy."""
 _Packing: TypeAlias = tuple[np.dtype[Any], tuple[int, ...]]
-"""Dtype and shape of arrays that are kept as bytes."""
+"""Dtype and shape of arrays stored as bytes."""
 _RowKey: TypeAlias = tuple[str, Any, np.dtype[Any] | None, tuple[int, ...]]
-"""A key, and the class of its value; of an array its dtype and shape, too."""
+"""A key and its value's class; for arrays also dtype and shape."""
 
 
 class _Key:
-    """The recorded values of one key.
+    """The recorded values of a key.
 
     Attributes:
         steps: The steps.
-        values: Their values; of arrays of one dtype and shape the bytes, which are joined in a fifth of the time.
-        packing: Dtype and shape of the arrays whose bytes the values are; None where the values are no such bytes.
+        values: Their values; for arrays of one dtype and shape their bytes, which are joined in a fifth of the time.
+        packing: Dtype and shape of those arrays; None if the values are not stored as bytes.
     """
 
     __slots__ = ("packing", "steps", "values")
@@ -58,7 +58,7 @@ class _Key:
         self.packing: _Packing | None = None
 
     def extend(self, steps: list[int], values: list[Any], packing: _Packing | None) -> None:
-        """Add values, of which `packing` says whether they are bytes of arrays."""
+        """Append values; `packing` is None unless they are bytes of arrays."""
         if packing != self.packing:
             if not self.values:
                 self.packing = packing
@@ -69,7 +69,7 @@ class _Key:
         self.values.extend(values)
 
     def append(self, step: int, value: Any) -> None:
-        """Add a copy of a value."""
+        """Append a copy of a value."""
         packing = _packing_of(value)
         if packing is not None and (packing == self.packing or not self.values):
             self.packing = packing
@@ -97,30 +97,31 @@ def _joined(values: list[bytes], packing: _Packing) -> Array:
 
 
 def _packing_of(value: Any) -> _Packing | None:
-    """Return dtype and shape of an array that may be kept as bytes."""
+    """Return dtype and shape of an array that may be stored as bytes."""
     if value.__class__ is not np.ndarray or not value.size or not is_typed(value.dtype):
         return None
     return value.dtype, value.shape
 
 
 class InfoRecorder:
-    """Collects infos, one dict per step; copies what the environment may change later.
+    """Collects an info dict for each step, and copies values that the environment may change later.
 
-    With a large agent, each list that a step appends to has left the caches since the last step, and costs a
-    microsecond instead of a tenth of one. So infos with the same keys, and plain values or arrays of the same dtypes
-    and shapes, go as rows into one list; rows become columns when an info of another form comes, or at the end.
+    With a large agent, every list that a step appends to has left the processor's caches since the last step, and costs
+    a microsecond instead of a tenth. So infos with the same keys, and with plain values or arrays of the same dtypes
+    and shapes, go as rows into a single list; the rows become columns when an info of another form arrives, or at the
+    end.
 
     Args:
-        path: What the infos are called in errors, such as `env_infos`.
+        path: The infos' name in errors, such as `env_infos`.
     """
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._columns: dict[KeyPath, _Key] = {}
-        # The columns of plain top-level keys once more: no tuple is built to look one up.
+        # The same columns of top-level keys by plain key: a lookup builds no tuple.
         self._plain: dict[str, _Key] = {}
-        # Rows, whose steps come after all that is in the columns, and what the next row must be like: the last info; or
-        # nothing, where it has other values.
+        # Rows of steps after those in the columns, and the form of the next row (that of the last info); empty if the
+        # last info had values that do not fit into rows.
         self._row: tuple[_RowKey, ...] = ()
         self._steps: list[int] = []
         self._values: list[Any] = []
@@ -129,7 +130,7 @@ class InfoRecorder:
         """Record the info of a step; steps rise from call to call.
 
         Raises:
-            DataError: A key that is no string, or an info that is no dict; `row` is the step.
+            DataError: A key is no string, or the info is no dict; `row` is the step.
         """
         if self._row and info.__class__ is dict and len(info) == len(self._row):
             values: list[Any] = []
@@ -153,7 +154,7 @@ class InfoRecorder:
         self._record_other(step, info)
 
     def _record_other(self, step: int, info: dict[str, Any]) -> None:
-        """Record an info that is not like the one before it."""
+        """Record an info that differs in form from the one before it."""
         self._rows_to_columns()
         try:
             items = info.items()
@@ -202,14 +203,14 @@ class InfoRecorder:
         return column
 
     def truncate(self, step: int) -> None:
-        """Forget this step and all later ones."""
+        """Discard this step and all later steps."""
         self._rows_to_columns()
         for it in self._columns.values():
             first = bisect_left(it.steps, step)
             del it.steps[first:], it.values[first:]
 
     def forget_before(self, step: int) -> None:
-        """Forget what was recorded before a step, which has the number 0 then."""
+        """Discard all steps before a step, which becomes step 0."""
         self._rows_to_columns()
         for it in self._columns.values():
             first = bisect_left(it.steps, step)
@@ -220,14 +221,14 @@ class InfoRecorder:
         """Return the infos of some steps, as columns that share nothing with the recorder's lists.
 
         Args:
-            numbers: (k,) the numbers of steps, in the order in which they are wanted.
-            owners: Returns the trajectories of positions in `numbers`; see `check_names`.
+            numbers: (k,) the numbers of steps, in the requested order.
+            owners: Maps positions in `numbers` to trajectories; see `check_names`.
 
         Returns:
             Columns of k steps.
 
         Raises:
-            DataError: A key `_x` next to a key `x`, whose mask has that name.
+            DataError: A key `_x` is next to a key `x`.
         """
         self._rows_to_columns()
         columns = {}
@@ -239,7 +240,7 @@ class InfoRecorder:
         return InfoColumns(len(numbers), columns)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Discard everything."""
         for everything in (self._columns, self._plain, self._steps, self._values):
             everything.clear()
 
@@ -247,11 +248,11 @@ class InfoRecorder:
         """Return the infos of steps 0 to length - 1, as columns that share nothing with the recorder's lists.
 
         Args:
-            length: How many steps there are.
-            owners: Returns the trajectories of steps; see `check_names`.
+            length: The number of steps.
+            owners: Maps steps to trajectories; see `check_names`.
 
         Raises:
-            DataError: A key `_x` next to a key `x`, whose mask has that name.
+            DataError: A key `_x` is next to a key `x`.
         """
         self._rows_to_columns()
         columns = {}
@@ -267,13 +268,13 @@ class InfoRecorder:
 def places_of(
     steps: Sequence[int] | NDArray[np.int64], numbers: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-    """Return where some numbers are among rising steps, and which of them are; None for all of them."""
+    """Return the places of numbers among rising steps, and which numbers were found (None: all)."""
     if not len(steps):
         return np.arange(0), None
     first, last = int(steps[0]), int(steps[-1])
     places = numbers - first
     found = (places >= 0) & (numbers <= last)
-    if last - first + 1 != len(steps):  # else one comes after the other, and nothing is to be looked for
+    if last - first + 1 != len(steps):  # otherwise the steps have no gaps, and need no search
         place_of = np.full(last - first + 1, -1)
         place_of[np.asarray(steps) - first] = np.arange(len(steps))
         places = place_of.take(places, mode="clip")
@@ -284,20 +285,17 @@ def places_of(
 
 
 def info_value(value: Any) -> Any:
-    """Return what is recorded of a value: a copy; of a tensor of torch an array, if NumPy has its dtype."""
+    """Return a copy of a value for recording; torch tensors become arrays if NumPy has their dtype."""
     if value.__class__ is not np.ndarray and value.__class__.__module__.partition(".")[0] == "torch":
         try:
             return np.array(value.detach().cpu().numpy())
         except (AttributeError, TypeError, RuntimeError):
-            pass  # no tensor, or of such a dtype as bfloat16
+            pass  # no tensor, or a dtype such as bfloat16
     return snapshot(value)
 
 
-# --- The user's form
-
-
 def infos_of(columns: InfoColumns) -> Infos:
-    """Return merged columns as the dict of arrays that users see."""
+    """Return merged columns as the dict of arrays that users receive."""
     infos: Infos = {}
     for path, column in columns.columns.items():
         inner = infos
@@ -322,14 +320,14 @@ def columns_of(infos: Infos, length: int, path: str) -> InfoColumns:
     Args:
         infos: In the users' form.
         length: The number of steps.
-        path: What the infos are called in errors.
+        path: The infos' name in errors.
 
     Raises:
-        DataError: An array of another length, or a mask that is no mask; names the key and says both shapes.
+        DataError: An array has another length, or a mask is not boolean; the message has the key and both shapes.
     """
     columns = {
         key: InfoColumn(None, array) if mask is None else InfoColumn(np.flatnonzero(mask).astype(np.int64), array[mask])
-        for key, array, mask in list(_checked(infos, length, path))  # masks, too, before one is used
+        for key, array, mask in list(_checked(infos, length, path))  # checks all masks before the first is used
     }
     return InfoColumns(length, columns)
 
@@ -343,7 +341,7 @@ def validate_infos(infos: Infos, length: int, path: str) -> None:
 def _checked(
     infos: Infos, length: int, path: str, prefix: KeyPath = ()
 ) -> Iterator[tuple[KeyPath, Array, Array | None]]:
-    """Yield each key's array and its mask, if it has one."""
+    """Yield each key's array and its mask, if any."""
     if not isinstance(infos, dict):
         raise DataError(f"{name_of(path, prefix)} should be a dict of arrays, and is a {type(infos).__name__}")
     for key, value in infos.items():
@@ -368,7 +366,7 @@ def _checked(
 
 
 def is_mask(key: str, infos: Mapping[str, Any]) -> bool:
-    """Whether a key of infos is the mask of another one."""
+    """Whether a key of infos is the mask of another key."""
     return key[:1] == "_" and key[1:] in infos and isinstance(infos[key], np.ndarray)
 
 
@@ -377,7 +375,7 @@ def _shape(value: Any) -> str:
 
 
 def take_infos(infos: Infos, index: slice | Array) -> Infos:
-    """Select steps; keys that are in none of them go, and masks that have become all true."""
+    """Select steps; keys absent from all of them disappear, and masks that are all true."""
     taken: Infos = {}
     for key, value in infos.items():
         if isinstance(value, dict):
@@ -394,7 +392,7 @@ def take_infos(infos: Infos, index: slice | Array) -> Infos:
 
 
 def concatenate_infos(parts: Sequence[tuple[Infos, int]], path: str) -> Infos:
-    """Join dicts of arrays, each with its number of steps; `path` is what the infos are called in errors."""
+    """Join dicts of arrays, each given with its number of steps; `path` is the infos' name in errors."""
     if not any(infos for infos, _ in parts):
         return {}
     return infos_of(merge([(columns_of(infos, length, path), 0, length) for infos, length in parts], path))

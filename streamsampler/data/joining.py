@@ -1,4 +1,4 @@
-"""Join the records of trajectories that were recorded one by one."""
+"""Join rollouts of trajectories recorded separately."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["joined"]
 
 
 def joined(parts: Sequence[Rollouts]) -> Rollouts:
-    """Return the trajectories of records, at least one, as one record in memory of its own.
+    """Join rollouts, at least one, in new memory.
 
     Raises:
-        DataError: Their observations or actions do not go together.
+        DataError: Their observations or actions do not fit together.
     """
 
     def infos(name: str) -> InfoColumns:
@@ -39,7 +39,6 @@ def joined(parts: Sequence[Rollouts]) -> Rollouts:
 
 
 def _joined_policies(parts: Sequence[Rollouts]) -> tuple[PolicyRollouts, ...]:
-    """Return what each policy played in any of the parts."""
     found: dict[str, list[tuple[int, PolicyRollouts]]] = {}
     n_episodes = 0
     for part in parts:
@@ -50,11 +49,11 @@ def _joined_policies(parts: Sequence[Rollouts]) -> tuple[PolicyRollouts, ...]:
 
 
 def _of_policy(name: str, firsts: Sequence[int], each: Sequence[PolicyRollouts]) -> PolicyRollouts:
-    """Join what one policy played.
+    """Join the trajectories of a policy.
 
     Args:
         name: Its name.
-        firsts: For each part the number of episodes in the parts before it.
+        firsts: For each part the number of episodes in earlier parts.
         each: For each part the trajectories of the policy's agents.
     """
     known = sorted({agent for part in each for agent in part.known})

@@ -1,4 +1,4 @@
-"""Say which infos files hold, and find infos that no file can hold, before hours of sampling are lost to them."""
+"""Select the infos for a file, and find infos that no file can hold before hours of sampling are wasted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from streamsampler.data.codec import encode
 from streamsampler.data.info_columns import InfoColumns, KeyPath, name_of
 from streamsampler.data.infos import Infos, columns_of, is_mask
 
-# Python's complex numbers become those of NumPy when their column is decided, and those can be written.
+# Python's complex numbers become NumPy's, which can be written, when their column's dtype is decided.
 _WRITABLE = (bool, int, float, str, complex, type(None))
 
 
@@ -22,8 +22,8 @@ class KeptInfos:
     """The infos that a file holds, by the names of their outermost keys.
 
     Attributes:
-        names: The names of those that are kept; None for all.
-        without: The names of those that are left out all the same.
+        names: The selected names; None for all.
+        without: Names to omit even if selected.
     """
 
     names: frozenset[str] | None = None
@@ -31,13 +31,10 @@ class KeptInfos:
 
     @staticmethod
     def of(infos: InfosArgument) -> KeptInfos:
-        """Return what an argument `infos` says.
-
-        Args:
-            infos: True for all infos, False for none, or the names of those that are kept.
+        """Interpret an argument `infos`: True for all, False for none, or the names to keep.
 
         Raises:
-            UsageError: It is something else.
+            UsageError: It is anything else.
         """
         if isinstance(infos, KeptInfos):
             return infos
@@ -59,20 +56,20 @@ class KeptInfos:
 
     @property
     def mentioned(self) -> frozenset[str]:
-        """The names that are said to be kept, or to be left out."""
+        """The names selected or omitted explicitly."""
         return self.without | (self.names or frozenset())
 
     def facts(self) -> dict[str, Any]:
-        """Return what a file's provenance says of it; nothing where all infos are kept."""
+        """Return the entry for a file's provenance; empty if all infos are kept."""
         if self.is_all:
             return {}
         return {"infos": {"without": sorted(self.without)} if self.names is None else sorted(self.names)}
 
     def of_batch(self, batch: Any) -> Any:
-        """Return a batch with the infos that are kept.
+        """Return a batch with only the kept infos.
 
         Raises:
-            UsageError: An info is named that the batch does not have.
+            UsageError: A named info is not in the batch.
         """
         if self.is_all:
             return batch
@@ -97,21 +94,21 @@ class KeptInfos:
         return kept
 
     def _of_agent(self, about: Infos) -> Infos:
-        """Return what is known of an agent in each episode: its return is no info, and always kept."""
+        """Select an agent's infos by episode; its return is no info, and always kept."""
         return {key: self._of_infos(value) if isinstance(value, dict) else value for key, value in about.items()}
 
     def of_columns(self, columns: InfoColumns) -> InfoColumns:
-        """Return the columns of the infos that are kept."""
+        """Return the columns of the kept infos."""
         kept = {key: it for key, it in columns.columns.items() if (name := info_name(key)) is None or self.keeps(name)}
         return InfoColumns(columns.length, kept)
 
 
 InfosArgument: TypeAlias = bool | Iterable[str] | KeptInfos
-"""True for all infos, False for none, or the names of those that are kept."""
+"""True for all infos, False for none, or the names to keep."""
 
 
 def policies_of(batch: Any) -> dict[str, Any]:
-    """Return what each policy did, where a batch is of several agents; an empty dict where it is not."""
+    """Return a `MultiAgentBatch`'s batches by policy; an empty dict for other batches."""
     return getattr(batch, "policies", {})
 
 
@@ -119,7 +116,7 @@ def unwritable_infos(batch: Any) -> None:
     """Check that a file can hold the infos of a batch.
 
     Raises:
-        UnwritableInfoError: It cannot; names all such infos.
+        UnwritableInfoError: It cannot; the message names all such infos.
     """
     pieces = []
     for each in (batch, *policies_of(batch).values()):
@@ -130,10 +127,10 @@ def unwritable_infos(batch: Any) -> None:
 
 
 def info_name(path: KeyPath) -> str | None:
-    """Return the name that an info is kept or left out by; None for what is no info, and always kept."""
+    """Return the name by which an info is kept or omitted; None for other data, which are always kept."""
     if path[0] != OF_AGENTS:
         return path[0]
-    return path[3] if len(path) > 3 else None  # of agents, whose, which, and its name
+    return path[3] if len(path) > 3 else None  # (OF_AGENTS, agent, "reset" or "last", name)
 
 
 def _names(infos: Infos) -> set[str]:
@@ -144,10 +141,10 @@ def _names(infos: Infos) -> set[str]:
 
 
 def check_pieces(pieces: Iterable[tuple[str, tuple[InfoColumns, int, int]]]) -> None:
-    """Check that a file can hold infos: pieces of columns, by the field of a batch.
+    """Check that a file can hold infos, given as pieces of columns by batch field.
 
     Raises:
-        UnwritableInfoError: It cannot; names all such infos.
+        UnwritableInfoError: It cannot; the message names all such infos.
     """
     found: dict[str, str] = {}
     others: dict[str, None] = {}
@@ -166,7 +163,7 @@ def check_pieces(pieces: Iterable[tuple[str, tuple[InfoColumns, int, int]]]) -> 
 
 
 def _problem(values: Iterable[Any], name: str) -> str | None:
-    """Return why a file cannot hold one of the values; None where it can hold all of them."""
+    """Return why a file cannot hold a value among these; None if it can hold all."""
     for value in values:
         if type(value) not in _WRITABLE:
             try:

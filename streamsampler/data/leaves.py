@@ -1,7 +1,7 @@
-"""Select leaves of observations, actions and infos by their paths: `observations.image`, `env_infos.lap`.
+"""Select leaves of observations, actions and infos by paths such as `observations.image` or `env_infos.lap`.
 
-A path is the name of an array of the batch, and the keys of Dict spaces, the positions of Tuple spaces, or the keys of
-nested infos, joined by dots. A path of what has leaves itself stands for all of them.
+A path is the name of the batch's array and the keys of Dict spaces, positions in Tuple spaces, or keys of nested infos,
+joined by dots. The path of an inner node stands for all leaves below it.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from streamsampler.data.spaces import AnySpace
 
 
 class Leaves:
-    """Which leaves are kept.
+    """A selection of leaves.
 
     Args:
-        fields: Paths of what is kept. Of trees of which none is named, all is. None for all.
-        without: Paths of what is left out.
+        fields: Paths to keep; None for all. A tree not named here is kept whole.
+        without: Paths to omit.
 
     Attributes:
-        roots: The names of the trees that are named, in order.
+        roots: The names of the mentioned trees, in order.
 
     Raises:
-        UsageError: One of the two is no sequence of paths.
+        UsageError: `fields` or `without` is no sequence of paths.
     """
 
     def __init__(self, fields: Sequence[str] | None = None, without: Sequence[str] = ()) -> None:
@@ -40,14 +40,14 @@ class Leaves:
         return bool(self.roots)
 
     def check(self, spaces: Mapping[str, AnySpace], infos: Mapping[str, Sequence[Sequence[str]] | None]) -> None:
-        """Check that there is all that is named, and that something is left of each space.
+        """Check that all paths exist, and that each space keeps at least one leaf.
 
         Args:
             spaces: The space of each tree.
-            infos: The paths of the leaves of infos, by the names of their trees; None where these come and go.
+            infos: The paths of the leaves of infos, by tree name; None if they vary.
 
         Raises:
-            UsageError: Something is not there; says what there is.
+            UsageError: A path does not exist; the message lists the paths.
         """
         for path in (*self._fields, *self._without):
             root = _root(path)
@@ -67,7 +67,7 @@ class Leaves:
                 raise UsageError(f"nothing is left of {root}: keep one of {', '.join(leaf_paths(root, space))}")
 
     def space(self, path: str, space: AnySpace) -> Any:
-        """Return what is kept of the space of a tree; None if nothing is."""
+        """Return the kept part of a tree's space; None if nothing remains."""
         if isinstance(space, gym_spaces.Dict):
             children = {key: self.space(f"{path}.{key}", child) for key, child in space.spaces.items()}
             kept = {key: child for key, child in children.items() if child is not None}
@@ -79,7 +79,7 @@ class Leaves:
         return space if self._keeps(path) else None
 
     def tree(self, path: str, tree: Any) -> Any:
-        """Return what is kept of a tree, as `space` of its space; None if nothing is."""
+        """Return the kept part of a tree, as `space` does for its space; None if nothing remains."""
         if isinstance(tree, dict):
             children = {key: self.tree(f"{path}.{key}", child) for key, child in tree.items()}
             return {key: child for key, child in children.items() if child is not None} or None
@@ -89,7 +89,7 @@ class Leaves:
         return tree if self._keeps(path) else None
 
     def infos(self, path: str, infos: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what is kept of infos, with its masks."""
+        """Return the kept infos with their masks."""
         kept: dict[str, Any] = {}
         for key, value in infos.items():
             is_mask = key.startswith("_") and key[1:] in infos
@@ -107,15 +107,15 @@ class Leaves:
 
 
 def leaf_paths(root: str, space: AnySpace) -> list[str]:
-    """Return the paths of all leaves of a tree of this space."""
+    """Return the paths of all leaves of a space's tree."""
     return [".".join((root, *names)) for names in _paths(space)]
 
 
 def way_out(path: Sequence[str]) -> str:
-    """Return how a leaf is left out, for errors; nothing where it is no part of a tree.
+    """Return advice for errors on how to omit a leaf; empty if the path is a whole tree.
 
     Args:
-        path: Its names, from that of the tree on.
+        path: Its names, from the tree's name on.
     """
     name = ".".join(path)
     return f": leave it out by without=({name!r},), or --without {name} on the command line" if len(path) > 1 else ""
@@ -132,7 +132,7 @@ def _root(path: str) -> str:
 
 
 def _is_in(path: str, other: str) -> bool:
-    """Whether a path is another one, or leads further down from it."""
+    """Whether a path equals another or lies below it."""
     return path == other or path.startswith(f"{other}.")
 
 
