@@ -264,7 +264,7 @@ class TrajectoryBatch(
 
     @property
     def next_observations(self) -> ObservationsT:
-        """Tree of (T, *O), new arrays: the observation after each action; at the end of a trajectory its final observation."""
+        """Tree of (T, *O), new arrays: the observation after each action, finally the last observation."""
         ends = self.starts + self.lengths - 1
 
         def follow(observations: Array, last: Array) -> Array:

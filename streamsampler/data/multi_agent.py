@@ -1,4 +1,4 @@
-"""A batch of several agents: what each policy did, and the episodes that it did it in."""
+"""A batch of several agents: a `TrajectoryBatch` for each policy, and the episodes."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _OF_POLICIES = (
     *("next_observations", "to_torch", "to_list", "time_steps", "as_grid"),
     *("raw_observations", "raw_last_observations"),
 )
-"""What a batch of several agents has not: it is of what one policy did."""
+"""The members that only a policy's batch has."""
 
 _FIELDS_OF_POLICIES = "observations", "last_observations", "actions"
-"""What it has for the sake of files alone: trees without leaves."""
+"""Fields hidden from users: trees without leaves, present only for files."""
 
 
 @suggesting()
@@ -41,18 +41,18 @@ _FIELDS_OF_POLICIES = "observations", "last_observations", "actions"
 class MultiAgentBatch(TrajectoryBatch[Any, Any]):
     """E episodes of several agents, sampled in PettingZoo's environments; see `streamsampler/docs/several-agents.md`.
 
-    `batch["policy name"]` is a `TrajectoryBatch` with one trajectory for each agent and episode that the policy played,
-    by episode and then by agent: all that a batch can do, it can. `batch.episodes` is about the episodes.
+    `batch["policy name"]` is a `TrajectoryBatch` with a trajectory for each agent and episode played by the policy,
+    ordered by episode and agent, with all of a batch's methods. `batch.episodes` describes the episodes.
 
-    The batch itself is one of episodes, too: `len(batch)`, `batch[i]`, slices, iteration, `lengths`, `seeds`,
-    `indices`, `concatenate` and `save` are about these. Its timesteps are steps of the environment, and its rewards are
-    those of all agents, summed up; it has neither observations nor actions, and says where these are.
+    The batch itself is a batch of episodes: `len(batch)`, `batch[i]`, slices, iteration, `lengths`, `seeds`, `indices`,
+    `concatenate` and `save` refer to episodes. Its timesteps are environment steps, and its rewards are summed over all
+    agents. It has neither observations nor actions; accessing them raises an error that lists the policies' batches.
 
     Attributes:
-        policies: The batches of policies, by name: only of those that played.
+        policies: The batches by policy name, of the policies that played.
 
     Raises:
-        DataError: Fields that do not fit each other.
+        DataError: Fields do not fit each other.
     """
 
     policies: dict[str, TrajectoryBatch[Any, Any]]
@@ -66,21 +66,21 @@ class MultiAgentBatch(TrajectoryBatch[Any, Any]):
 
     @property
     def n_env_steps(self) -> int:
-        """How many steps the environment made: T."""
+        """The number of environment steps: T."""
         return self.n_timesteps
 
     @property
     def n_agent_steps(self) -> int:
-        """How many timesteps all agents have together."""
+        """The number of timesteps of all agents together."""
         return sum(batch.n_timesteps for batch in self.policies.values())
 
     @cached_property
     def episodes(self) -> Episodes:
-        """What is known of the episodes."""
+        """The episodes, with each agent's returns and infos."""
         return Episodes(self)
 
     def __getitem__(self, index: Any) -> Any:
-        """Return what a policy did, by its name; or the episodes that an index selects, as `TrajectoryBatch` does."""
+        """Return a policy's batch by name, or the episodes selected by an index, as in `TrajectoryBatch`."""
         if not isinstance(index, str):
             return super().__getitem__(index)
         if index not in self.policies:
@@ -130,13 +130,13 @@ class MultiAgentBatch(TrajectoryBatch[Any, Any]):
 
 
 class _RefusedField:
-    """A field that only `batch_fields.value_of` reads: it holds nothing of its own."""
+    """A hidden field, stored in the instance's `__dict__` and read only by `batch_fields.value_of`."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def __get__(self, batch: MultiAgentBatch | None, owner: type[MultiAgentBatch]) -> NoReturn:
-        raise AttributeError(self._name)  # after which Python asks `__getattr__`, which says where it is
+        raise AttributeError(self._name)  # Python then calls `__getattr__`, which raises the helpful error
 
     def __set__(self, batch: MultiAgentBatch, value: Any) -> None:
         vars(batch)[self._name] = value
@@ -144,7 +144,7 @@ class _RefusedField:
 
 def _refused(name: str) -> property:
     def refuse(_: MultiAgentBatch) -> NoReturn:
-        raise AttributeError(name)  # after which Python asks `__getattr__`, which says where it is
+        raise AttributeError(name)  # Python then calls `__getattr__`, which raises the helpful error
 
     return property(refuse)
 
@@ -156,7 +156,7 @@ for _name in _FIELDS_OF_POLICIES:
 
 
 def _of_episodes(batch: TrajectoryBatch[Any, Any], numbers: Array) -> TrajectoryBatch[Any, Any]:
-    """Return the trajectories of the episodes `numbers`, in this order; the first becomes episode 0."""
+    """Return the trajectories of the episodes `numbers`, in this order; these become episodes 0, 1, 2, …."""
     rows = cast("AgentRows", batch.agents)
     starts, stops = (np.searchsorted(rows.episodes, numbers, side=side) for side in ("left", "right"))
     found = [np.arange(start, stop) for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
@@ -176,14 +176,14 @@ class Episodes:
 
     Attributes:
         agent_ids: The agents that took part in any of them.
-        lengths: (E,) int64: their steps of the environment.
-        seeds: E Python ints: `env.reset(seed=…)` with one starts the episode.
+        lengths: (E,) int64: their environment steps.
+        seeds: E Python ints: `env.reset(seed=…)` with `seeds[i]` starts episode i.
         indices: (E,) int64: their trajectory indices.
-        terminated: (E,) bool: whether an agent was terminated in the step in which the last ones ended.
-        truncated: (E,) bool: whether one was truncated in it, or by `max_episode_length`.
-        infos: Infos of the resets that are of no agent, and metrics of hooks: a dict of (E, ...).
-        env_infos: Infos of steps that are of no agent, under the names that they came under, such as "__common__": a
-            dict of (T, ...), with a row for each step of the environment.
+        terminated: (E,) bool: whether an agent terminated in the episode's last step.
+        truncated: (E,) bool: whether an agent was truncated in it, or the episode by `max_episode_length`.
+        infos: Infos of the resets that belong to no agent, and metrics of hooks: a dict of (E, ...).
+        env_infos: Infos of steps that belong to no agent, under their original names, such as "__common__": a dict of
+            (T, ...), with a row for each environment step.
     """
 
     def __init__(self, batch: MultiAgentBatch) -> None:
@@ -212,7 +212,7 @@ class Episodes:
 
     @cached_property
     def returns(self) -> dict[str, NDArray[np.float64]]:
-        """By agent, (E,) float64: the sum of its rewards, also before its first action; NaN where it took no part."""
+        """By agent, (E,) float64: the sum of its rewards, also before its first action; NaN for episodes without it."""
         return {
             agent: np.where(self.took_part[agent], self._known[agent]["return"], np.nan) for agent in self.agent_ids
         }
@@ -221,10 +221,10 @@ class Episodes:
         """Return the summed return of some agents in each episode, (E,) float64.
 
         Args:
-            agents: The agents, all of which took part in one episode at least; where one took no part it adds nothing.
+            agents: The agents; each took part in at least one episode, and adds 0 to the others.
 
         Raises:
-            DataError: An agent took part in no episode, or none of them in one of the episodes.
+            DataError: An agent took part in no episode, or an episode had none of the agents.
         """
         if unknown := [agent for agent in agents if agent not in self._known]:
             raise DataError(
@@ -237,7 +237,7 @@ class Episodes:
 
     @property
     def reset_infos(self) -> dict[str, dict[str, Any]]:
-        """By agent, a dict of (E, ...): the info that came with its first observation."""
+        """By agent, a dict of (E, ...): the info of its first observation."""
         return self._infos("reset")
 
     @property
@@ -249,17 +249,14 @@ class Episodes:
         return {agent: self._known[agent].get(which, {}) for agent in self.agent_ids}
 
 
-# --- Assembling
-
-
 def assembled(
     segments: Sequence[Segment], growing: GrowingBatch | None = None, **arguments: Any
 ) -> TrajectoryBatch[Any, Any]:
     """Make a batch of segments, of one agent or of several.
 
     Args:
-        segments: The segments; of several agents, all of them.
-        growing: Of one agent, a batch of the trajectories before; None for an empty one.
+        segments: The segments; for several agents, all of them.
+        growing: For one agent, a batch of the earlier trajectories; None for an empty batch.
         arguments: See `assembly.GrowingBatch.batch`.
     """
     spaces = arguments["observation_space"], arguments["action_space"]
@@ -280,7 +277,7 @@ def assembled(
 
 
 def segments_of_policies(segments: Sequence[Segment]) -> list[list[Segment]]:
-    """Return what segments have of each policy, as segments of deliveries of their own; none of one agent alone."""
+    """Return for each policy its trajectories as segments of their own deliveries; empty for a single agent."""
     return [[piece.segment for piece in _pieces(segments, name)] for name in _names(segments)]
 
 
@@ -289,12 +286,12 @@ def _names(segments: Sequence[Segment]) -> list[str]:
 
 
 class _Piece(NamedTuple):
-    """What one segment has of a policy.
+    """The trajectories of a policy in a segment.
 
     Attributes:
-        segment: The same, as a segment of a delivery of the policy's rollouts alone.
-        agents: Which of several agents its trajectories are of, in which of the batch's episodes.
-        spaces: Their observation and action space, where the environment's do not say it.
+        segment: A segment of a delivery with the policy's rollouts alone.
+        agents: Their agents, and their episodes in the batch.
+        spaces: Their observation and action space, if the environment has no fixed spaces.
         earlier: See `PolicyRollouts`.
     """
 
@@ -304,7 +301,7 @@ class _Piece(NamedTuple):
     earlier: tuple[Array, Array] | None = None
 
     def earlier_of(self, which: int) -> Array:
-        """Return the timesteps (0) or the rewards (1) that its trajectories had in earlier calls."""
+        """Return the timesteps (0) or the rewards (1) of its trajectories in earlier calls."""
         return np.zeros(len(self.agents.numbers)) if self.earlier is None else self.earlier[which]
 
 
@@ -360,7 +357,7 @@ def _policy_batch(
 def _fragments_of(
     pieces: Sequence[_Piece], joint: TrajectoryBatch[Any, Any], episodes: NDArray[np.int64]
 ) -> dict[str, Any]:
-    """Return the field `fragments`, but `cut`, of what a policy played."""
+    """Return a policy's field `fragments`, without `cut`."""
     if not joint.fragments:
         return {}
     lengths = np.concatenate([piece.earlier_of(0) for piece in pieces]).astype(np.int64)
@@ -373,7 +370,7 @@ def _fragments_of(
 
 
 def _spaces_said(name: str, pieces: Sequence[_Piece]) -> tuple[Any, Any]:
-    """Return the spaces that come with what a policy played, which are the same."""
+    """Return the spaces reported with a policy's trajectories, after checking that all are equal."""
     first = pieces[0]
     for each in pieces[1:]:
         if not same_spaces(cast("tuple[Any, Any]", each.spaces), cast("tuple[Any, Any]", first.spaces)):
@@ -386,7 +383,7 @@ def _spaces_said(name: str, pieces: Sequence[_Piece]) -> tuple[Any, Any]:
 
 
 def _spaces_of(name: str, agents: Sequence[str], spaces: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Return the spaces of the agents that a policy played, which are the same."""
+    """Return the spaces of a policy's agents, after checking that all are equal."""
     first = spaces[0][agents[0]], spaces[1][agents[0]]
     for agent in agents[1:]:
         if not same_spaces((spaces[0][agent], spaces[1][agent]), first):

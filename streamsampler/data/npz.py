@@ -1,8 +1,7 @@
-"""Trajectory batches as files: `.npz`, read without pickle, written whole or not at all.
+"""Trajectory batches as `.npz` files, read without pickle and replaced atomically.
 
-`streamsampler.load` reads them, and `numpy.load(path, allow_pickle=False)` gives each array under its name. The guide
-describes version 1 of the format, of files and of folders, for readers in other languages. The guide is
-`streamsampler/docs/storage-and-formats.md`.
+`streamsampler.load` loads them, and `numpy.load(path, allow_pickle=False)` gives each array under its name.
+`streamsampler/docs/storage-and-formats.md` describes version 1 of the format, for readers in other languages.
 """
 
 from __future__ import annotations
@@ -46,26 +45,27 @@ def save(
     compress: bool = False,
     infos: InfosArgument = True,
 ) -> Path:
-    """Write a batch to a file, all of it except `stats`, `worker_numbers` and `fingerprints`: these depend on timing.
+    """Write a batch to a file, without `stats`, `worker_numbers` and `fingerprints`: these depend on timing.
 
-    The file appears under its name only when it is complete and on the disk; a file of that name is replaced. Equal
-    batches make equal files, byte for byte.
+    The file appears under its name when it is complete and on the disk; an existing file is replaced. Equal batches
+    make equal files, byte for byte.
 
     Args:
-        batch: A `TrajectoryBatch` to write.
-        path: Where to. Like NumPy, appends `.npz` to a name that does not end with it.
-        provenance: What the header is to have under `provenance`: anything that JSON can hold.
+        batch: The `TrajectoryBatch`.
+        path: The file. Like NumPy, appends `.npz` to a name without it.
+        provenance: The header's `provenance`: anything that JSON can hold.
         compress: Compress the arrays; slower.
-        infos: True for all infos, False for none, or the names of the outermost keys that are written, whichever of
-            `env_infos`, `agent_infos` and `episode_infos` have them.
+        infos: True for all infos, False for none, or the outermost keys to write, in any of `env_infos`, `agent_infos`
+            and `episode_infos`.
 
     Returns:
         The path written.
 
     Raises:
-        UsageError: `infos` names an info that is not there.
-        UnwritableInfoError: Infos hold objects that no file can hold; names these infos.
-        StorageError: Objects, spaces or a provenance that cannot be written and read back exactly; names the field.
+        UsageError: `infos` names an info that the batch does not have.
+        UnwritableInfoError: Infos hold objects that no file can hold; the message names these infos.
+        StorageError: Objects, spaces or the provenance cannot be written and read back exactly; the message names the
+            field.
         OSError: The file cannot be written.
     """
     target = _with_suffix(Path(path))
@@ -73,7 +73,7 @@ def save(
     try:
         entries = _entries(batch, provenance)
     except StorageError:
-        unwritable_infos(batch)  # which names all of them, and the way out
+        unwritable_infos(batch)  # raises the better error: all such infos, and how to omit them
         raise
     write_whole(target, lambda file: _write(file, entries, compress))
     return target
@@ -85,13 +85,13 @@ def _with_suffix(path: Path) -> Path:
 
 def _write(file: BinaryIO, entries: dict[str, Array], compress: bool) -> None:
     write = cast(Any, np.savez_compressed if compress else np.savez)
-    # In one memory layout, whatever the batch's: equal batches are equal files. No entry has a time, either.
+    # Contiguous, whatever the batch's layout, and without times: equal batches make equal files.
     write(file, **{name: np.ascontiguousarray(array) for name, array in entries.items()})
 
 
 def _entries(batch: Any, provenance: Mapping[str, Any] | None) -> dict[str, Array]:
     entries: dict[str, Array] = {name: getattr(batch, name) for name in _ARRAYS}
-    # Claimed now, so that no column takes the name.
+    # Reserves the name, so that no column gets it.
     entries["header"] = np.empty(0, np.uint8)
     header: dict[str, Any] = {
         "format": _FORMAT,
@@ -103,23 +103,23 @@ def _entries(batch: Any, provenance: Mapping[str, Any] | None) -> dict[str, Arra
         "spaces": {name: encode_space(getattr(batch, name), name) for name in _SPACES},
         "structure": {name: _store(value_of(batch, name), name, name, entries) for name in _trees_of(batch)},
     }
-    if batch.agents is not None:  # of what one policy did
+    if batch.agents is not None:  # a policy's batch
         header |= _known(batch.agents)
         agents = {field: getattr(batch.agents, field) for field in _AGENTS}
         header["structure"]["agents"] = _store(agents, "agents", "agents", entries)
-    if hasattr(batch, "policies"):  # a fragment where no agent was answered has no policy's batch
+    if hasattr(batch, "policies"):  # empty for a fragment in which no agent acted
         header["policies"] = {name: _policy(name, each, entries) for name, each in policies_of(batch).items()}
     entries["header"] = _to_bytes([_dumps(header, "provenance")])
     return entries
 
 
 def _known(rows: AgentRows) -> dict[str, Any]:
-    """Return what a header says of the agents that may take part."""
+    """Return a header's entries about the agents that may take part."""
     return {"agent_ids": list(rows.known), **({"agents_are_open": True} if rows.is_open else {})}
 
 
 def _policy(name: str, batch: Any, entries: dict[str, Array]) -> dict[str, Any]:
-    """Add the arrays of what one policy did to the entries; returns what the header says of it."""
+    """Add the arrays of a policy's batch to the entries, and return its part of the header."""
     rows = batch.agents
     assert rows is not None
     trees = {field: getattr(batch, field) for field in (*_ARRAYS, *_trees_of(batch))}
@@ -135,7 +135,7 @@ def _policy(name: str, batch: Any, entries: dict[str, Array]) -> dict[str, Any]:
 
 
 def _fields_of(said: Mapping[str, Any], entries: dict[str, Array]) -> dict[str, Any]:
-    """Return the fields of a batch that a header says of it, or of what one policy did."""
+    """Return the fields of a batch, or of a policy's batch, from its part of the header."""
     structure = said["structure"]
     fields = {name: _restore(each, entries) for name, each in structure.items() if not name.startswith("raw_")}
     fields |= {name: entries[name] for name in _ARRAYS if name not in structure}
@@ -157,14 +157,14 @@ def _trees_of(batch: Any) -> tuple[str, ...]:
 
 
 def _raw_of(batch: Any) -> list[str]:
-    """Return the names of raw data to write: those that differ, or the rewards, which say that there were filters."""
+    """Return the names of raw data to write: those that differ, or at least the rewards, as a sign of filters."""
     if batch.raw is None:
         return []
     return [f"raw_{name}" for name in _RAW if getattr(batch.raw, name) is not getattr(batch, name)] or ["raw_rewards"]
 
 
 def _raw(fields: Mapping[str, Any], structure: Mapping[str, Any], entries: dict[str, Array]) -> RawRows | None:
-    """Return the raw data of a file; None where nothing was filtered."""
+    """Return the raw data of a file; None if nothing was filtered."""
     there = {name: structure[f"raw_{name}"] for name in _RAW if f"raw_{name}" in structure}
     if not there:
         return None
@@ -183,7 +183,7 @@ def _to_bytes(lines: list[str]) -> Array:
 
 
 def _store(tree: Any, path: str, name: str, entries: dict[str, Array]) -> Any:
-    """Add a tree's arrays to the entries; returns its structure, with names in the places of arrays."""
+    """Add a tree's arrays to the entries, and return its structure with their names."""
     if isinstance(tree, dict):
         for key in tree:
             if not isinstance(key, str):
@@ -202,7 +202,7 @@ def _store(tree: Any, path: str, name: str, entries: dict[str, Array]) -> Any:
 def _free_name(name: str, entries: dict[str, Array]) -> str:
     plain = re.sub(r"[^\w.-]", "_", name, flags=re.ASCII)
     free, number = plain, 1
-    # savez gives `file` a meaning of its own, but no entry is called that: each starts with its field's name.
+    # `savez` has a parameter `file`, but no entry has this name: each starts with its field's name.
     while free in entries:
         number += 1
         free = f"{plain}~{number}"
@@ -210,11 +210,11 @@ def _free_name(name: str, entries: dict[str, Array]) -> str:
 
 
 def load_with_header(path: str | os.PathLike[str], make: Callable[[dict[str, Any]], Any]) -> tuple[Any, dict[str, Any]]:
-    """Read a batch that `save` wrote, and the header of its file; see `streamsampler.data.shards`.
+    """Load a batch and the header of its file; see `streamsampler.data.shards`.
 
     Args:
-        path: The file; `.npz` is appended where there is none of that name.
-        make: Makes a batch of its fields; those of what one policy did are made first.
+        path: The file; `.npz` is appended if the name alone does not exist.
+        make: Makes a batch of its fields, the policies' batches first.
     """
     path = _existing(Path(path))
     entries, header = _read(path)
@@ -236,17 +236,17 @@ def read(path: str | os.PathLike[str], *names: str) -> tuple[dict[str, Array], d
     """Read some of a file's arrays, and its header.
 
     Args:
-        path: As `load` takes it.
-        names: Names of the file's arrays: `rewards`, and of nested data each leaf, such as `observations.image`. The
-            others are not read.
+        path: As for `load`.
+        names: Names of the file's arrays: `rewards`, and for nested data each leaf, such as `observations.image`. No
+            other array is read.
 
     Returns:
         `(arrays, header)`: the arrays by name; and the header, with `format_version`, `package_version`, `seed`,
         `seeds` and `provenance`.
 
     Raises:
-        StorageError: As `load`, and where there is no such array; names the arrays of the file.
-        FileNotFoundError: There is no such file.
+        StorageError: As for `load`, or an array does not exist; the message lists the file's arrays.
+        FileNotFoundError: The file does not exist.
     """
     return _read(_existing(Path(path)), names)
 
@@ -255,14 +255,14 @@ def read_trees(path: str | os.PathLike[str], *names: str) -> tuple[dict[str, Any
     """Read some of a file's trees, and its header; see `read`.
 
     Args:
-        path: As `load` takes it.
-        names: Names of trees, such as `env_infos`. The others are not read.
+        path: As for `load`.
+        names: Names of trees, such as `env_infos`. No other tree is read.
 
     Returns:
         `(trees, header)`: the trees by name, nested as in a batch; and the header.
 
     Raises:
-        StorageError: As `load`, and where there is no such tree; names the trees of the file.
+        StorageError: As for `load`, or a tree does not exist; the message lists the file's trees.
     """
     path = _existing(Path(path))
     header = _read(path, ())[1]
@@ -290,7 +290,7 @@ def _read(path: Path, names: Sequence[str] | None = None) -> tuple[dict[str, Arr
                 known = _entries_of_header(header)
                 names = known if names is None else names
                 if unknown := [name for name in names if name not in {*known, *archive.names}]:
-                    # An array that the header names, and that is missing, is damage.
+                    # A name in the header without its array is damage, and raises below.
                     raise StorageError(
                         f"there is no array {unknown[0]!r} in {path}{_instead(unknown[0], known, header)}"
                     )
@@ -299,7 +299,7 @@ def _read(path: Path, names: Sequence[str] | None = None) -> tuple[dict[str, Arr
 
 
 def _instead(name: str, known: Sequence[str], header: Mapping[str, Any]) -> str:
-    """Return where the data of a name are, as the end of a sentence."""
+    """Return the end of a sentence that says where the data of a name are."""
     if name in header:
         return ": it is in the header, the second result"
     if leaves := [leaf for leaf in known if leaf.startswith(f"{name}.")]:
@@ -310,7 +310,7 @@ def _instead(name: str, known: Sequence[str], header: Mapping[str, Any]) -> str:
 
 
 def _entries_of_header(header: Mapping[str, Any]) -> list[str]:
-    """Return the names of all arrays that a batch is made of."""
+    """Return the names of all of a batch's arrays."""
     parts = [header, *header.get("policies", {}).values()]
     own = [name for name in _ARRAYS if name not in header["structure"]]
     return [*own, *(entry for part in parts for tree in part["structure"].values() for entry in entries_of(tree))]

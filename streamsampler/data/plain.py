@@ -1,7 +1,7 @@
-"""Write arrays and accounts with numbers, strings, bytes, lists and dicts alone, and read them again.
+"""Convert arrays and accounts to numbers, strings, bytes, lists and dicts, and back.
 
-So a checkpoint can have them that is read without running any code, such as by `torch.load(weights_only=True)`. That
-takes no NumPy array, no number of NumPy and no empty bytes, so there are none of these.
+A checkpoint of these can be read without running any code, such as by `torch.load(weights_only=True)`, which accepts
+neither NumPy's arrays and numbers nor empty bytes.
 """
 
 from __future__ import annotations
@@ -18,12 +18,9 @@ from streamsampler.core.timing import Gauge, ScriptTimes
 from streamsampler.data.statistics import DroppedTrajectory, EndedEpisodes, FoundAnomaly, Stats, Timer
 from streamsampler.data.trees import Array, Tree
 
-# ----------------------------------------------------------------------
-# Arrays, and trees of them.
-
 
 def plain_tree(tree: Tree) -> dict[str, Any]:
-    """Return a tree of arrays in numbers, strings and bytes; arrays of objects are pickled."""
+    """Convert a tree of arrays to numbers, strings and bytes; arrays of objects are pickled."""
     if isinstance(tree, dict):
         return {"keys": list(tree), "parts": [plain_tree(child) for child in tree.values()]}
     if isinstance(tree, tuple):
@@ -36,7 +33,7 @@ def plain_tree(tree: Tree) -> dict[str, Any]:
 
 
 def tree_of(plain: Mapping[str, Any]) -> Any:
-    """Return the tree of what `plain_tree` returned, in memory of its own."""
+    """Return the tree converted by `plain_tree`, in new memory."""
     if "parts" in plain:
         parts = [tree_of(part) for part in plain["parts"]]
         return dict(zip(plain["keys"], parts, strict=True)) if "keys" in plain else tuple(parts)
@@ -46,12 +43,8 @@ def tree_of(plain: Mapping[str, Any]) -> Any:
     return array.reshape(plain["shape"]).copy()
 
 
-# ----------------------------------------------------------------------
-# Accounts.
-
-
 def plain_stats(stats: Stats) -> dict[str, Any]:
-    """Return accounts, without those of the script's own times, which are its process's."""
+    """Convert accounts, without the script's own times, which belong to its process."""
     return {item.name: _plain(getattr(stats, item.name)) for item in fields(stats) if item.name != "script"}
 
 
@@ -72,13 +65,13 @@ def _plain(value: Any) -> Any:
 
 
 def stats_of(plain: Mapping[str, Any], n_workers: int, script: ScriptTimes | None) -> Stats:
-    """Return the accounts of what `plain_stats` returned.
+    """Return the accounts converted by `plain_stats`.
 
     Args:
-        plain: The same.
-        n_workers: How many workers go on. If there were more, the times of worker w are added to those of worker w
-            modulo `n_workers`, so that all times together are the same.
-        script: What the script measures itself.
+        plain: The converted accounts.
+        n_workers: The number of workers now. If there were more, the times of worker w are added to those of worker w
+            modulo `n_workers`, so the totals stay the same.
+        script: The script's own measurements.
     """
     workers, timesteps = [Times()] * n_workers, [0] * n_workers
     for number, (times, n) in enumerate(zip(plain["workers"], plain["worker_timesteps"], strict=True)):

@@ -1,4 +1,4 @@
-"""Cut what a folder or a stream is to have into portions."""
+"""The sizes of a folder's shards and of a stream's portions."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 
 class Portion:
-    """How much a portion of a stream still lacks: timesteps, or trajectories, whichever suffices first.
+    """The timesteps or trajectories that a portion still lacks; it is complete when either suffices.
 
     Args:
-        timesteps: Timesteps that suffice; None if only trajectories count.
-        trajectories: Trajectories that suffice; None if only timesteps count.
+        timesteps: Sufficient timesteps; None if only trajectories count.
+        trajectories: Sufficient trajectories; None if only timesteps count.
     """
 
     def __init__(self, timesteps: int | None, trajectories: int | None) -> None:
@@ -25,7 +25,7 @@ class Portion:
         return enough_timesteps or (self._trajectories is not None and self._trajectories <= 0)
 
     def fill(self, lengths: Iterable[int]) -> int:
-        """Take trajectories with these lengths, from the first on, until they suffice; return how many."""
+        """Count trajectories of these lengths, from the first on, until they suffice; return how many did."""
         taken = 0
         for length in lengths:
             if self.met:
@@ -40,7 +40,7 @@ class Portion:
 
 @dataclass(frozen=True)
 class Target:
-    """How much all portions together must have.
+    """The required size of all portions together.
 
     Attributes:
         unit: "timesteps" or "trajectories".
@@ -51,13 +51,13 @@ class Target:
     number: int
 
     def missing(self, n_trajectories: int, n_timesteps: int) -> int:
-        """Return how many are missing if there are so many; at least 0."""
+        """Return how many are missing from so many; at least 0."""
         return max(0, self.number - (n_timesteps if self.unit == "timesteps" else n_trajectories))
 
     def next_portion(self, size: int, n_trajectories: int, n_timesteps: int) -> Portion:
-        """Return what the next portion must have: `size` timesteps, or less for the last one.
+        """Return the next portion: `size` timesteps, or less for the last.
 
-        It depends only on the portions so far: they are the same wherever sampling was interrupted.
+        It depends only on the earlier portions, so it is the same wherever sampling was interrupted.
         """
         missing = self.missing(n_trajectories, n_timesteps)
         return Portion(min(size, missing), None) if self.unit == "timesteps" else Portion(size, missing)

@@ -1,4 +1,4 @@
-"""Record the trajectories of a ticket."""
+"""Record the trajectories of a ticket, whole or in fragments."""
 
 from __future__ import annotations
 
@@ -27,19 +27,16 @@ __all__ = [
     "joined_fragments", "lengths_of", "packed_floats", "place_of", "refuse_actions_outside",
 ]  # fmt: skip
 
-# ----------------------------------------------------------------------
-# Fragments of episodes that go on from call to call: what a worker says of them, and what a batch has of that.
-
 
 class EpisodeState(NamedTuple):
-    """Where an episode that goes on stands, apart from its environment.
+    """The state of an unfinished episode, apart from its environment.
 
     Attributes:
         length: Its timesteps so far.
-        memory: What the agents' `get_state` returned, and the states of the global generators, for all environments of
-            a ticket, pickled together; and which of them this is. None where there is nothing to remember.
-        digests: Of its observations and rewards so far, that observation included which its last action led to.
-        restorable: Whether another worker's agent can be put into this state.
+        memory: The agents' `get_state` results and the states of the global generators, pickled together for all
+            environments of a ticket; and the position of this environment's. None if nothing must be remembered.
+        digests: Digests of its observations and rewards so far, including the observation after its last action.
+        restorable: Whether another worker's agent can be set to this state.
         actions: The joint actions of several agents in the call's timesteps, a dict for each timestep.
     """
 
@@ -51,17 +48,17 @@ class EpisodeState(NamedTuple):
 
 
 class EnvFragment(NamedTuple):
-    """What one environment's timesteps in a call consist of: consecutive episodes, or parts of them. Never changed.
+    """The episodes, or parts of them, in an environment's fragment of a call, in order of time. Immutable.
 
     Attributes:
         number: The environment's number.
-        n_episodes: How many there are.
-        first: The number of the first one among all episodes of this environment.
-        continued: Whether that one began in an earlier call.
-        state: Where the last one stands; None if it ended.
-        lost: Why the episode that went on could not be restored after a loss; empty where nothing was lost.
-        group: The index of the ticket that it belongs to: the environment's number, or that of its group.
-        agent: In the first environment of a group the state of the agent and of the global generators, pickled.
+        n_episodes: The number of episodes.
+        first: The first episode's number among all episodes of this environment.
+        continued: Whether the first episode began in an earlier call.
+        state: The state of the last episode; None if it ended.
+        lost: Why the unfinished episode could not be restored after a loss; empty otherwise.
+        group: The index of its ticket: the environment's number, or that of its group.
+        agent: In a group's first environment, the pickled state of the agent and of the global generators.
     """
 
     number: int
@@ -74,13 +71,13 @@ class EnvFragment(NamedTuple):
     agent: bytes | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> EnvFragment:
-        """Return itself: to copy item by item what is never changed would cost more than to record it."""
+        """Return itself: an item-by-item copy of an immutable object would cost more than its recording."""
         return self
 
 
 def lengths_of(rollouts: Any) -> tuple[int, ...]:
-    """Return how many timesteps each index of a ticket's `Rollouts` has: a trajectory, or an environment's fragment."""
-    lengths = tuple(rollouts.lengths.tolist())  # the garbage collector looks at lists of numbers, too
+    """Return the timesteps of each index in a ticket's `Rollouts`: of a trajectory, or of an environment's fragment."""
+    lengths = tuple(rollouts.lengths.tolist())  # a tuple: the garbage collector visits lists of numbers, too
     if not rollouts.fragments:
         return lengths
     of_groups: dict[int, int] = {}
@@ -98,14 +95,14 @@ _WHOLE: dict[str, tuple[type[np.generic], Any]] = {
     "earlier_lengths": (np.int64, 0),
     "earlier_returns": (np.float64, 0.0),
 }
-"""What the field `fragments` of a batch has: the dtypes, and what is said of whole trajectories."""
+"""The arrays of a batch's field `fragments`: their dtypes, and their values for whole trajectories."""
 
 
 def check_fragments(fragments: Mapping[str, Any], n_trajectories: int) -> None:
-    """Check the field `fragments` of a batch.
+    """Check a batch's field `fragments`.
 
     Raises:
-        DataError: It is neither empty, nor has what it should have.
+        DataError: It is not empty, and its arrays are missing or wrong.
     """
     if not fragments:
         return
@@ -126,7 +123,7 @@ def check_fragments(fragments: Mapping[str, Any], n_trajectories: int) -> None:
 
 
 def joined_fragments(parts: Sequence[tuple[Mapping[str, Any], int]]) -> dict[str, Any]:
-    """Join the field `fragments` of batches, given with their numbers of trajectories; those without it were whole."""
+    """Join the field `fragments` of batches, given with their numbers of trajectories; empty fields count as whole."""
     if not any(fragments for fragments, _ in parts):
         return {}
     return {
@@ -135,15 +132,12 @@ def joined_fragments(parts: Sequence[tuple[Mapping[str, Any], int]]) -> dict[str
     }
 
 
-# ----------------------------------------------------------------------
-
-
 @by_position
-@dataclass(slots=True)  # not frozen: that would make each one, and there are many, take three times as long
+@dataclass(slots=True)  # not frozen: construction would take three times as long, and is frequent
 class Rollouts:
-    """The trajectories of one ticket, in its order: n of them, t timesteps in all.
+    """The trajectories of a ticket, in its order: n trajectories, t timesteps in all.
 
-    The arrays may be views of memory that the next ticket overwrites: copy what is kept; a pickle is a copy.
+    The arrays may be views of memory that the next ticket overwrites: copy them to keep them; a pickle is a copy.
 
     Attributes:
         observations: Tree of (t, *O).
@@ -156,12 +150,12 @@ class Rollouts:
         env_infos: Columns of t steps.
         agent_infos: Columns of t steps.
         episode_infos: Columns of n steps.
-        anomalies: The trajectories that may be wrong, if that was looked for.
-        fragments: Of fragments, which trajectories belong to which environment, in the ticket's order; else empty.
-        summaries: A summary of each trajectory for the sampler's filters, pickled; empty without filters.
+        anomalies: The trajectories with suspect data, if these were checked.
+        fragments: In fragments, the trajectories of each environment, in the ticket's order; else empty.
+        summaries: A pickled summary of each trajectory for the sampler's filters; empty without filters.
         has_last_values: Whether `episode_infos` have the agent's values of last observations.
-        policies: Of several agents in one environment, the trajectories of each, by policy; else empty.
-        remarks: What may be wrong in the environment, each kind of it and a text that says so once.
+        policies: With several agents in an environment, the trajectories of each policy; else empty.
+        remarks: Possible faults of the environment: pairs of a kind and a text to warn with once.
     """
 
     observations: Tree
@@ -183,11 +177,10 @@ class Rollouts:
 
     @property
     def n_trajectories(self) -> int:
-        """The number of trajectories."""
         return len(self.lengths)
 
     def agent_steps(self) -> tuple[int, ...]:
-        """Return how many timesteps all agents together have in each trajectory."""
+        """Return the timesteps of all agents together in each trajectory."""
         if not self.policies:
             return tuple(self.lengths.tolist())
         counts = np.zeros(self.n_trajectories, np.int64)
@@ -197,25 +190,24 @@ class Rollouts:
 
     @property
     def n_timesteps(self) -> int:
-        """The number of timesteps of all trajectories."""
         return len(self.rewards)
 
 
 @by_position
 @dataclass(slots=True)
 class PolicyRollouts:
-    """The trajectories of the agents that one policy played in a ticket, by episode and then by agent.
+    """A policy's trajectories in a ticket, by episode and agent.
 
     Attributes:
         policy: The policy's name.
-        rollouts: Their trajectories: n of them, t timesteps in all.
-        agents: (n,) int64: which agent each is of, by its number among those that may take part, or in `known`.
-        episodes: (n,) int64, never falling: the position in the ticket of the trajectory of all agents that it is of.
-        env_timesteps: (t,) int64: in which step of the environment the agent acted.
-        known: Where any agents may take part, those that did, sorted; else empty.
-        spaces: Their observation and action space; None where the environment says beforehand which there may be.
-        earlier: Of fragments, the timesteps and the summed rewards, (n,) each, that agents had in earlier calls of the
-            episodes which go on; None where none does.
+        rollouts: The trajectories: n of them, t timesteps in all.
+        agents: (n,) int64: each trajectory's agent, by its number among the possible agents, or in `known`.
+        episodes: (n,) int64, never falling: the position in the ticket of each trajectory's episode.
+        env_timesteps: (t,) int64: the environment timestep of each timestep.
+        known: If any agents may take part, those that did, sorted; else empty.
+        spaces: Their observation and action space; None if the environment lists its possible agents.
+        earlier: In fragments, the agents' timesteps and summed rewards, (n,) each, in earlier calls of unfinished
+            episodes; None if all trajectories are new.
     """
 
     policy: str
@@ -229,28 +221,28 @@ class PolicyRollouts:
 
 
 class RolloutRecorder:
-    """Records trajectories one after the other, and hands out those that ended.
+    """Records trajectories, one at a time, and returns those that ended.
 
-    For each trajectory: `begin`; for each timestep `record_observation`, `record_action`, `record_reward` and, where
-    there are infos, `record_env_info` and `record_agent_info` with the timestep's number; then `end`, or `abandon`.
-    A timestep's number counts on from what `begin` returned.
+    For each trajectory: `begin`; for each timestep `record_observation`, `record_action`, `record_reward` and, for
+    non-empty infos, `record_env_info` and `record_agent_info` with the timestep's number; then `end`, or `abandon`.
+    Timesteps are numbered from the result of `begin` on.
 
     Attributes:
         record_observation: Copies the observation that an action is chosen on; ObservationError if it does not fit.
-        record_action: Copies an action; ActionError if it has another shape or kind than its space.
-        record_reward: Takes a number; DataError if it is none.
-        record_env_info: Takes (step, info).
-        record_agent_info: Takes (step, info).
-        encoded_observations: Where a loop may append the bytes of an observation whose dtype equals
-            `observation_dtype` and whose shape equals `observation_shape`; None where it may not.
+        record_action: Copies an action; ActionError if its shape or kind differs from its space.
+        record_reward: Records a number; DataError for other values.
+        record_env_info: Records (step, info).
+        record_agent_info: Records (step, info).
+        encoded_observations: A list to which a loop may append the bytes of an observation with dtype
+            `observation_dtype` and shape `observation_shape`; None if it may not.
         observation_dtype: See there.
         observation_shape: See there.
-        integer_actions: Where a loop may append actions that are integers of Python itself; None where it may not.
-        float_rewards: Where a loop may append rewards of the class `reward_class`.
-        reward_class: Floats of Python itself; a class that no reward has where all rewards go to `record_reward`.
-        n_trajectories: How many trajectories have ended.
-        n_timesteps: How many timesteps those have in all.
-        metrics: How each metric that was recorded becomes one number for a batch, by name.
+        integer_actions: A list to which a loop may append Python integers as actions; None if it may not.
+        float_rewards: A list to which a loop may append rewards of class `reward_class`.
+        reward_class: Python's float; a class without instances if all rewards must go to `record_reward`.
+        n_trajectories: The number of ended trajectories.
+        n_timesteps: Their timesteps.
+        metrics: By name of each recorded metric, its aggregation to a number for a batch.
     """
 
     reward_class: type = float
@@ -282,7 +274,7 @@ class RolloutRecorder:
         self.record_agent_info: Callable[[int, dict[str, Any]], None] = self._agent_infos.record
 
     def begin(self, reset_info: dict[str, Any]) -> int:
-        """Start a trajectory; one in hand is abandoned.
+        """Start a trajectory; an unfinished trajectory is abandoned.
 
         Args:
             reset_info: The info of the environment's reset.
@@ -291,7 +283,7 @@ class RolloutRecorder:
             The number of its first timestep, counted over the whole ticket.
 
         Raises:
-            DataError: An info that is no dict, or has a key that is no string.
+            DataError: The info is no dict, or has a key that is no string.
         """
         if len(self._rewards) != self.n_timesteps or self._begun:
             self.abandon()
@@ -305,25 +297,25 @@ class RolloutRecorder:
         return self.n_timesteps
 
     def record_metrics(self, metrics: dict[str, Any]) -> None:
-        """Record further infos of the trajectory in hand, which come back with those of its reset.
+        """Record further infos of the current trajectory, which are returned with those of its reset.
 
         Args:
-            metrics: Their values by name; none of the names is one of the reset's infos.
+            metrics: Their values by name; no name is among the reset's infos.
 
         Raises:
-            DataError: It is no dict, or has a key that is no string.
+            DataError: `metrics` is no dict, or has a key that is no string.
         """
         self._episode_infos.record(self.n_trajectories, metrics)
 
     def record_last_value(self, value: float) -> None:
-        """Record the agent's value of the last observation of the trajectory in hand, which did not terminate."""
+        """Record the agent's value of the last observation, if the current trajectory did not terminate."""
         self._last_values[self.n_trajectories] = value
 
     def flags(self, terminated: Any, truncated: Any) -> tuple[bool, bool]:
-        """Return as booleans what the environment said in the timestep whose reward was recorded last.
+        """Return the environment's flags of the current timestep as booleans, after its reward was recorded.
 
         Raises:
-            DataError: One of the two is neither true nor false; see `flag_of`.
+            DataError: A flag is neither true nor false; see `flag_of`.
         """
         try:
             return flag_of("terminated", terminated), flag_of("truncated", truncated)
@@ -332,17 +324,17 @@ class RolloutRecorder:
             raise
 
     def end(self, last_observation: Any, terminated: bool, truncated: bool, *, limited: bool = False) -> None:
-        """End the trajectory in hand.
+        """End the current trajectory.
 
         Args:
-            last_observation: What the last action led to.
-            terminated: What the environment said.
-            truncated: What the environment said.
-            limited: Whether the trajectory has as many timesteps as it may have: then it is truncated in any case.
+            last_observation: The observation after the last action.
+            terminated: The environment's flag.
+            truncated: The environment's flag.
+            limited: Whether the trajectory has reached its maximum length: then it is truncated in any case.
 
         Raises:
             ObservationError: The observation does not fit its space.
-            DataError: Nothing was recorded, or not as many observations as actions and rewards.
+            DataError: Nothing was recorded, or the numbers of observations, actions and rewards differ.
         """
         n_rewards = len(self._rewards)
         length = n_rewards - self.n_timesteps
@@ -358,7 +350,7 @@ class RolloutRecorder:
 
     def _check_counts(self) -> None:
         n_rewards, recorders = len(self._rewards), (self._observations, self._actions)
-        with_leaves = [it for it in recorders if any(trees.leaves(it.view(0, 0)))]  # others record nothing
+        with_leaves = [it for it in recorders if any(trees.leaves(it.view(0, 0)))]  # spaces without leaves have no rows
         if n_rewards > self.n_timesteps and all(it.count() == n_rewards for it in with_leaves):
             return
         counts = [it.count() - self.n_timesteps for it in recorders]
@@ -368,18 +360,18 @@ class RolloutRecorder:
         )
 
     def copies_in_hand(self) -> tuple[Tree, Tree, NDArray[np.float64]]:
-        """Return copies of observations, actions and rewards of the trajectory in hand, as far as it was recorded."""
+        """Return copies of the observations, actions and rewards recorded so far of the current trajectory."""
         first, last = self.n_timesteps, len(self._rewards)
         observations, actions = self._observations.view(first, last), self._actions.view(first, last)
         rewards = np.array(self._rewards[first:], dtype=np.float64)
         return trees.map_tree(np.copy, observations), trees.map_tree(np.copy, actions), rewards
 
     def forget_observation(self) -> None:
-        """Forget the observation that no action was chosen on: the trajectory goes on from it in a later ticket."""
+        """Discard the last observation, which has no action yet: a later ticket continues the trajectory from it."""
         self._observations.truncate(len(self._rewards))
 
     def abandon(self) -> None:
-        """Forget the trajectory in hand."""
+        """Discard the current trajectory."""
         for recorder in (self._observations, self._actions, self._env_infos, self._agent_infos):
             recorder.truncate(self.n_timesteps)
         for recorder in (self._last_observations, self._episode_infos):
@@ -388,7 +380,7 @@ class RolloutRecorder:
         self._begun = False
 
     def forget_after(self, n_trajectories: int) -> None:
-        """Forget all trajectories after the first so many, and the one in hand."""
+        """Discard all trajectories after the first `n_trajectories`, and the current trajectory."""
         for values in (self._lengths, self._terminated, self._truncated):
             del values[n_trajectories:]
         self._last_values = {row: value for row, value in self._last_values.items() if row < n_trajectories}
@@ -396,7 +388,7 @@ class RolloutRecorder:
         self.abandon()
 
     def clear(self) -> None:
-        """Forget everything, for the next ticket."""
+        """Discard everything, for the next ticket."""
         self.n_trajectories = self.n_timesteps = 0
         self.metrics.clear()
         self._last_values.clear()
@@ -412,10 +404,10 @@ class RolloutRecorder:
         """Return the trajectories that ended since the last `clear`; their arrays are views of the recorder's memory.
 
         Raises:
-            ActionError: An action outside its space.
-            ObservationError: An observation that its space's dtype cannot hold.
-            DataError: A trajectory with infos with a key `_x` and a key `x`, or with the key of the agent's value. All
-                of these errors have a `position`.
+            ActionError: An action is outside its space.
+            ObservationError: The space's dtype cannot hold an observation.
+            DataError: Infos have a key `_x` and a key `x`, or the key of the agent's value. All of these errors have a
+                `position`.
         """
         n_timesteps, n_trajectories = self.n_timesteps, self.n_trajectories
         observations, actions, last_observations = self._views()
@@ -443,7 +435,7 @@ class RolloutRecorder:
         )
 
     def _views(self) -> tuple[Tree, Tree, Tree]:
-        """Observations, actions and last observations; the error is that of the first trajectory that has one."""
+        """Return observations, actions and last observations; raise the error of the first trajectory that has any."""
         errors: list[DataError] = []
         views: list[Tree] = []
         for recorder in (self._observations, self._actions, self._last_observations):
@@ -460,7 +452,7 @@ class RolloutRecorder:
 
 
 def place_of(row: int, lengths: Sequence[int] | NDArray[np.int64]) -> tuple[int, int]:
-    """Return the position in its ticket of the trajectory of timestep number `row`, and the timestep within it."""
+    """Return the position in its ticket of row `row`'s trajectory, and the timestep within it."""
     ends = np.cumsum(lengths)
     position = int(np.searchsorted(ends, row, side="right"))
     return position, row - int(ends[position] - lengths[position])
@@ -470,7 +462,7 @@ def refuse_actions_outside(space: AnySpace, actions: Tree, lengths: Sequence[int
     """Check that all actions of a ticket are in their space.
 
     Raises:
-        ActionError: One is not; with its trajectory's `position`.
+        ActionError: An action is outside; the error has its trajectory's `position`.
     """
     outside = check_actions(space, actions)
     if outside is None:

@@ -1,4 +1,4 @@
-"""The trajectories of reports, as batches are made of them."""
+"""The parts of reports from which batches are assembled."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from streamsampler.data.recorder import Rollouts
 
 
 class Segment(NamedTuple):
-    """Consecutive trajectories of one report that stand together in the result.
+    """Consecutive trajectories of a report that are adjacent in the batch.
 
     Attributes:
-        delivery: What the report brought.
-        start: Position of the first one among the trajectories that the report brought.
-        stop: One more than the position of the last one.
-        indices: Their indices.
+        delivery: The report's trajectories.
+        start: The first position in the delivery.
+        stop: The position after the last.
+        indices: The trajectory indices.
     """
 
     delivery: Delivery
@@ -26,15 +26,15 @@ class Segment(NamedTuple):
 
 @dataclass(slots=True)
 class Delivery:
-    """What one report brought to the sampler; a `Segment` is a part of it.
+    """The trajectories of a report; a `Segment` is a part of it.
 
     Attributes:
         worker: The worker that ran the trajectories.
-        rollouts: The trajectories; arrays in memory that belongs to the engine.
-        n_bytes: How many bytes the observations have.
-        spaces: The observation and the action space of the worker's environment.
-        fingerprint: The bits of the worker's fingerprint; empty where they are not known.
-        number: The number of the report.
+        rollouts: The trajectories; arrays in the engine's memory.
+        n_bytes: The size of the observations in bytes.
+        spaces: The observation and action space of the worker's environment.
+        fingerprint: The worker's fingerprint of floating-point results; empty if unknown.
+        number: The report's number.
     """
 
     worker: int
@@ -45,5 +45,5 @@ class Delivery:
     number: int = -1
 
     def ends_with(self, segment: Segment) -> bool:
-        """Whether `segment` is the last one of this delivery."""
+        """Whether `segment` is the last of this delivery."""
         return segment.stop == self.rollouts.n_trajectories

@@ -1,6 +1,6 @@
-"""Sequences of timesteps out of a folder, as an `IterableDataset` of PyTorch.
+"""Sequences of timesteps from a folder, as a PyTorch `IterableDataset`; see `TrajectoryFolder.torch_dataset`.
 
-`TrajectoryFolder.torch_dataset` makes it; this module needs PyTorch.
+This module needs PyTorch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FIELDS = (
     *("observations", "next_observations", "actions", "rewards", "terminated", "truncated", "step_types"),
     *("env_infos", "agent_infos"),
 )
-"""What a sequence can hold, besides its mask and its place."""
+"""The possible fields of a sequence, besides its mask and its place."""
 
 _ENDS = ("terminated", "truncated")
 _INFOS = ("env_infos", "agent_infos")
@@ -39,10 +39,10 @@ class SequenceDataset(IterableDataset):  # type: ignore[misc]
     `firsts` has for each shard the position of its first trajectory among those of all shards.
 
     Attributes:
-        sequence_length: Timesteps of each sequence; None where each is a whole trajectory.
+        sequence_length: Timesteps of each sequence; None for whole trajectories.
 
     Raises:
-        UsageError: An argument cannot work.
+        UsageError: An argument is invalid.
     """
 
     def __init__(
@@ -72,11 +72,10 @@ class SequenceDataset(IterableDataset):  # type: ignore[misc]
         self.sequence_length = sequence_length
         self._files, self._shards, self._firsts = files, shards, firsts
         self._shuffle, self._seed = shuffle, int(seed)
-        # Shared, so that loader workers that outlive an epoch see the next one.
+        # In shared memory, so that persistent loader workers see the next epoch.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
 
     def _check_leaves(self, spaces: tuple[AnySpace, AnySpace] | None) -> None:
-        """Check that there is what is named, where anything is known of the spaces."""
         if self._leaves.roots != self._fields:
             others = ", ".join(name for name in self._leaves.roots if name not in self._fields)
             raise UsageError(f"without names {others}, and fields does not: sequences hold none of it")
@@ -90,11 +89,11 @@ class SequenceDataset(IterableDataset):  # type: ignore[misc]
 
     @property
     def n_sequences(self) -> int:
-        """How many sequences all loader workers yield together; reads the lengths of all trajectories."""
+        """The number of sequences from all loader workers together; reads the lengths of all trajectories."""
         return sum(len(self._places(storage.read(path, "lengths")[0]["lengths"])) for path in self._files)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose another shuffle, of the same seed; without a call each iteration has the same order."""
+        """Select another shuffle of the same seed; without a call each iteration has the same order."""
         self._epoch.fill_(epoch)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -105,7 +104,7 @@ class SequenceDataset(IterableDataset):  # type: ignore[misc]
         entropy = (self._seed, int(self._epoch))
         if self._shuffle:
             np.random.default_rng(entropy).shuffle(order)
-        # Each loader worker reads shards of its own; where there are too few, all read all of them.
+        # Each loader worker reads its own shards; with fewer shards than workers, all read every shard.
         share_shards = n_shards >= n_workers
         for number in order[worker::n_workers] if share_shards else order:
             shard, before = self._shards[int(number)], self._firsts[int(number)]
@@ -117,7 +116,7 @@ class SequenceDataset(IterableDataset):  # type: ignore[misc]
                 yield sequence | {"trajectory": torch.tensor(before + int(trajectory))}
 
     def _places(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return trajectory, first timestep and the one after the last of each sequence of a shard: (n, 3)."""
+        """Return each sequence of a shard as trajectory, first timestep, and timestep after the last: (n, 3)."""
         if self.sequence_length is None:
             return np.stack([np.arange(len(lengths)), np.zeros_like(lengths), lengths], axis=1)
         size = self.sequence_length
@@ -165,10 +164,10 @@ def _padded_tree(tree: Any, length: int, path: tuple[str, ...]) -> Any:
 
 
 def _padded(rows: Array, length: int, path: tuple[str, ...]) -> Array:
-    """Return rows in memory of their own, with zeros after them.
+    """Return rows padded with zeros, in new memory.
 
     Raises:
-        DataError: They are no numbers that PyTorch has.
+        DataError: PyTorch has no such dtype.
     """
     if rows.dtype.kind not in "biufc" or rows.dtype.itemsize > 16:
         name = ".".join(path)

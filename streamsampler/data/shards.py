@@ -1,7 +1,7 @@
-"""Write a folder of shards, such that another process can continue after whatever ended this one.
+"""Write a folder of shards that another process can resume, however the first process ended.
 
-A shard appears under its name when it is on the disk as a whole. The folder's own descriptor carries the lock that
-keeps a second process out: a lock that ends with its process, and leaves no file.
+A shard appears under its name only when it is completely on the disk. The lock against a second writer is on the
+folder's file descriptor: it ends with its process, and leaves no file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
-import streamsampler.data.multi_agent  # noqa: F401 - so that `batch_of_fields` knows batches of several agents
+import streamsampler.data.multi_agent  # noqa: F401 - registers the subclass for `batch_of_fields`
 from streamsampler.core.atomic import PathLock, check_locks, is_leftover, sync_directory, write_whole
 from streamsampler.core.errors import DamagedShardError, StorageError, UsageError
 from streamsampler.core.fingerprints import agree
@@ -31,58 +31,48 @@ from streamsampler.data.portions import Target
 from streamsampler.data.spaces import short
 from streamsampler.data.trees import Array
 
-# ----------------------------------------------------------------------
-# Read batches from files of one batch each.
-
 
 def load(path: str | os.PathLike[str]) -> TrajectoryBatch[AnyObservationsT, AnyActionsT]:
-    """Read a batch that `save` wrote.
+    """Load a batch from a file.
 
     Args:
-        path: The file; `.npz` is appended where there is none of that name.
+        path: The file; `.npz` is appended if the name alone does not exist.
 
     Returns:
-        A batch equal to the one written; its `stats` are None, and its `worker_numbers` -1.
+        A batch equal to the saved batch, with `stats` None and `worker_numbers` -1.
 
     Raises:
-        StorageError: The file holds no batch, is damaged or cut short, is of a newer format, or holds pickles.
-        FileNotFoundError: There is no such file.
+        StorageError: The file holds no batch, is damaged or truncated, has a newer format, or holds pickles.
+        FileNotFoundError: The file does not exist.
     """
     return load_with_header(path)[0]
 
 
 def load_with_header(path: str | os.PathLike[str]) -> tuple[TrajectoryBatch[Any, Any], dict[str, Any]]:
-    """Read a batch that `save` wrote, and the header of its file; see `load`, and `streamsampler.data.npz.read`."""
+    """Load a batch and the header of its file; see `load`, and `streamsampler.data.npz.read`."""
     return storage.load_with_header(path, batch_of_fields)
 
 
-# ----------------------------------------------------------------------
-# Read and write `manifest.json`: what a folder of shards holds, and what it is to hold.
-#
-# The manifest has everything that decides about the data, and the range of trajectory indices of each shard. It has
-# no times, hosts and durations: the same arguments give the same manifest, byte for byte. It is replaced as a whole
-# after each shard.
-
-
+# The manifest has everything that determines the data, and each shard's range of trajectory indices; no times, hosts or
+# durations: the same arguments give the same manifest, byte for byte. It is replaced atomically after each shard.
 MANIFEST = "manifest.json"
 _FORMAT = "streamsampler.TrajectoryFolder"
 _VERSION = 1
 
 
 def shard_name(number: int) -> str:
-    """The file of a shard, by its number."""
     return f"shard-{number:06}.npz"
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One file of a folder.
+    """A file of a folder.
 
     Attributes:
-        first_trajectory: The index of its first trajectory, or of one that was left out before it.
-        trajectories: How many there are.
+        first_trajectory: The index of its first trajectory, or of a dropped trajectory before it.
+        trajectories: The number of its trajectories.
         timesteps: Their timesteps.
-        dropped: How many more indices there are up to its last trajectory's: of those that were left out.
+        dropped: How many indices up to its last trajectory's were dropped.
     """
 
     first_trajectory: int
@@ -98,18 +88,18 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a folder is to hold, and what it holds.
+    """The planned and the present contents of a folder.
 
     Attributes:
         seed: The sampler's seed.
-        shard_size: Timesteps that a shard has at least.
-        wanted: How much there is to be: a number, by "timesteps" or "trajectories".
-        provenance: What else decides about the data: anything that JSON can hold.
-        package_version: The version of this package that began the folder.
-        complete: Whether all shards are there.
-        shards: The shards that are listed, in order.
-        fingerprints: The fingerprints of the workers that sampled them; see `TrajectoryBatch`. They decide about the
-            data as well, but are known only when the first shard is there.
+        shard_size: The least number of timesteps in a shard.
+        wanted: The planned size: a number by "timesteps" or "trajectories".
+        provenance: Everything else that determines the data, as JSON.
+        package_version: The version of this package that created the folder.
+        complete: Whether all shards are written.
+        shards: The listed shards, in order.
+        fingerprints: The fingerprints of the workers that sampled them; see `TrajectoryBatch`. They affect the data as
+            well, but are known only with the first shard.
     """
 
     seed: int
@@ -123,7 +113,7 @@ class Manifest:
 
     @property
     def target(self) -> Target:
-        """How much this folder is to hold."""
+        """The planned size of the folder."""
         ((unit, number),) = self.wanted.items()
         return Target(unit, number)
 
@@ -134,7 +124,7 @@ class Manifest:
 
     @property
     def drops(self) -> bool:
-        """Whether trajectories may have been left out."""
+        """Whether trajectories may have been dropped."""
         return self.provenance.get("on_failure") == "drop"
 
     @property
@@ -143,9 +133,9 @@ class Manifest:
         return sum(shard.timesteps for shard in self.shards)
 
     def decides(self) -> dict[str, Any]:
-        """Everything that decides about the data, by name: two folders that agree in it become the same.
+        """Return everything that determines the data, by name: two folders with equal values become equal.
 
-        Versions of libraries are recorded, but do not keep a folder from being resumed with later ones.
+        Versions of libraries are recorded, but a folder may be resumed with later versions.
         """
         return {
             "agent_version": 1,  # unless the provenance has another one
@@ -161,7 +151,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write or replace a folder's manifest.
 
     Raises:
-        OSError: It cannot be written; then the one before is still there.
+        OSError: It cannot be written; the old manifest is unchanged.
     """
     text = _as_json(manifest)
     write_whole(folder / MANIFEST, lambda file: file.write(text.encode("ascii")))
@@ -194,8 +184,8 @@ def read_manifest(folder: Path) -> Manifest:
     """Read a folder's manifest.
 
     Raises:
-        StorageError: The folder has no manifest, or it is damaged or of a newer format.
-        FileNotFoundError: There is no such folder.
+        StorageError: The manifest is missing, damaged, or has a newer format.
+        FileNotFoundError: The folder does not exist.
     """
     path = folder / MANIFEST
     try:
@@ -263,18 +253,13 @@ def _shards(entries: Any) -> tuple[Shard, ...]:
     return tuple(shards)
 
 
-# ----------------------------------------------------------------------
-
-
-# ----------------------------------------------------------------------
-# Read the shards of a folder, and check that each is what the manifest says of it.
-
-
 T = TypeVar("T")
 
 
 class ShardFiles:
-    """The shards of a folder. What reads a shard raises `DamagedShardError` if it is missing, damaged or another one.
+    """The shards of a folder, checked against its manifest.
+
+    Each reading method raises `DamagedShardError` if a shard is missing, damaged, or does not match the manifest.
 
     Args:
         folder: The folder.
@@ -286,11 +271,7 @@ class ShardFiles:
         self._manifest = manifest
 
     def survey(self, look: Callable[[int], object]) -> dict[int, DamagedShardError]:
-        """Look at all shards; return what is wrong with some of them, by number.
-
-        Args:
-            look: Called with the number of each shard; may raise `DamagedShardError`.
-        """
+        """Call `look` with the number of each shard, and return its `DamagedShardError`s by number."""
         damaged: dict[int, DamagedShardError] = {}
         for number in range(len(self._manifest.shards)):
             try:
@@ -300,7 +281,7 @@ class ShardFiles:
         return damaged
 
     def path(self, number: int) -> Path:
-        """Return the file of a shard."""
+        """Return a shard's file."""
         return self._folder / shard_name(number)
 
     def header(self, number: int) -> dict[str, Any]:
@@ -311,7 +292,7 @@ class ShardFiles:
         return header
 
     def read(self, number: int, *names: str) -> dict[str, Array]:
-        """Return some arrays of a shard, its indices and its lengths."""
+        """Return some arrays of a shard, with its indices and lengths."""
         path = self.path(number)
         arrays, header = _whole(path, lambda: storage.read(path, "indices", "lengths", *names))
         self._check_origin(path, header)
@@ -319,7 +300,7 @@ class ShardFiles:
         return arrays
 
     def load(self, number: int) -> TrajectoryBatch:
-        """Return a shard."""
+        """Load a shard."""
         path = self.path(number)
         batch, header = _whole(path, lambda: load_with_header(path))
         self._check_origin(path, header)
@@ -327,7 +308,7 @@ class ShardFiles:
         return batch
 
     def _check_origin(self, path: Path, header: dict[str, Any]) -> None:
-        """Compare what a shard and the manifest say of the run."""
+        """Check that a shard belongs to the manifest's run."""
         for name in ("seed", "package_version", "provenance"):
             here, listed = header.get(name), getattr(self._manifest, name)
             if here != listed:
@@ -338,7 +319,7 @@ class ShardFiles:
 
 
 def _whole(path: Path, read: Callable[[], T]) -> T:
-    """Return what `read` returns; a file that is damaged or missing is a damaged shard."""
+    """Return the result of `read`; a damaged or missing file raises `DamagedShardError`."""
     try:
         return read()
     except FileNotFoundError:
@@ -348,7 +329,7 @@ def _whole(path: Path, read: Callable[[], T]) -> T:
 
 
 def check_shard(path: Path, shard: Shard, indices: Array, lengths: Array) -> None:
-    """Compare a file's contents with what is known of the shard.
+    """Check that a file's contents match the manifest's entry.
 
     Raises:
         DamagedShardError: They differ.
@@ -357,7 +338,7 @@ def check_shard(path: Path, shard: Shard, indices: Array, lengths: Array) -> Non
         if array.dtype != np.int64 or array.ndim != 1 or not ((array >= 0) & (array < LARGEST)).all():
             raise DamagedShardError(f"{path} is damaged: its {name} are {array.dtype} of shape {array.shape}")
     first, last = shard.first_trajectory, shard.stop - 1
-    # Rising from first to last, and as many as there are indices: without gaps, unless some were dropped.
+    # Rising from first to last, in the expected number: without gaps, unless some were dropped.
     rising = len(indices) > 0 and indices[0] >= first and indices[-1] == last and bool((np.diff(indices) > 0).all())
     fit = rising and len(indices) == len(lengths) == shard.trajectories and lengths.min() > 0
     if not fit or lengths.sum() != shard.timesteps:
@@ -368,9 +349,6 @@ def check_shard(path: Path, shard: Shard, indices: Array, lengths: Array) -> Non
         )
 
 
-# ----------------------------------------------------------------------
-
-
 _SHARD = re.compile(r"shard-\d{6,}\.npz")
 
 
@@ -379,10 +357,10 @@ def check_folder(path: Path, *, resume: bool) -> None:
 
     Args:
         path: The folder; it need not exist.
-        resume: Whether to continue with what is there.
+        resume: Whether to continue an existing folder.
 
     Raises:
-        UsageError: It is no folder, holds something else, or holds trajectories and `resume` is false.
+        UsageError: It is no folder, holds other files, or holds trajectories and `resume` is false.
         StorageError: Its manifest is damaged.
         OSError: It cannot be read.
     """
@@ -408,28 +386,28 @@ def _shard_names(path: Path) -> set[str]:
 
 
 def _decisive(fact: Any) -> Any:
-    """Return what decides about the trajectories of a fact: how many are in flight does not."""
+    """Return the part of a fact that affects trajectories: the number in flight does not."""
     return {name: it for name, it in fact.items() if name != "in_flight"} if isinstance(fact, dict) else fact
 
 
 class ShardWriter:
-    """Write the shards of a folder, from the first missing one on.
+    """Writes the shards of a folder, from the first missing shard on.
 
-    A context manager; the folder is locked until it is left.
+    A context manager; the folder is locked until it exits.
 
     Args:
-        path: The folder; it is made where there is none.
-        resume: Whether to continue with the shards that are there.
-        compress: Whether the arrays of new shards are compressed.
+        path: The folder; created if it does not exist.
+        resume: Whether to continue after the existing shards.
+        compress: Whether to compress the arrays of new shards.
 
     Attributes:
-        manifest: What the folder is to hold, and holds; None in a new one, until `begin`.
+        manifest: The planned and present contents; None in a new folder, until `begin`.
 
     Raises:
         UsageError: See `check_folder`.
-        DamagedShardError: A shard is damaged, missing or of another run; names the file.
-        StorageError: The system has no locks on folders; another process writes there; the manifest is damaged.
-        OSError: The folder cannot be made or read.
+        DamagedShardError: A shard is damaged, missing or from another run; the message names the file.
+        StorageError: The system cannot lock folders, another process is writing to it, or the manifest is damaged.
+        OSError: The folder cannot be created or read.
     """
 
     def __init__(self, path: Path, *, resume: bool = False, compress: bool = False) -> None:
@@ -441,14 +419,14 @@ class ShardWriter:
         self._path, self._compress = path, compress
         self._lock = PathLock(path)
         try:
-            check_folder(path, resume=resume)  # again, because only now no other process writes there
+            check_folder(path, resume=resume)  # again: another process may have written before the lock
             self.manifest = self._recover()
         except BaseException:
             self.close()
             raise
 
     def _recover(self) -> Manifest | None:
-        """Find the shards that are there; return the manifest, if there is one."""
+        """Delete temporary files, check the existing shards, and return the manifest, if any."""
         for name in os.listdir(self._path):
             if is_leftover(name):
                 (self._path / name).unlink()
@@ -458,7 +436,7 @@ class ShardWriter:
         files = ShardFiles(self._path, manifest)
         for number in range(len(manifest.shards)):
             files.read(number, "rewards")
-        # The next one may have been written, and not been listed any more: then it is written again.
+        # A shard may have been written but not listed before the process ended: it is written again.
         known = {shard_name(number) for number in range(len(manifest.shards) + 1)}
         if others := _shard_names(self._path) - known:
             first = min(others, key=lambda name: (len(name), name))
@@ -466,10 +444,10 @@ class ShardWriter:
         return manifest
 
     def begin(self, manifest: Manifest) -> None:
-        """Begin a folder, or continue one that is to hold the same, or less: then it is extended.
+        """Create a folder, or continue an equal folder; if more data are requested, the folder is extended.
 
         Raises:
-            UsageError: The folder is to hold something else; names the differences.
+            UsageError: The folder was created with other arguments; the message names the differences.
             OSError: The manifest cannot be written.
         """
         if self.manifest is None:
@@ -492,9 +470,9 @@ class ShardWriter:
             self._extend(manifest.target)
 
     def _extend(self, target: Target) -> None:
-        """Let the folder hold more than it was begun for.
+        """Raise the folder's planned size.
 
-        Where the last shard ends early, because no more was asked for, it is written again.
+        If the last shard is short, because its size ended with the old plan, it is written again.
         """
         before = self.begun.target
         if target.unit != before.unit or target.number < before.number:
@@ -512,27 +490,27 @@ class ShardWriter:
 
     @property
     def shards(self) -> tuple[Shard, ...]:
-        """The shards that are there."""
+        """The existing shards."""
         return () if self.manifest is None else self.manifest.shards
 
     @property
     def n_trajectories(self) -> int:
-        """How many trajectories the shards have."""
+        """Trajectories of all shards."""
         return sum(shard.trajectories for shard in self.shards)
 
     @property
     def n_timesteps(self) -> int:
-        """How many timesteps the shards have."""
+        """Timesteps of all shards."""
         return sum(shard.timesteps for shard in self.shards)
 
     @property
     def missing(self) -> int:
-        """How many trajectories or timesteps the folder lacks, whichever it counts."""
+        """How many trajectories or timesteps are missing, in the planned unit."""
         return self.begun.target.missing(self.n_trajectories, self.n_timesteps)
 
     @property
     def following(self) -> int:
-        """The index that the next shard begins with."""
+        """The first index of the next shard."""
         return self.shards[-1].stop if self.shards else 0
 
     def write(self, batch: TrajectoryBatch[Any, Any]) -> None:
@@ -540,7 +518,7 @@ class ShardWriter:
 
         Raises:
             StorageError: It cannot be written and read back exactly.
-            OSError: It cannot be written; what was there is still there.
+            OSError: It cannot be written; existing files are unchanged.
         """
         self._note_fingerprints(batch.fingerprints)
         path = self._path / shard_name(len(self.shards))
@@ -559,15 +537,15 @@ class ShardWriter:
             self._list(complete=True)
 
     def take_back(self) -> None:
-        """Remove the manifest of a folder without shards, which is as it was before `begin`."""
+        """Remove the manifest of a folder without shards: the inverse of `begin`."""
         if not self.shards:
             (self._path / MANIFEST).unlink(missing_ok=True)
             self.manifest = None
 
     def _note_fingerprints(self, found: Iterable[str]) -> None:
-        """List the fingerprints that agree with none of those that are listed, before there are shards of them."""
+        """List new fingerprints that agree with no listed one, before their shards are written."""
         listed = set(self.begun.fingerprints)
-        for bits in sorted(found, key=len, reverse=True):  # first those of more libraries
+        for bits in sorted(found, key=len, reverse=True):  # those covering more libraries first
             if not any(agree(bits, other) for other in listed):
                 listed.add(bits)
         if listed != self.begun.fingerprints:
@@ -586,7 +564,7 @@ class ShardWriter:
         return self.manifest
 
     def close(self) -> None:
-        """Unlock the folder; may be called twice."""
+        """Unlock the folder; a second call does nothing."""
         self._lock.close()
 
     def __enter__(self) -> Self:

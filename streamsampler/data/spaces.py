@@ -1,7 +1,7 @@
-"""Check which values belong to a Gymnasium space, and say how they are stored.
+"""Gymnasium spaces: how their values are stored, and which values belong to them.
 
 Box, Discrete, MultiDiscrete and MultiBinary are stored as arrays of the space's dtype, Dict and Tuple as dicts and
-tuples of what they hold, and every other space (Text, Sequence, Graph, ...) as a 1-d array of objects.
+tuples of their children, and every other space (Text, Sequence, Graph, ...) as a 1-d array of objects.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _ARRAY_SPACES = (gym_spaces.Box, gym_spaces.Discrete, gym_spaces.MultiDiscrete, 
 
 
 def row_spec(space: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Return shape and dtype of one stored value of a leaf space."""
+    """Return shape and dtype of a stored value of a leaf space."""
     if isinstance(space, _ARRAY_SPACES):
-        # By its name: one that was unpickled is another object than NumPy's own, which loops may compare with.
+        # Via the dtype's name: loops compare dtypes by identity, and an unpickled dtype is not NumPy's own object.
         return tuple(space.shape or ()), np.dtype(np.dtype(space.dtype).str)
     return (), np.dtype(object)
 
@@ -35,8 +35,8 @@ def row_spec(space: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
 def same_space(one: Any, other: Any) -> bool:
     """Return whether two spaces are equal.
 
-    Custom spaces without an `==` of their own are compared by their attributes, but for the random generator: a copy
-    that came through a pickle is the same space.
+    Custom spaces without `==` are compared by their attributes, without the random generator: an unpickled copy is the
+    same space.
     """
     if one is other or one == other:
         return True
@@ -61,17 +61,17 @@ def _same_attribute(one: Any, other: Any) -> bool:
 
 
 def same_spaces(one: Collection[AnySpace], other: Collection[AnySpace]) -> bool:
-    """Return whether an observation space and an action space are equal to others; see `same_space`."""
+    """Return whether pairs of observation and action spaces are equal; see `same_space`."""
     return len(one) == len(other) and all(map(same_space, one, other))
 
 
 def space_leaves(
     space: AnySpace, tree: Any, path: str, error: type[DataError] = DataError
 ) -> Iterator[tuple[str, AnySpace, Array]]:
-    """Yield each leaf of a structure with its path and its space.
+    """Yield each leaf of a tree with its path and its space.
 
     Raises:
-        DataError: The structure nests otherwise than the space; or the error given.
+        DataError: The tree nests differently from the space; or the given error.
     """
     if isinstance(space, gym_spaces.Dict):
         if not isinstance(tree, dict) or tree.keys() != space.spaces.keys():
@@ -90,10 +90,10 @@ def space_leaves(
 
 
 def validate(space: AnySpace, tree: Any, length: int, path: str) -> None:
-    """Check that a structure holds `length` values of a space; looks at shapes and dtypes only.
+    """Check that a tree holds `length` values of a space, by shapes and dtypes only.
 
     Raises:
-        DataError: It does not; names the leaf and says both shapes or both dtypes.
+        DataError: It does not; the message names the leaf and both shapes or dtypes.
     """
     for name, leaf, array in space_leaves(space, tree, path):
         shape, dtype = row_spec(leaf)
@@ -104,15 +104,14 @@ def validate(space: AnySpace, tree: Any, length: int, path: str) -> None:
 
 
 def check_actions(space: AnySpace, actions: Tree) -> tuple[int, str] | None:
-    """Look for rows outside their space.
+    """Find the first action outside its space; NaN is outside every Box.
 
     Args:
         space: The action space.
-        actions: Its values, leaves of shape (T, ...), of the dtypes of the space.
+        actions: Leaves of shape (T, ...), with the space's dtypes.
 
     Returns:
-        None, or the first such row and a message that names the leaf, the value and the space. NaN is outside every
-        Box.
+        None, or the row and a message with the leaf, the value and the space.
     """
     first: tuple[int, str] | None = None
     for name, leaf, array in space_leaves(space, actions, "action"):
@@ -124,7 +123,7 @@ def check_actions(space: AnySpace, actions: Tree) -> tuple[int, str] | None:
 
 
 def rows_inside(space: AnySpace, rows: Array) -> NDArray[np.bool_]:
-    """Return which rows of a leaf are in its space; NaN is in no Box.
+    """Return a mask of the rows inside a leaf's space; NaN is in no Box.
 
     Args:
         space: The leaf's space.
@@ -151,7 +150,7 @@ def rows_inside(space: AnySpace, rows: Array) -> NDArray[np.bool_]:
 
 
 def misfit(value: Any, space: gym_spaces.Dict | AnyTuple, path: str, error: type[DataError]) -> DataError:
-    """Return the error for a nested value that has other parts than its space."""
+    """Return the error for a nested value with other parts than its space."""
     if isinstance(value, Mapping):
         has = f"the keys {list(value)}"
     elif isinstance(value, (tuple, list)):
@@ -163,18 +162,14 @@ def misfit(value: Any, space: gym_spaces.Dict | AnyTuple, path: str, error: type
 
 
 def short(value: Any, width: int = 80) -> str:
-    """Return a value's type and its beginning, in one line."""
+    """Return a value's type and the beginning of its repr, in one line."""
     text = " ".join(repr(value).split())
     return f"{type(value).__name__} {text if len(text) <= width else text[: width - 3] + '...'}"
 
 
-# ----------------------------------------------------------------------
-# Find numbers that an array of another dtype cannot hold.
-
-
 @cache
 def may_change(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
-    """Return whether `changed` can find any values of one dtype that are cast to another."""
+    """Return whether a cast between two dtypes can change any value as `changed` defines it."""
     if target.kind not in "fc" or source.kind not in "iuf":
         return False
     limits = np.finfo(target)
@@ -185,51 +180,47 @@ def may_change(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
 
 
 def changed(values: NDArray[Any], target: np.dtype[Any]) -> NDArray[np.bool_]:
-    """Find the numbers that a cast changes by more than rounding.
+    """Find numbers that a cast changes by more than rounding.
 
     Args:
         values: Booleans, integers or floats.
-        target: The dtype that they are cast to, which they go into in range and kind.
+        target: The target dtype, which covers the values' range and kind.
 
     Returns:
-        Where an integer or a float of integral value becomes another number, or a finite value becomes infinite.
+        A mask: an integer or a float of integral value changes, or a finite value becomes infinite.
     """
     if not may_change(values.dtype, target):
         return np.zeros(values.shape, dtype=np.bool_)
     with np.errstate(all="ignore"):
-        cast = values.astype(np.finfo(target).dtype)  # of a complex dtype its parts'
+        cast = values.astype(np.finfo(target).dtype)  # for a complex dtype, that of its parts
         if values.dtype.kind == "f":
             back = cast.astype(values.dtype)
             other = np.isfinite(values) & (back != values)
             return np.asarray(other & ((values == np.trunc(values)) | np.isinf(back)))
         limits = np.iinfo(values.dtype)
-        # A float is an integer of this dtype from the lowest one up to below a power of two, which floats hold exactly.
+        # The dtype's integers range from its minimum to below a power of two, and floats represent both bounds exactly.
         inside = (cast >= float(limits.min)) & (cast < float(limits.max + 1))
         return np.asarray(~inside | (np.where(inside, cast, 0).astype(values.dtype) != values))
 
 
-# ----------------------------------------------------------------------
-# Check what a timestep returns besides its observation: rewards are numbers, ends are true or false.
-
-
 FLAGS = frozenset((bool, np.bool_))
-"""The classes of what `terminated` and `truncated` should be; `flag_of` takes a little more."""
+"""The usual classes of `terminated` and `truncated`; `flag_of` accepts a few more."""
 
 _EXACT = 2**53
 _FLOAT64 = np.dtype(np.float64)
 _FLOATS = frozenset((float, np.float64, np.float32, np.float16))
-"""Of these each value is one of float64, too."""
+"""Classes with values that float64 represents exactly."""
 
 
 def flag_of(name: str, value: Any) -> bool:
-    """Return `terminated` or `truncated` as a bool: a boolean, or a number that is 0 or 1, of Python, NumPy or torch.
+    """Return `terminated` or `truncated` as a bool: a boolean, or 0 or 1, from Python, NumPy or torch.
 
     Args:
-        name: What it is called in errors.
-        value: What the environment returned.
+        name: The flag's name in errors.
+        value: The environment's value.
 
     Raises:
-        DataError: It is something else, such as None.
+        DataError: It is anything else, such as None.
     """
     if value.__class__ in FLAGS:
         return bool(value)
@@ -243,10 +234,10 @@ def flag_of(name: str, value: Any) -> bool:
 
 
 def number_of(reward: Any) -> float:
-    """Return what is recorded of a reward.
+    """Return a reward as a float.
 
     Raises:
-        DataError: It is no number, has axes, or would become another number as float64.
+        DataError: It is no number, has axes, or float64 would change it.
     """
     kind = reward.__class__
     if kind in _FLOATS or (kind is int and -_EXACT <= reward <= _EXACT):
@@ -272,10 +263,10 @@ def number_of(reward: Any) -> float:
 
 
 def check_rewards(rewards: np.ndarray[Any, Any]) -> None:
-    """Check that no reward of an array of numbers, (n,), becomes another number as float64.
+    """Check that float64 changes no reward of an array of numbers, (n,).
 
     Raises:
-        DataError: One does; says both. `row` is its position.
+        DataError: It changes a reward; the message has both values, and `row` is its position.
     """
     lost = changed(rewards, _FLOAT64)
     if lost.any():

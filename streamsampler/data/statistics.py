@@ -1,4 +1,4 @@
-"""Accounts: what became of every trajectory, and where the workers' time went."""
+"""Accounts of calls: the fate of every trajectory, and the workers' time."""
 
 from __future__ import annotations
 
@@ -17,25 +17,21 @@ from streamsampler.core.words import count, duration, table
 from streamsampler.data.trees import Array
 from streamsampler.protocol.messages import Checked, Report
 
-# ----------------------------------------------------------------------
-# Make one number of what environments report in infos: a mean, a sum, or the last value.
-
-
 Aggregation = Literal["mean", "sum", "last", "histogram"]
 HOW_METRICS = ("mean", "sum", "last")
 _HOW = (*HOW_METRICS, "histogram")
 
 
 def aggregate(infos: Mapping[str, Array], how: Mapping[str, Aggregation]) -> dict[str, float]:
-    """Return a number for each name whose info was there in any timestep.
+    """Aggregate infos to numbers, for each name present in any timestep.
 
     Args:
         infos: Infos of a batch, with their masks.
-        how: Names of infos, and what is made of their values: "mean" and "sum" of the timesteps in which it was there,
-            or "last" for its value in the last of them, in index order; the mean, too, for "histogram".
+        how: By name the aggregation: "mean" or "sum" over the timesteps with the info, or "last" for its last value in
+            index order; "histogram" counts as "mean".
 
     Raises:
-        UsageError: Another word, or an info that is no number in each timestep.
+        UsageError: An aggregation is unknown, or an info is not a number in each timestep.
     """
     found: dict[str, float] = {}
     for name, word in how.items():
@@ -51,7 +47,7 @@ def aggregate(infos: Mapping[str, Array], how: Mapping[str, Aggregation]) -> dic
 
 
 def _numbers(infos: Mapping[str, Array], name: str) -> Array | None:
-    """Return the values of an info where it was there; None unless each is one number."""
+    """Return an info's present values; None unless each is a number."""
     values, mask = infos.get(name), infos.get(f"_{name}")
     if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.kind not in "biuf":
         return None
@@ -59,24 +55,24 @@ def _numbers(infos: Mapping[str, Array], name: str) -> Array | None:
 
 
 def metrics_of(infos: Mapping[str, Array], how: Mapping[str, Any]) -> dict[str, float]:
-    """Return a number for each metric that is one number in each trajectory; others are left out.
+    """Aggregate metrics to numbers; metrics that are not a number in each trajectory are omitted.
 
     Args:
         infos: The episode infos of a batch, with their masks.
-        how: Names of metrics, and what is made of their values; see `aggregate`.
+        how: By name the aggregation; see `aggregate`.
     """
     return aggregate(infos, {name: how[name] for name in sorted(how) if _numbers(infos, name) is not None})
 
 
 class MetricsSoFar:
-    """Makes one number of each metric, while trajectories come one after the other.
+    """Aggregates metrics while trajectories arrive.
 
-    Numbers do not depend on how trajectories come: each is added by itself, in order.
+    The results do not depend on how trajectories are grouped: values are added one at a time, in order.
     """
 
     def __init__(self) -> None:
-        self._found: dict[str, tuple[float, int, float]] = {}  # the sum, how many they are, and the last one
-        self._others = set[str]()  # that were no number in some trajectory
+        self._found: dict[str, tuple[float, int, float]] = {}  # sum, count, last value
+        self._others = set[str]()  # metrics that were no number in some trajectory
 
     def add(self, infos: Mapping[str, Array], names: Iterable[str]) -> None:
         """Add trajectories.
@@ -97,11 +93,11 @@ class MetricsSoFar:
                 self._found[name] = total + value, n + 1, value
 
     def update(self, metrics: dict[str, float], how: Mapping[str, str]) -> None:
-        """Write the numbers into those of earlier calls, and take out what is no number.
+        """Update the numbers of earlier calls, and remove metrics that are no numbers.
 
         Args:
             metrics: The numbers by name.
-            how: What is made of the values, by name; see `aggregate`.
+            how: By name the aggregation; see `aggregate`.
         """
         for name in self._others:
             metrics.pop(name, None)
@@ -110,19 +106,15 @@ class MetricsSoFar:
             metrics[name] = float(last if word == "last" else total if word == "sum" else total / n)
 
 
-# ----------------------------------------------------------------------
-# Trees of timers: where the time of workers went, and how often.
-
-
 @dataclass
 class Timer:
-    """The time that was spent in one place of the tree, and in the places below it.
+    """The time spent in a node of the tree of timers.
 
     Attributes:
-        seconds: The time, that of its children included.
-        count: How often it was entered; 0 for what is not counted: phases, and the tree itself.
-        timesteps: How many timesteps were run meanwhile; 0 where that is not known.
-        children: What it consists of, by name; the rest is its own.
+        seconds: The time, including that of its children.
+        count: How often it was entered; 0 for phases and the root, which are not counted.
+        timesteps: The timesteps run in the same time; 0 if unknown.
+        children: Its parts by name; the remaining time is its own.
     """
 
     seconds: float = 0.0
@@ -137,11 +129,11 @@ class Timer:
 
     @property
     def ms_per_timestep(self) -> float:
-        """Milliseconds for each timestep; 0 where no timestep was run."""
+        """Milliseconds per timestep; 0 without timesteps."""
         return 1_000 * self.seconds / self.timesteps if self.timesteps else 0.0
 
     def add(self, blocks: Blocks) -> None:
-        """Add what was timed to the children."""
+        """Add measured blocks to the children."""
         for name, times, seconds, within in blocks:
             child = self.children.setdefault(name, Timer())
             child.count += times
@@ -149,7 +141,7 @@ class Timer:
             child.add(within)
 
     def merge(self, other: Timer) -> None:
-        """Add another tree to this one."""
+        """Add another tree."""
         self.seconds += other.seconds
         self.count += other.count
         self.timesteps += other.timesteps
@@ -157,14 +149,14 @@ class Timer:
             self.children.setdefault(name, Timer()).merge(child)
 
     def walk(self, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Timer]]:
-        """Yield all timers with their paths, from this one down; its own path is `path`."""
+        """Yield all timers with their paths, depth first; this timer's own path is `path`."""
         yield path, self
         for name, child in self.children.items():
             yield from child.walk((*path, name))
 
 
 def timers_text(tree: Timer) -> str:
-    """Return a tree as a table: share of the whole, milliseconds for each timestep, of that its own, and how often."""
+    """Return a tree as a table: share, milliseconds per timestep, own milliseconds, and number of entries."""
     rows = [("", "share", "ms/timestep", "own", "entries")]
     for path, timer in tree.walk():
         own = 1_000 * timer.self_seconds / tree.timesteps if tree.timesteps else 0.0
@@ -181,30 +173,27 @@ def timers_text(tree: Timer) -> str:
     )
 
 
-# ----------------------------------------------------------------------
-
-
 _NO_SUMS = {
     "workers", "worker_timesteps", "timed", "gauges_of_workers", "script", "recent", "infos", "histograms",
     "first_anomaly", "metrics", "metric_kinds",
 }  # fmt: skip
 _MEANS = (*(f"ms/{phase}" for phase in Times._fields), "timesteps_per_second", "episode_return", "episode_length")
-"""What `Stats.means` has of each call in which an episode ended."""
+"""The names in `Stats.means` of a call in which an episode ended."""
 _WEIGHT = 0.1
 
 REMEMBERED = 1_000
-"""How many dropped trajectories are listed."""
+"""The maximum length of the list of dropped trajectories."""
 
 
 @dataclass(frozen=True, slots=True)
 class DroppedTrajectory:
-    """A trajectory that was left out because its rollout raised.
+    """A trajectory dropped from the batch because its rollout raised.
 
     Attributes:
         version: The agent version.
         index: The trajectory index.
         worker: The worker that ran it.
-        phase: What the worker was doing.
+        phase: The worker's phase.
         error: The exception in one line.
     """
 
@@ -217,13 +206,13 @@ class DroppedTrajectory:
 
 @dataclass(frozen=True, slots=True)
 class FoundAnomaly:
-    """Data that may be wrong.
+    """Suspect data in a returned trajectory.
 
     Attributes:
         version: The agent version.
         index: The trajectory index.
-        timestep: The timestep; the trajectory's length where it is about the final observation.
-        what: What may be wrong, and the environment's name.
+        timestep: The timestep; the trajectory's length for the final observation.
+        what: A description, and the environment's name.
     """
 
     version: int
@@ -233,7 +222,7 @@ class FoundAnomaly:
 
     @property
     def where(self) -> str:
-        """What it is, and in which trajectory, without the agent version."""
+        """The description with its trajectory, without the agent version."""
         return f"{self.what}, at timestep {self.timestep} of trajectory {self.index}"
 
     def __str__(self) -> str:
@@ -246,12 +235,12 @@ def _amount(trajectories: int, timesteps: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class EndedEpisodes:
-    """How many episodes ended, and what they amount to, from their resets on: also what earlier calls returned of them.
+    """Totals of the episodes that ended, from their resets on, including timesteps returned by earlier calls.
 
     Attributes:
-        count: How many.
+        count: The number of episodes.
         timesteps: Their timesteps.
-        rewards: Their raw rewards, added up.
+        rewards: The sum of their raw rewards.
     """
 
     count: int = 0
@@ -260,17 +249,16 @@ class EndedEpisodes:
 
     @property
     def mean_return(self) -> float:
-        """The mean of their returns; NaN where there are none."""
+        """The mean of their returns; NaN without episodes."""
         return self.rewards / self.count if self.count else math.nan
 
     @property
     def mean_length(self) -> float:
-        """The mean of their lengths; NaN where there are none."""
+        """The mean of their lengths; NaN without episodes."""
         return self.timesteps / self.count if self.count else math.nan
 
     @classmethod
     def of(cls, returns: NDArray[np.float64], lengths: NDArray[np.int64]) -> EndedEpisodes:
-        """Return what episodes with these returns and lengths amount to."""
         with np.errstate(invalid="ignore"):  # rewards may be infinite
             return cls(len(lengths), int(lengths.sum()), float(returns.sum()))
 
@@ -280,57 +268,54 @@ class EndedEpisodes:
 
 @dataclass
 class Stats:
-    """What a call did, or a sampler in all its calls; `print(stats)` shows a table.
+    """Accounts of a call, or of all calls of a sampler; `print(stats)` shows a table.
 
     Attributes:
-        kept_trajectories: Trajectories that were returned; of fragments, parts of episodes.
+        kept_trajectories: Trajectories that were returned; in fragments, parts of episodes.
         kept_timesteps: Their timesteps.
-        episodes: The episodes that ended in what was returned. In `flat` they are "episodes", "episode_return" and
+        episodes: The episodes that ended in the returned trajectories. In `flat`: "episodes", "episode_return" and
             "episode_length".
         stale_trajectories: Finished or failed trajectories of an older agent version, discarded on arrival.
         stale_timesteps: Their timesteps.
         surplus_trajectories: Finished or failed trajectories of the call's own version that it did not need.
         surplus_timesteps: Their timesteps.
-        abandoned_trajectories: Rollouts that were stopped because they were no longer needed.
+        abandoned_trajectories: Rollouts stopped because they were no longer needed.
         abandoned_timesteps: Their timesteps.
-        lost_timesteps: Timesteps that were run in vain because something went wrong: of tickets in which something
-            raised, of trajectories that were left out, of workers that died, as far as they had shown them; and those
-            that were run again to restore episodes of fragments. With those that are kept, stale, surplus and abandoned
-            they are all that were run, once all answers are in.
-        checked_trajectories: Trajectories that were begun only to check that a trajectory depends on its seed alone:
-            they are in no other account.
+        lost_timesteps: Timesteps wasted by failures: of tickets that raised, of dropped trajectories, and of workers
+            that died (as far as their progress was known); and timesteps repeated to restore episodes of fragments.
+            Once all reports have arrived, kept, stale, surplus, abandoned and lost timesteps are all that were run.
+        checked_trajectories: Trajectories run only to check that a trajectory depends on its seed alone; they are in no
+            other account.
         checked_timesteps: Their timesteps.
-        failed_trajectories: Trajectories whose worker raised or died, whether they were run again or ended the call;
-            those that the call turned out not to need are surplus.
-        dropped_trajectories: Trajectories that raised and were left out, of those that the batch has passed by.
-        dropped: Which they were, and why; the latest thousand.
-        anomalies: Observations that hold NaN or are outside their space, and rewards that are NaN, of the trajectories
-            that were returned; final observations are among them. 0 where `check` is None.
-        first_anomaly: The first one, by trajectory index and timestep, of the first call that returned any; or None.
-        restarts: Workers that were started in place of others: dead ones, hung ones, too large ones.
-        hangs: Workers that made no progress and were killed.
-        replaced: Workers that had more memory than they may, and ended.
-        timed_out: How often a trajectory exceeded `step_timeout` or `trajectory_timeout` where environments wait: the
-            trajectory was run again, or left out.
-        further_envs: Environments that were made for whole trajectories, because episodes of fragments go on in those
-            that there were.
-        reports: Answers of workers.
+        failed_trajectories: Trajectories that raised or lost their worker, whether they were run again or ended the
+            call; if the call did not need them, they are surplus.
+        dropped_trajectories: Trajectories that raised and were dropped, up to the batch's last index.
+        dropped: The latest thousand of them, with reasons.
+        anomalies: Observations (final ones included) that hold NaN or are outside their space, and rewards that are
+            NaN, in returned trajectories. 0 if `check` is None.
+        first_anomaly: The first anomaly, by trajectory index and timestep, of the first call with any; or None.
+        restarts: Workers started to replace others that died, hung, or grew too large.
+        hangs: Workers killed because they made no progress.
+        replaced: Workers ended because they exceeded their memory limit.
+        timed_out: How often a trajectory exceeded `step_timeout` or `trajectory_timeout` in waiting environments; it
+            was run again, or dropped.
+        further_envs: Environments made for whole trajectories while the existing environments held unfinished episodes.
+        reports: Reports of workers.
         seconds: Wall time inside obtaining calls.
-        workers: Where each worker's time went.
-        worker_timesteps: How many timesteps each worker reported.
-        timed: What user code timed in workers, by worker and phase; see `timers`.
-        gauges_of_workers: What gauges have shown in workers, by name; see `gauges`.
-        script: What the script measures itself, outside workers; None in the accounts of a single call.
-        recent: Exponentially weighted means over calls, each call with a weight of a tenth: of the milliseconds for
-            each timestep by timer, the timesteps per second, the means of episodes and the values of infos, by their
-            names in `flat`. Of samplers only; streams are not in it.
-        infos: What `take_infos` made of the infos of the last batch, by name.
-        histograms: The values themselves, (n,), of those infos that `take_infos` was asked a "histogram" of, as
-            experiment trackers take them. They are not in `flat`, which has numbers alone: there is their mean.
-        metrics: What was made of the metrics that hooks gave the trajectories of the last batch, or all those that a
-            stream has handed out so far, by name; of metrics that are one number in each trajectory. In `flat` they are
-            "metrics/…".
-        metric_kinds: How each metric becomes one number: "mean", "sum" or "last".
+        workers: Each worker's time by phase.
+        worker_timesteps: Each worker's reported timesteps.
+        timed: Times of user code in workers, by worker and phase; see `timers`.
+        gauges_of_workers: Gauges of user code in workers, by name; see `gauges`.
+        script: The script's own measurements, outside workers; None in the accounts of a single call.
+        recent: Exponentially weighted means over calls, with weight 0.1 for each call: milliseconds per timestep by
+            timer, timesteps per second, means of episodes and values of infos, by their names in `flat`. Only for
+            samplers, without streams.
+        infos: The results of `take_infos` for the last batch, by name.
+        histograms: The values, (n,), of infos for which `take_infos` was called with "histogram", in the form that
+            experiment trackers accept. `flat`, which has only numbers, has their mean.
+        metrics: The aggregated metrics of the last batch, or of a stream so far, by name; only of metrics that are a
+            number in each trajectory. In `flat`: "metrics/…".
+        metric_kinds: Each metric's aggregation: "mean", "sum" or "last".
     """
 
     kept_trajectories: int = 0
@@ -375,7 +360,7 @@ class Stats:
 
     @property
     def times(self) -> Times:
-        """Where the time of all workers together went."""
+        """The time of all workers together, by phase."""
         return Times(*map(sum, zip(*self.workers, strict=True)))
 
     def __repr__(self) -> str:
@@ -383,7 +368,7 @@ class Stats:
         return f"Stats({kept} kept in {duration(self.seconds)}; print() shows all accounts)"
 
     def __str__(self) -> str:
-        """Return a table of what became of trajectories, and of where the time went."""
+        """Return a table of the trajectories' fates and the workers' time."""
         return table({
             "kept": _amount(self.kept_trajectories, self.kept_timesteps),
             "stale": _amount(self.stale_trajectories, self.stale_timesteps),
@@ -415,7 +400,7 @@ class Stats:
         return ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in times._asdict().items()) if total else ""
 
     def take_report(self, worker: int, report: Report) -> None:
-        """Add what a report says of times and of abandoned rollouts; what became of the others is its reader's."""
+        """Add a report's times and abandoned rollouts; the caller counts the fate of its trajectories."""
         self.reports += 1
         self.further_envs += report.further_envs
         self.workers[worker] = self.workers[worker].plus(report.seconds)
@@ -432,18 +417,18 @@ class Stats:
             self.take_checked(report.checked)
 
     def take_measured(self, worker: int, measured: Measured) -> None:
-        """Add what user code measured in a worker."""
+        """Add measurements of user code in a worker."""
         self.timed.setdefault(worker, Timer()).add(measured.blocks)
         merge_gauges(self.gauges_of_workers, measured.gauges)
 
     def take_checked(self, checked: Checked) -> None:
-        """Add what a worker ran for a check."""
+        """Add a worker's checking runs."""
         self.checked_trajectories += checked.trajectories
         self.checked_timesteps += checked.timesteps
 
     @property
     def ran_timesteps(self) -> int:
-        """All timesteps that are in these accounts, whatever became of them."""
+        """All timesteps in these accounts, whatever their fate."""
         fates = (self.kept_timesteps, self.stale_timesteps, self.surplus_timesteps, self.abandoned_timesteps)
         return sum(fates) + self.lost_timesteps + self.checked_timesteps
 
@@ -453,7 +438,7 @@ class Stats:
             setattr(self, name, getattr(self, name) + getattr(call, name))
         self.first_anomaly = self.first_anomaly or call.first_anomaly
         del self.dropped[:-REMEMBERED]
-        # Of thousands of workers, few may have had work.
+        # Among thousands of workers, few may have had work.
         for worker, timesteps in enumerate(call.worker_timesteps):
             if timesteps or any(call.workers[worker]):
                 self.workers[worker] = self.workers[worker].plus(call.workers[worker])
@@ -472,22 +457,22 @@ class Stats:
             self.recent[name] = before + _WEIGHT * (value - before)
 
     def take_infos(self, batch: Any, how: Mapping[str, Aggregation]) -> dict[str, float]:
-        """Add values that environments report in infos: `sampler.stats.take_infos(batch, {"crashes": "sum"})`.
+        """Aggregate infos of the environment: `sampler.stats.take_infos(batch, {"crashes": "sum"})`.
 
-        They are in `infos`, until the next time, and in `flat` as "infos/crashes" and "recent/infos/crashes": NaN until
-        the info was there for the first time. With "histogram" the values themselves are in `histograms`, and their
-        mean is in the others.
+        The results are in `infos` until the next call, and in `flat` as "infos/crashes" and "recent/infos/crashes": NaN
+        until the info first appears. With "histogram" the values themselves are in `histograms`, and their mean in the
+        others.
 
         Args:
             batch: A `TrajectoryBatch`.
-            how: Names of infos of `env.step`, and what is made of their values: "mean" and "sum" of the timesteps in
-                which it was there, "last" for its value in the last of them, in index order, or "histogram".
+            how: By name of an info of `env.step` the aggregation: "mean" or "sum" over the timesteps with the info,
+                "last" for its last value in index order, or "histogram".
 
         Returns:
-            A number for each name that was there.
+            A number for each name that was present.
 
         Raises:
-            UsageError: Another word, or an info that is no number in each timestep.
+            UsageError: An aggregation is unknown, or an info is not a number in each timestep.
         """
         infos = batch.env_infos
         found = aggregate(infos, how)
@@ -499,18 +484,18 @@ class Stats:
         return found
 
     def take_metrics(self, batch: Any) -> None:
-        """Add the metrics of a batch, a `TrajectoryBatch`."""
+        """Aggregate the metrics of a `TrajectoryBatch`."""
         self.metrics = metrics_of(batch.episode_infos, self.metric_kinds)
 
     def timers(self, worker: int | None = None) -> Timer:
-        """Return where the time of a worker went, as a tree: its phases, and in them what user code timed.
+        """Return a worker's time as a tree: its phases, and below them the times of user code.
 
         Args:
             worker: The worker number; None for all workers together, and the script.
 
         Returns:
             A new tree. Its children are those of `Times`: reset, agent, step, sending, idle and checking; and "script",
-            where the script has timed anything since the sampler or manager was made.
+            if the script has timed anything since the sampler or manager was made.
         """
         times = self.times if worker is None else self.workers[worker]
         timesteps = sum(self.worker_timesteps) if worker is None else self.worker_timesteps[worker]
@@ -528,13 +513,13 @@ class Stats:
         return tree
 
     def gauges(self) -> Gauges:
-        """Return what gauges have shown in workers and in the script, by name; see `streamsampler.timed.gauge`.
+        """Return the gauges of workers and the script, by name; see `streamsampler.timed.gauge`.
 
-        Workers are at work together, so which of their values was the last one depends on timing. Values of
-        trajectories that were not returned are among them.
+        Workers run concurrently, so their last value depends on timing. Values of trajectories that were not returned
+        are included.
 
         Returns:
-            New objects, with `value`, the last one, `mean`, `minimum`, `maximum` and `count`.
+            New objects, with the last `value`, `mean`, `minimum`, `maximum` and `count`.
         """
         gauges: Gauges = {}
         merge_gauges(gauges, self.gauges_of_workers)
@@ -557,13 +542,13 @@ class Stats:
         return means
 
     def flat(self) -> dict[str, float]:
-        """Return all of it as numbers by name, as experiment trackers take them.
+        """Return all numbers by name, for experiment trackers.
 
-        Names are those of the attributes; "ms/step/physics" and so on are milliseconds for each timestep, of all
-        workers together, by the path of the timer; "recent/…" is the exponentially weighted mean of each of these,
-        without those of the script. "gauges/loss" is a gauge's last value, and "gauges/loss/mean", "…/minimum" and
-        "…/maximum" are those of all its values. What needs nothing of the user's own is there from the first time on:
-        NaN where there is no number yet.
+        Names are those of the attributes; "ms/step/physics" and so on are milliseconds per timestep, over all workers,
+        by the timer's path; "recent/…" is the exponentially weighted mean of each of these, without those of the
+        script. "gauges/loss" is a gauge's last value, and "gauges/loss/mean", "…/minimum" and "…/maximum" cover all its
+        values. Names that do not come from user code are present from the first call on, with NaN until a number is
+        known.
         """
         numbers = {item.name: getattr(self, item.name) for item in fields(self) if item.type in ("int", "float")}
         infos = {f"infos/{name}": value for name, value in self.infos.items()}
@@ -583,4 +568,4 @@ class Stats:
 
 
 _SUMS = tuple(item.name for item in fields(Stats) if item.name not in _NO_SUMS)
-"""The names of the attributes that `Stats.merge` adds up."""
+"""The attributes that `Stats.merge` adds."""

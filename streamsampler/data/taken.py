@@ -1,14 +1,14 @@
-"""Record the actions that an environment says it has taken, in place of those that the agent chose: `record_taken=`.
+"""Record the actions that an environment reports as taken, in place of the agent's choice: `record_taken=`.
 
-Some environments change actions: they clip them, repeat the last one, or let a safety layer act. With
-`record_taken="action_taken"` what such an environment reports as ``info["action_taken"]`` of a timestep is the action
-in `batch.actions`, and no info any more; where it reports none, the agent's stays. So a model of the environment, or
-imitation, learns from what was done.
+Some environments change actions: they clip them, repeat the last action, or apply a safety layer. With
+`record_taken="action_taken"` the environment's ``info["action_taken"]`` becomes the action in `batch.actions`, and
+disappears from the infos; in timesteps without it, the agent's action stays. So models of the environment, and
+imitation, learn from the executed actions.
 
-What the agent said of its own action stays as it is. The log-probability in its info, for one, is that of the action
-that it chose, and no other: a policy gradient needs the chosen actions, so let the agent give them as an info as well.
-Hooks are shown what the agent chose. After a loss of a worker, an episode of fragments is restored with what the agent
-chose; `replay(…, actions=True)`, which has nothing but the record, is an error.
+Agent infos are unchanged. The log-probability, for example, is that of the chosen action: a policy gradient needs the
+chosen actions, so let the agent record them as an info as well. Hooks receive the chosen action. After the loss of a
+worker, episodes of fragments are restored with the chosen actions; `replay(…, actions=True)`, which has only the
+recorded actions, is an error.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _OF_ONE_ARRAY = gym_spaces.Box | gym_spaces.Discrete | gym_spaces.MultiDiscrete 
 
 
 def check_record_taken(name: Any) -> str | None:
-    """Return the argument `record_taken` of samplers.
+    """Return the samplers' argument `record_taken`.
 
     Raises:
         UsageError: It is no name of an info.
@@ -42,10 +42,10 @@ def check_record_taken(name: Any) -> str | None:
 
 
 def check_chosen(recorded: Any, name: str | None) -> None:
-    """Check that the actions that an agent chose are recorded, as `replay(…, actions=True)` needs them.
+    """Check that the recorded actions are the agent's choice, as `replay(…, actions=True)` requires.
 
     Raises:
-        UsageError: Nothing is recorded, or others may be, since `record_taken` is `name`.
+        UsageError: Nothing is recorded, or `record_taken` (`name`) may have replaced them.
     """
     if recorded is None:
         raise UsageError("actions=True needs the recorded trajectory: pass recorded=batch")
@@ -54,16 +54,16 @@ def check_chosen(recorded: Any, name: str | None) -> None:
 
 
 def check_taken(rollouts: Rollouts, name: str, space: AnySpace) -> None:
-    """Give what an environment says of its actions the form that they have in batches.
+    """Convert the actions in an environment's info to the form of a batch's actions.
 
     Args:
-        rollouts: What was recorded; its infos are changed.
+        rollouts: The recorded trajectories; their infos are changed.
         name: The info's name.
         space: The action space.
 
     Raises:
-        UsageError: The space is not one of a single array.
-        DataError: What it says is no action of the space; with `position` and `timestep`.
+        UsageError: The space is not a single array.
+        DataError: The info holds no action of the space; with `position` and `timestep`.
     """
     if not isinstance(space, _OF_ONE_ARRAY):
         raise UsageError(f"record_taken={name!r} needs actions that are one array or number each, and no {space}")
@@ -97,19 +97,19 @@ def _rows_of(values: Array, path: str, space: AnySpace) -> Array:
 
 
 class TakenActions:
-    """Puts the actions that environments say they have taken in place of those that the agent chose.
+    """Replaces the agent's actions with those that environments report as taken.
 
     Args:
-        name: The info that they say it in; None where they are not asked.
+        name: The info with the actions taken; None to replace nothing.
     """
 
     def __init__(self, name: str | None = None) -> None:
         self.name = name
-        self._is_known = False  # whether some environment has said it, or the user knows that none has
-        self._is_missing = False  # whether some rollouts were without it
+        self._is_known = False  # whether some rollouts had the info, or the user was warned
+        self._is_missing = False  # whether some rollouts had no such info
 
     def put(self, rollouts: Rollouts) -> None:
-        """Change the actions of what a worker recorded, and its infos, in memory of their own."""
+        """Replace the actions of rollouts, in new memory, and remove the info."""
         columns = rollouts.env_infos.columns
         if self.name is None:
             return
@@ -124,7 +124,7 @@ class TakenActions:
         rollouts.env_infos = InfoColumns(rollouts.env_infos.length, others)
 
     def warn_if_missing(self) -> None:
-        """Warn, once, that no environment has said which actions it took: as a batch is complete, or a stream ends."""
+        """Warn once if no rollout had the info; called when a batch is complete or a stream ends."""
         if self._is_missing and not self._is_known:
             self._is_known = True
             _LOG.warning(

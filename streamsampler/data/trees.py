@@ -1,4 +1,4 @@
-"""Handle trees: structures with one array for each leaf of a space, in dicts and tuples as the space nests them.
+"""Trees: an array for each leaf of a space, in dicts and tuples nested like the space.
 
 A tree's arrays share their first axis: row `i` of every leaf together is the `i`-th value.
 """
@@ -20,11 +20,10 @@ from streamsampler.data.digests import digest
 Array: TypeAlias = NDArray[Any]
 Tree: TypeAlias = "Array | dict[str, Tree] | tuple[Tree, ...]"
 TreeT = TypeVar("TreeT")
-"""A tree whose structure a function keeps; a dict of arrays is one, and for type checkers no `dict[str, Tree]`."""
+"""A tree with the same structure in argument and result; type checkers do not accept a dict of arrays as `Tree`."""
 
 
 def map_tree(function: Callable[[Array], Array], tree: TreeT) -> TreeT:
-    """Apply a function to every leaf."""
     mapped: Any = function(tree) if tree.__class__ is np.ndarray else _map_tree(function, tree)  # type: ignore[arg-type]
     return cast(TreeT, mapped)
 
@@ -38,7 +37,7 @@ def _map_tree(function: Callable[[Array], Array], tree: Any) -> Tree:
 
 
 def map_trees(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
-    """Apply a function to the leaves of several trees of one structure; see `map_tree`."""
+    """Apply a function to the corresponding leaves of several trees of one structure."""
     if isinstance(tree, dict):
         return {key: map_trees(function, child, *(it[key] for it in others)) for key, child in tree.items()}
     if isinstance(tree, tuple):
@@ -47,7 +46,7 @@ def map_trees(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
 
 
 def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Array]]:
-    """Yield each leaf with its path as it is written in Python: `observation['camera'][0]`."""
+    """Yield each leaf with its path in Python's syntax: `observation['camera'][0]`."""
     if isinstance(tree, dict):
         for key, child in tree.items():
             yield from leaves(child, f"{path}[{key!r}]")
@@ -64,22 +63,21 @@ def arrays(tree: Any) -> list[Array]:
 
 
 def form(tree: Any) -> list[Any]:
-    """Return the paths of the leaves, with the shapes and dtypes of rows: trees of one form can be joined."""
+    """Return the leaves' paths, and the shapes and dtypes of their rows: trees of equal form can be joined."""
     if tree.__class__ is np.ndarray:
         return [("", tree.shape[1:], tree.dtype)]
     return [(path, leaf.shape[1:], leaf.dtype) for path, leaf in leaves(tree)]
 
 
 def bytes_of(tree: Tree) -> int:
-    """Return how many bytes all leaves have together."""
     return tree.nbytes if isinstance(tree, np.ndarray) else sum([leaf.nbytes for leaf in arrays(tree)])
 
 
 def n_rows_of(tree: Any) -> int:
-    """Return how many rows a tree has.
+    """Return the number of rows of a tree.
 
     Raises:
-        UsageError: It has no leaves, as batches of values of an empty Dict.
+        UsageError: It has no leaves, such as a batch of values of an empty Dict.
     """
     for _, leaf in leaves(tree):
         return len(leaf)
@@ -90,13 +88,13 @@ def n_rows_of(tree: Any) -> int:
 
 def take(tree: TreeT, index: slice | Array) -> TreeT:
     """Select rows of every leaf: views for a slice, copies for an array of integers or booleans."""
-    if tree.__class__ is np.ndarray:  # the tree of most spaces is one leaf
+    if tree.__class__ is np.ndarray:  # the usual case, of a single leaf
         return cast(TreeT, tree[index])  # type: ignore[index]
     return map_tree(operator.itemgetter(index), tree)
 
 
 def concatenate(trees: Sequence[Tree]) -> Tree:
-    """Join trees of one structure along the rows; the result never shares memory with its parts.
+    """Join trees of one structure along the rows, in new memory.
 
     Args:
         trees: At least one tree; all have the structure of the first.
@@ -105,13 +103,13 @@ def concatenate(trees: Sequence[Tree]) -> Tree:
 
 
 def pad(tree: TreeT, lengths: NDArray[np.int64], length: int, value: Any = 0) -> TreeT:
-    """Lay out runs of rows side by side.
+    """Return a row for each run of rows, padded to `length`.
 
     Args:
         tree: Leaves of shape (T, ...).
-        lengths: The run's lengths, (N,), adding up to T, each at most `length`.
+        lengths: The runs' lengths, (N,), with sum T, each at most `length`.
         length: The second axis of the result, L.
-        value: What fills the space after each run; leaves of objects are filled with None instead.
+        value: The padding after each run; leaves of objects are padded with None instead.
 
     Returns:
         Leaves of shape (N, L, ...), new arrays.
@@ -123,12 +121,12 @@ def pad(tree: TreeT, lengths: NDArray[np.int64], length: int, value: Any = 0) ->
     def pad_leaf(array: Array) -> Array:
         shape = n_runs * length, *array.shape[1:]
         if array.dtype.kind in "biufc" and value.__class__ in (bool, int) and not value:
-            padded = np.zeros(shape, array.dtype)  # which the system need not write
+            padded = np.zeros(shape, array.dtype)  # the system need not write these pages
         else:
             padded = np.full(shape, None if array.dtype == object else value, array.dtype)
         to, of = padded, array
         if array.ndim > 1 and array.size:
-            # Each row as one item: up to four times as fast as rows of many.
+            # Each row as a single item: up to four times as fast.
             row = np.dtype((np.void, array[0].nbytes))
             to, of = (it.reshape(len(it), -1).view(row)[:, 0] for it in (padded, np.ascontiguousarray(array)))
         to[rows] = of
@@ -146,7 +144,7 @@ def object_array(values: Sequence[Any]) -> Array:
 
 
 def equal(one: Any, other: Any) -> bool:
-    """Return whether two arrays are the same bit for bit: dtype, shape and bytes, so that a NaN equals the same NaN."""
+    """Return whether two arrays are equal bit for bit in dtype, shape and bytes, so that a NaN equals the same NaN."""
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
     if one.dtype.hasobject:
@@ -155,10 +153,9 @@ def equal(one: Any, other: Any) -> bool:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Return whether two values are the same: of one type, and bit for bit where they are or hold numbers and arrays.
+    """Return whether two values have the same type and, bit for bit, the same numbers and arrays.
 
-    Instances of a class without its own `==` are compared by their attributes: a copy that came through a pickle is
-    the same value.
+    Instances of a class without `==` are compared by their attributes: an unpickled copy is the same value.
     """
     if one is other:
         return True
@@ -184,12 +181,12 @@ def snapshot(value: Any) -> Any:
     try:
         return copy.deepcopy(value)
     except Exception:
-        # A lock, a generator, a tensor with a history: it is kept as it is, and raises when it is sent.
+        # A lock, a generator, a tensor with a history: stays as it is, and raises when it is sent.
         return value
 
 
 def as_constant(value: Any) -> Any:
-    """Let the arrays in a value be read-only, in dicts, lists and tuples too; return the same value."""
+    """Make the arrays in a value read-only, also in dicts, lists and tuples; return the same value."""
     if isinstance(value, np.ndarray):
         value.flags.writeable = False
     elif isinstance(value, dict | list | tuple):
@@ -199,7 +196,7 @@ def as_constant(value: Any) -> Any:
 
 
 def owned(tree: Tree) -> Tree:
-    """Copy what the rows of object leaves refer to: arrays among them may lie in memory that is used again."""
+    """Copy the objects in object leaves: arrays among them may lie in memory that is reused."""
 
     def own(array: Array) -> Array:
         return object_array([snapshot(value) for value in array]) if array.dtype == object else array
@@ -225,7 +222,7 @@ def _same_floats(one: float, other: float) -> bool:
 
 _IMMUTABLE = frozenset((bool, int, float, complex, str, bytes, type(None)))
 
-# Looked through in order: np.float64 is a float too, and longer floats are not.
+# In order: `np.float64` is also a `float`, longer NumPy floats are not.
 _COMPARISONS: tuple[tuple[type | tuple[type, ...], Callable[[Any, Any], bool]], ...] = (
     ((str, bytes, int), operator.eq),
     (np.ndarray, equal),

@@ -1,7 +1,7 @@
-"""Trajectories and evaluations in the formats of other libraries, each an extra.
+"""Export of trajectories and evaluations to the formats of other libraries, each an extra.
 
-`export` writes a batch, a file or a folder shard by shard. `to_pandas` and `to_tensordict` return all of it in memory.
-The guide is `streamsampler/docs/storage-and-formats.md`.
+`export` writes a batch, a file or a folder shard by shard; `to_pandas` and `to_tensordict` return all data in memory.
+Guide: `streamsampler/docs/storage-and-formats.md`.
 """
 
 from streamsampler.formats.export import export, save_evaluations

@@ -1,8 +1,8 @@
-"""Columns for formats of other libraries: which ones a source has, and their values in each batch.
+"""Columns for the formats of other libraries: their types, and their values in each shard.
 
-What a column holds is decided once, over all batches of a source, so that it does not depend on how the trajectories
-are spread over files. A column holds numbers of one dtype and shape; or text; or where values are neither, JSON as
-`streamsampler.data.npz` describes it under "Values".
+A column's type is decided once, over all shards of a source, so it does not depend on how trajectories are spread over
+files. A column holds numbers of one dtype and shape, or text, or else JSON, as
+`streamsampler/docs/storage-and-formats.md` describes it.
 """
 
 from __future__ import annotations
@@ -40,20 +40,16 @@ from streamsampler.data.shards import load_with_header
 from streamsampler.data.spaces import AnySpace, row_spec
 from streamsampler.data.trees import Array
 
-# ----------------------------------------------------------------------
-# Write the folder of an export, of which nothing is left where it fails.
-
-
 _ERRNO = re.compile(r"errno = (\d+)")
-"""How HDF5 writes the system's error numbers."""
+"""The system's error number in messages of HDF5."""
 _UNFINISHED = ".export.tmp"
 
 
 def check_out(out: Path) -> None:
-    """Check that a new folder can be made.
+    """Check that a new folder can be created.
 
     Raises:
-        UsageError: There is something of that name that is no empty folder, or no directory to put the folder in.
+        UsageError: A file, or a folder with contents, has this name, or the parent directory is missing.
     """
     if not out.parent.is_dir():
         raise UsageError(f"there is no directory {str(out.parent)!r}")
@@ -73,19 +69,16 @@ def check_out(out: Path) -> None:
 
 @contextlib.contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """Yield an empty folder in the folder `out`, into which its files are moved at the end.
+    """Create the folder `out`, yield an empty folder inside it, and move its files up at the end.
 
     If an error is raised, `out` is removed. A killed process leaves no file that looks finished.
 
-    Args:
-        out: The folder, which need not exist.
-
     Raises:
-        OSError: The system refuses to write, also where a library raised that as another error; names `out`.
+        OSError: The system refuses to write, even if a library raised another error; the message names `out`.
     """
     out.mkdir(exist_ok=True)
-    # Inside: the parent directory may be another file system, or may not be writable.
-    unfinished = out.absolute() / _UNFINISHED  # absolute because Minari looks for relative paths in the wrong place
+    # Inside `out`: the parent directory may be another file system, or read-only.
+    unfinished = out.absolute() / _UNFINISHED  # absolute: Minari resolves relative paths against the wrong directory
     try:
         unfinished.mkdir()
         yield unfinished
@@ -104,10 +97,10 @@ def new_folder(out: Path) -> Iterator[Path]:
 
 
 def allocate(path: Path, start: int, n_bytes: int) -> None:
-    """Take so many bytes of the disk for a file, from a position on, where the system can do that.
+    """Reserve disk space for a file, from a position on, if the system supports it.
 
     Raises:
-        OSError: The disk is full, or the file would be larger than this process may write.
+        OSError: The disk is full, or the file would exceed this process's limit.
     """
     if hasattr(os, "posix_fallocate"):
         try:
@@ -118,22 +111,19 @@ def allocate(path: Path, start: int, n_bytes: int) -> None:
                 raise
 
 
-# ----------------------------------------------------------------------
-
-
 _NUMBERS = frozenset("biuf")
 _OBJECT = np.dtype(object)
 
 
 @dataclass(frozen=True)
 class Column:
-    """What a column holds.
+    """The type of a column.
 
     Attributes:
-        kind: "numbers"; "text", or "json", whose rows are Python strings.
-        dtype: The dtype of its numbers; that of objects otherwise.
+        kind: "numbers"; or "text" or "json", with rows of Python strings.
+        dtype: The dtype of its numbers; otherwise that of objects.
         shape: The shape of a row of numbers.
-        always: Whether all rows are there.
+        always: Whether no row is missing.
     """
 
     kind: Literal["numbers", "text", "json"]
@@ -143,13 +133,13 @@ class Column:
 
 
 class ColumnRows(NamedTuple):
-    """The rows that a shard has of a column.
+    """The rows of a column in a shard.
 
     Attributes:
-        path: The names of the column, from the outermost inwards.
-        column: What it holds.
-        rows: (N, …) the rows; anything where they are missing.
-        present: (N,) bool, which rows are there; None where all are.
+        path: The column's path, from the outermost key inwards.
+        column: Its type.
+        rows: (N, …) the rows; missing rows have any value.
+        present: (N,) bool, false for missing rows; None if no row is missing.
     """
 
     path: KeyPath
@@ -159,21 +149,21 @@ class ColumnRows(NamedTuple):
 
 
 class _InfoSurvey:
-    """Finds out which columns some infos have."""
+    """Collects the columns of infos, shard by shard."""
 
     def __init__(self) -> None:
         self._found: defaultdict[KeyPath, list[tuple[Column, int, int]]] = defaultdict(list)
         self._length = 0
 
     def look_at(self, infos: Infos, length: int, name: str) -> None:
-        """Look at the infos of so many rows."""
+        """Add the infos of `length` rows."""
         self._length += length
         for path, column in columns_of(infos, length, name).columns.items():
             rows = column.values
             self._found[path].append((_column_of(rows), _largest_integer(rows), len(rows)))
 
     def columns(self) -> dict[KeyPath, Column]:
-        """Return the columns that hold all of them, by path."""
+        """Return the columns that fit all shards, by path."""
         columns = {}
         for path, found in self._found.items():
             common = _common({column for column, _, _ in found}, max(largest for _, largest, _ in found))
@@ -190,14 +180,14 @@ def _column_of(values: Array) -> Column:
 
 
 def _largest_integer(values: Array) -> int:
-    """Return the largest integer among some values, without its sign; 0 where they are no integers."""
+    """Return the largest absolute value of integers; 0 for other values."""
     if values.dtype.kind not in "iu" or not values.size:
         return 0
     return max(abs(int(values.min())), abs(int(values.max())))
 
 
 def _common(kinds: set[Column], largest: int) -> Column:
-    """Return the column that holds what several columns do; JSON where it would change an integer."""
+    """Return the column that fits several columns; JSON if it would change an integer."""
     if len(kinds) == 1:
         return next(iter(kinds))
     if any(column.kind != "numbers" for column in kinds) or len({column.shape for column in kinds}) > 1:
@@ -211,17 +201,17 @@ def _common(kinds: set[Column], largest: int) -> Column:
 def info_rows(
     infos: Infos, length: int, columns: Mapping[KeyPath, Column], name: str, root: KeyPath = ()
 ) -> Iterator[ColumnRows]:
-    """Yield the rows of each column, also of those that these infos lack.
+    """Yield the rows of each column, even if these infos lack it.
 
     Args:
         infos: The infos.
-        length: How many rows they have.
-        columns: Which columns there are.
-        name: What the infos are called in errors.
-        root: What comes before the paths of the columns.
+        length: Their number of rows.
+        columns: The columns by path.
+        name: The infos' name in errors.
+        root: A prefix for the columns' paths.
 
     Raises:
-        StorageError: A value cannot be written; names it.
+        StorageError: A value cannot be written; the message names it.
     """
     found = columns_of(infos, length, name).columns
     for path, column in columns.items():
@@ -239,7 +229,7 @@ def info_rows(
 
 
 def leaf_column(space: AnySpace) -> Column:
-    """Return the column that holds the values of a space without children."""
+    """Return the column for the values of a leaf space."""
     shape, dtype = row_spec(space)
     if dtype.kind in _NUMBERS and dtype.itemsize <= 8:
         return Column("numbers", dtype.newbyteorder("="), shape)
@@ -247,10 +237,10 @@ def leaf_column(space: AnySpace) -> Column:
 
 
 def leaf_values(column: Column, rows: Array, path: str) -> Array:
-    """Return rows as their column holds them.
+    """Convert rows to their column's type.
 
     Raises:
-        StorageError: A value cannot be written; names it.
+        StorageError: A value cannot be written; the message names it.
     """
     if column.kind == "numbers":
         return rows.astype(column.dtype, copy=False)
@@ -262,7 +252,7 @@ def leaf_values(column: Column, rows: Array, path: str) -> Array:
 
 
 def space_columns(space: AnySpace, tree: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], AnySpace, Any]]:
-    """Yield the path, the space and the rows of each leaf; the rows are None where the tree is."""
+    """Yield the path, the space and the rows of each leaf; the rows are None if `tree` is None."""
     if isinstance(space, gym_spaces.Dict):
         for key, child in space.spaces.items():
             yield from space_columns(child, None if tree is None else tree[key], (*path, str(key)))
@@ -273,33 +263,29 @@ def space_columns(space: AnySpace, tree: Any, path: tuple[str, ...]) -> Iterator
         yield path, space, tree
 
 
-# ----------------------------------------------------------------------
-# What is exported: the trajectories of a batch, of a file or of a folder, with one shard in memory at a time.
-
-
 _log = logging.getLogger("streamsampler")
 
 
 class Source:
-    """Trajectories that are exported, shard by shard.
+    """Trajectories to export, with one shard in memory at a time.
 
     Args:
         shards: The shards, each loaded when it is indexed; at least one.
         sizes: Trajectories and timesteps of each shard.
-        facts: What is known of their origin: seed, provenance and version of the package.
-        files: The files of the shards, if there are any.
-        leaves: Which leaves are exported.
+        facts: Their origin: seed, provenance and version of the package.
+        files: The files of the shards, if any.
+        leaves: The leaves to export.
 
     Attributes:
-        n_trajectories: How many trajectories there are.
-        n_timesteps: How many timesteps.
+        n_trajectories: The number of trajectories.
+        n_timesteps: The number of timesteps.
         observation_space: The environment's.
         action_space: The environment's.
         facts: See above.
-        provenance: The part of the facts that says which environment and agent they are of.
+        provenance: The environment and agent among the facts.
 
     Raises:
-        UsageError: The episodes are of several agents, or there are no such leaves.
+        UsageError: The episodes have several agents, or a leaf does not exist.
     """
 
     def __init__(
@@ -327,7 +313,7 @@ class Source:
             self._select(leaves)
 
     def _select(self, leaves: Leaves) -> None:
-        """Export these leaves alone."""
+        """Restrict the export to these leaves."""
         named = [name for name in INFOS if name in leaves.roots]
         found = self.survey()[0] if named else {}
         spaces = {"observations": self.observation_space, "actions": self.action_space}
@@ -337,7 +323,6 @@ class Source:
         self.action_space = leaves.space("actions", self.action_space)
 
     def _selected(self, batch: TrajectoryBatch[Any, Any]) -> TrajectoryBatch[Any, Any]:
-        """Return a shard with the leaves that are exported."""
         if not (leaves := self._leaves):
             return batch
         kept: TrajectoryBatch[Any, Any] = replaced(
@@ -358,33 +343,35 @@ class Source:
                 yield path, space
 
     def shards(self, shown: Display | None = None) -> Iterator[tuple[int, TrajectoryBatch[Any, Any]]]:
-        """Yield each shard, with how many trajectories come before it.
+        """Yield each shard, with the number of trajectories before it.
 
         Args:
-            shown: Shows how much of the shards is done, whenever the next one is asked for.
+            shown: Shows the progress, updated when the next shard is requested.
 
         Raises:
-            StorageError: A shard is damaged; names its file.
+            StorageError: A shard is damaged; the message names its file.
         """
         timesteps = trajectories = 0
         for number, (n_trajectories, n_timesteps) in enumerate(self._sizes):
-            yield trajectories, self._selected(self._shards[number].unfiltered())  # whose data are of the spaces
+            yield (
+                trajectories,
+                self._selected(self._shards[number].unfiltered()),
+            )  # filtered data may not fit the spaces
             timesteps += n_timesteps
             trajectories += n_trajectories
             if shown is not None:
-                shown.update(lambda: (timesteps, trajectories), complete=False)  # noqa: B023 - it is called at once
+                shown.update(lambda: (timesteps, trajectories), complete=False)  # noqa: B023 - called immediately
 
     def survey(self) -> tuple[dict[str, dict[KeyPath, Column]], bool]:
-        """Look at the infos and seeds of all shards.
+        """Read the infos and seeds of all shards.
 
         Returns:
             The columns of env_infos, agent_infos and episode_infos, and under "all_env_infos" those of env_infos and
-            episode_infos together, which `env.reset` and `env.step` returned; and whether all seeds of trajectories
-            are 64-bit integers.
+            episode_infos together; and whether all seeds of trajectories are 64-bit integers.
 
         Raises:
             DataError: They are no infos.
-            StorageError: A shard is damaged; names its file.
+            StorageError: A shard is damaged; the message names its file.
         """
         surveys = {name: _InfoSurvey() for name in (*INFOS, "all_env_infos")}
         seeds_fit = True
@@ -408,12 +395,12 @@ class Source:
 
 
 class _OfPolicy(Sequence[TrajectoryBatch[Any, Any]]):
-    """What a policy did in each shard of several agents in which it played.
+    """A policy's batches, from the shards in which it played.
 
     Args:
         shards: All shards.
-        played: Of those in which it played, the number, and how many episodes there are in the shards before.
-        policy: Its name.
+        played: For each such shard its number, and the number of episodes in earlier shards.
+        policy: The policy's name.
     """
 
     def __init__(self, shards: Sequence[Any], played: Sequence[tuple[int, int]], policy: str) -> None:
@@ -429,22 +416,22 @@ class _OfPolicy(Sequence[TrajectoryBatch[Any, Any]]):
 
 
 Sourced = TrajectoryBatch[Any, Any] | TrajectoryFolder[Any, Any] | Source | str | os.PathLike[str]
-"""What trajectories can be exported from."""
+"""The possible sources of an export."""
 
 
 def open_source(source: Sourced, leaves: Leaves | None = None, policy: str | None = None) -> Source:
-    """Open what is to be exported.
+    """Open the source of an export.
 
     Args:
-        source: A batch, a folder, the path of a file or of a folder, or what this function returned.
-        leaves: Which leaves are exported; None for all.
-        policy: Of several agents, the policy whose trajectories are exported; None where there is one agent.
+        source: A batch, a folder, the path of a file or of a folder, or a result of this function.
+        leaves: The leaves to export; None for all.
+        policy: With several agents, the policy to export; None for a single agent.
 
     Raises:
-        UsageError: It is something else; or there is no such policy, or no such leaf.
-        DataError: There are no trajectories.
-        StorageError: The file or the folder is damaged, or is none.
-        FileNotFoundError: There is no such file or folder.
+        UsageError: The source is anything else, or the policy or a leaf does not exist.
+        DataError: The source has no trajectories.
+        StorageError: The file or folder is damaged, or holds no trajectories.
+        FileNotFoundError: The file or folder does not exist.
     """
     if isinstance(source, Source):
         return source
@@ -472,7 +459,7 @@ def _source(
     shards: Sequence[TrajectoryBatch[Any, Any]], sizes: Sequence[tuple[int, int]], facts: Mapping[str, Any],
     files: Sequence[Path], leaves: Leaves | None, policy: str | None,
 ) -> Source:  # fmt: skip
-    """Return what is exported of shards: all of it, or what one policy did."""
+    """Return a source of whole shards, or of a policy's batches."""
     if policy is None:
         return Source(shards, sizes, facts, files, leaves)
     played: dict[tuple[int, int], tuple[int, int]] = {}

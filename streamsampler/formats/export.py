@@ -1,4 +1,4 @@
-"""Export trajectories to the formats of other libraries."""
+"""Export trajectories and evaluations to the formats of other libraries."""
 
 from __future__ import annotations
 
@@ -19,18 +19,15 @@ from streamsampler.evaluation.evaluation import Evaluation
 from streamsampler.formats import minari, tables
 from streamsampler.formats.columns import Sourced, check_out, open_source
 
-# ----------------------------------------------------------------------
-# The formats that trajectories are exported to: one line each.
-
 
 @dataclass(frozen=True)
 class Format:
     """A format of another library.
 
     Attributes:
-        write: Writes it: called with a `streamsampler.formats.columns.Source`, the folder, which may not be there yet,
-            what shows the progress, and the options.
-        options: The names of the arguments that only this format takes.
+        write: The writer: called with a `streamsampler.formats.columns.Source`, the folder (which may not exist yet),
+            the progress display, and the options.
+        options: The names of the arguments that only this format accepts.
     """
 
     write: Callable[..., object]
@@ -47,7 +44,7 @@ def format_named(name: str, options: Mapping[str, Any]) -> Format:
     """Return a format of trajectories.
 
     Raises:
-        UsageError: There is none of that name, or it has no such options.
+        UsageError: The format or one of its options does not exist.
     """
     if name not in FORMATS:
         raise UsageError(
@@ -57,9 +54,6 @@ def format_named(name: str, options: Mapping[str, Any]) -> Format:
     if wrong := sorted(options.keys() - FORMATS[name].options):
         raise UsageError(f"the format {name!r} takes no {wrong[0]}{meant(wrong[0], sorted(FORMATS[name].options))}")
     return FORMATS[name]
-
-
-# ----------------------------------------------------------------------
 
 
 def export(
@@ -75,29 +69,30 @@ def export(
 ) -> Path:
     """Export trajectories to the format of another library, with one shard in memory at a time.
 
-    An error or Ctrl-C leaves nothing.
+    After an error or Ctrl-C nothing is left on the disk.
 
     Args:
         source: A `TrajectoryBatch`, a `TrajectoryFolder`, or the path of a file or of a folder.
         out: The folder to write, new or empty; its parent directory must exist.
-        to: The format: "parquet", "minari" or another key of `streamsampler.formats.export.FORMATS`. The guide
-            `streamsampler/docs/storage-and-formats.md` describes each.
-        fields: Which leaves of observations, actions and infos are exported, by their paths: `"observations.image"`,
-            `"env_infos.lap"`; see `streamsampler.data.leaves`. Of what is not named at all, all is. None for all.
-        without: Which leaves are left out.
-        policy: Of several agents, the policy whose trajectories are exported.
-        progress: As `obtain_samples` of samplers takes it.
-        **options: What only one format takes; see `streamsampler.formats.minari.write`.
+        to: The format: "parquet", "minari" or another key of `streamsampler.formats.export.FORMATS`, described in
+            `streamsampler/docs/storage-and-formats.md`.
+        fields: The leaves of observations, actions and infos to export, by path: `"observations.image"`,
+            `"env_infos.lap"`; see `streamsampler.data.leaves`. A tree without any path here is exported whole. None for
+            all.
+        without: The leaves to omit.
+        policy: With several agents, the policy to export.
+        progress: As in the samplers' `obtain_samples`.
+        **options: Options of a single format; see `streamsampler.formats.minari.write`.
 
     Returns:
         The folder.
 
     Raises:
-        UsageError: An argument cannot work, or the folder holds something.
-        DataError: There are no trajectories.
-        StorageError: The source is damaged, or is none; or the format cannot hold it.
-        ImportError: The format's library is not there; says how to install it.
-        OSError: Something cannot be read or written.
+        UsageError: An argument is invalid, or the folder is not empty.
+        DataError: The source has no trajectories.
+        StorageError: The source is damaged or holds no trajectories, or the format cannot hold it.
+        ImportError: The format's library is not installed; the message says how to install it.
+        OSError: Reading or writing failed.
     """
     kind = format_named(to, options)
     target = Path(out)
@@ -109,29 +104,26 @@ def export(
     return target
 
 
-# ----------------------------------------------------------------------
-# Evaluations as Stable-Baselines3 has them.
-
-
 @suggesting()
 def save_evaluations(evaluations: Mapping[int, Evaluation], path: str | os.PathLike[str]) -> Path:
-    """Write evaluations of an agent that was evaluated while it was trained, as the callback `EvalCallback` does.
+    """Write the evaluations made during training to a file, in the format of Stable-Baselines3's `EvalCallback`.
 
-    The file has `timesteps` (n,) int64, how long the agent had been trained; `results` (n, N) float64, the returns;
-    `ep_lengths` (n, N) int64; and, where every evaluation knows of successes, `successes` (n, N) bool. What reads the
-    callback's files reads these: `numpy.load`, the plots of RL Baselines3 Zoo. Nothing but NumPy is needed to write it.
+    The file has `timesteps` (n,) int64, the timesteps of training; `results` (n, N) float64, the returns; `ep_lengths`
+    (n, N) int64; and, if every evaluation has successes, `successes` (n, N) bool. Readers of the callback's files can
+    read
+    it: `numpy.load`, the plots of RL Baselines3 Zoo. Writing needs only NumPy.
 
     Args:
-        evaluations: The evaluations, by how many timesteps the agent had been trained for; all of as many trajectories.
-        path: The file, `evaluations.npz` by convention; `.npz` is appended where it is missing. A file of that name is
+        evaluations: The evaluations by the timesteps of training; all with the same number of trajectories.
+        path: The file, `evaluations.npz` by convention; `.npz` is appended to other names. An existing file is
             replaced.
 
     Returns:
         The path written.
 
     Raises:
-        UsageError: There are none; they have different numbers of trajectories; or the timesteps are no integers.
-        OSError: The file cannot be written; what was there is still there.
+        UsageError: The dict is empty, the numbers of trajectories differ, or a key is no integer.
+        OSError: The file cannot be written; an existing file is unchanged.
     """
     for timesteps, evaluation in evaluations.items():
         if isinstance(timesteps, bool) or not isinstance(timesteps, int | np.integer) or timesteps < 0:

@@ -1,18 +1,17 @@
-"""Trajectories as a dataset of Minari, in HDF5. Needs `pip install h5py minari pillow`.
+"""Trajectories as a Minari dataset, in HDF5. Needs `pip install h5py minari pillow`.
 
-`minari.load_dataset("cartpole/random-v0")` finds it if the folder is `~/.minari/datasets/cartpole/random-v0/data`; the
-id is taken from such a path if it is not given.
+`minari.load_dataset("cartpole/random-v0")` finds it in the folder `~/.minari/datasets/cartpole/random-v0/data`; without
+an explicit id, it is derived from such a path.
 
-An episode has T actions and T + 1 observations; images are not compressed. `infos` holds what `env.reset` and
-`env.step` returned, T + 1 rows as Minari's own collector has them, and under `agent_infos` what the agent did, T rows.
-Where a key was missing in some of an episode's rows, `_key` is its mask, and the key holds zeros or empty text there.
-Infos that are no numbers of one shape and no text are JSON, as in files of batches. A `/` in a
-key nests, as in HDF5. Episode metadata have `seed`, `trajectory_index` and `agent_version`; the dataset's have
-`streamsampler`: the sampler's seed, the provenance and the version. `env_spec` is written if the environment's id is
-registered when the export is made, with an entry point that another program can import; `--import MODULE` of the
-command imports the module that registers it.
+An episode has T actions and T + 1 observations; images are not compressed. `infos` holds the infos of `env.reset` and
+`env.step`, in T + 1 rows like Minari's own collector, and under `agent_infos` those of the agent, in T rows. If a key
+is missing in some rows of an episode, `_key` is its mask, and missing rows are zeros or empty text. Infos that are
+neither text nor numbers of one shape are JSON, as in files of batches. A `/` in a key nests, as in HDF5. Episode
+metadata have `seed`, `trajectory_index` and `agent_version`; the dataset's have `streamsampler`: the sampler's seed,
+the provenance and the version. `env_spec` is written if the environment's id is registered during the export, with an
+entry point that other programs can import; the command's `--import MODULE` imports the registering module.
 
-Before a shard is written its space is reserved, because HDF5 ends the process where the disk is full.
+The space of each shard is reserved before it is written, because HDF5 aborts the process when the disk is full.
 """
 
 from __future__ import annotations
@@ -39,22 +38,18 @@ from streamsampler.data.info_columns import KeyPath
 from streamsampler.data.leaves import way_out
 from streamsampler.formats.columns import Column, ColumnRows, Source, allocate, info_rows, new_folder
 
-# ----------------------------------------------------------------------
-# Trajectories as the episodes of Minari.
-
-
 _HELD = (gym_spaces.Box, gym_spaces.Discrete, gym_spaces.MultiDiscrete, gym_spaces.MultiBinary, gym_spaces.Text)
 _LARGEST = 2**63
 _OF_AGENT = ("agent_infos",)
 _DATASET, _TEXT = 4096, 8192
-"""About twice the bytes that HDF5 needs for a dataset besides its rows, and how many more for one of text."""
+"""Twice the bytes that HDF5 needs for a dataset besides its rows, about, and the surplus for text."""
 
 
 class EpisodeFile:
-    """Makes episodes of the trajectories of a source.
+    """Converts trajectories to Minari's episodes.
 
     Raises:
-        StorageError: Minari cannot hold its spaces, or the names of its infos.
+        StorageError: Minari cannot hold the source's spaces, or the names of its infos.
     """
 
     def __init__(self, source: Source) -> None:
@@ -70,12 +65,7 @@ class EpisodeFile:
         self._make = needed("minari.data_collector", "the format Minari", "minari").EpisodeBuffer
 
     def episodes_in(self, batch: TrajectoryBatch[Any, Any], first: int) -> Iterator[Any]:
-        """Yield an episode for each trajectory of a shard.
-
-        Args:
-            batch: The shard.
-            first: How many trajectories come before it.
-        """
+        """Yield an episode for each trajectory of a shard; `first` is the number of trajectories before it."""
         n_timesteps = batch.n_timesteps
         env_infos = list(info_rows(batch.env_infos, n_timesteps, self._env_columns, "env_infos"))
         resets = list(info_rows(batch.episode_infos, len(batch), self._env_columns, "episode_infos"))
@@ -93,7 +83,7 @@ class EpisodeFile:
             seed = batch.seeds[i]
             yield self._make(
                 id=first + i,
-                seed=seed if -_LARGEST <= seed < _LARGEST else str(seed),  # Minari reads it back as an integer
+                seed=seed if -_LARGEST <= seed < _LARGEST else str(seed),  # Minari reads both back as integers
                 observations=_plain(trees.concatenate(observations)),
                 actions=_plain(trees.take(batch.actions, steps)),
                 rewards=batch.rewards[steps],
@@ -103,11 +93,11 @@ class EpisodeFile:
             )
 
     def most_bytes(self, batch: TrajectoryBatch[Any, Any]) -> int:
-        """Return more bytes than the episodes of a shard take in HDF5, with its trees and the padding of its chunks."""
+        """Return an upper bound of the size of a shard's episodes in HDF5, with trees and padding of chunks."""
         n_bytes = n_text = n_datasets = 0
         for name in ("observations", "last_observations", "actions", "env_infos", "agent_infos", "episode_infos"):
             for _, leaf in trees.leaves(getattr(batch, name)):
-                n_datasets += 2  # where it is an info, with its mask
+                n_datasets += 2  # an info may have a mask
                 n_text += leaf.dtype == object
                 n_bytes += 2 * leaf.nbytes
                 if leaf.dtype == object:
@@ -116,7 +106,7 @@ class EpisodeFile:
 
 
 def _name(path: KeyPath) -> KeyPath:
-    """Return the names of an info in HDF5, from the outermost group inwards."""
+    """Return an info's path in HDF5, from the outermost group inwards."""
     return tuple("/".join(path).split("/"))
 
 
@@ -126,7 +116,7 @@ def _check_name(path: KeyPath, name: KeyPath) -> None:
 
 
 def _check_infos(env_columns: Mapping[KeyPath, Column], agent_columns: Mapping[KeyPath, Column]) -> None:
-    """Refuse names that HDF5 has not, that are a group and a value there, or that are used twice."""
+    """Check that names are valid in HDF5, not both group and value, and not used twice."""
     names = []
     columns = [*env_columns.items(), *(((*_OF_AGENT, *path), column) for path, column in agent_columns.items())]
     for path, column in columns:
@@ -140,7 +130,7 @@ def _check_infos(env_columns: Mapping[KeyPath, Column], agent_columns: Mapping[K
 
 
 def _add(infos: dict[str, Any], info: ColumnRows, *parts: tuple[ColumnRows, slice]) -> None:
-    """Add parts of an info's rows, with its mask where it is missing in some; nothing where it is missing in all."""
+    """Add parts of an info's rows, with a mask if some are missing; nothing if all are missing."""
     rows = np.concatenate([each.rows[part] for each, part in parts])
     masks = [
         np.ones(part.stop - part.start, np.bool_) if each.present is None else each.present[part]
@@ -158,15 +148,12 @@ def _add(infos: dict[str, Any], info: ColumnRows, *parts: tuple[ColumnRows, slic
 
 
 def _plain(tree: Any) -> Any:
-    """Return a tree with lists of text, which Minari writes as such."""
+    """Return a tree with text as lists, the form in which Minari writes text."""
     if isinstance(tree, dict):
         return {key: _plain(child) for key, child in tree.items()}
     if isinstance(tree, tuple):
         return tuple(_plain(child) for child in tree)
     return list(tree) if tree.dtype == object else tree
-
-
-# ----------------------------------------------------------------------
 
 
 _log = logging.getLogger("streamsampler")
@@ -184,21 +171,21 @@ def write(
     dataset_id: str | None = None,
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Write a source as a dataset of Minari, with `metadata.json` and `main_data.hdf5`.
+    """Write a source as a Minari dataset, with `metadata.json` and `main_data.hdf5`.
 
     Args:
-        source: What to write.
+        source: The source.
         out: The dataset's folder.
         shown: Shows the progress.
-        dataset_id: Minari's name for it, such as "cartpole/random-v0"; None for one made of the folder's path, or of
+        dataset_id: Minari's name for it, such as "cartpole/random-v0"; None derives it from the folder's path, or from
             the environment's name.
         metadata: Some of author, author_email, code_permalink, algorithm_name and description.
 
     Raises:
-        ImportError: Minari is not there; says how to install it.
-        UsageError: The id or the metadata are none.
+        ImportError: Minari is not installed; the message says how to install it.
+        UsageError: The id or the metadata are invalid.
         StorageError: A shard is damaged, or Minari cannot hold the spaces or the infos.
-        OSError: The folder cannot be written; nothing is left of it.
+        OSError: The folder cannot be written; it is removed.
     """
     storage = needed("minari.dataset.minari_storage", "the format Minari", _EXTRA).MinariStorage
     needed("h5py", "the format Minari", _EXTRA)
@@ -219,7 +206,7 @@ def write(
 
 
 def _reserve(folder: Path, n_bytes: int) -> None:
-    """Check that there is room for so many bytes more; HDF5 cannot open a file that has room at its end."""
+    """Check that the disk has room, with a trial file: HDF5 cannot open a file with reserved space at its end."""
     trial = folder / "space.tmp"
     try:
         allocate(trial, (folder / _MAIN).stat().st_size, n_bytes)
@@ -227,11 +214,8 @@ def _reserve(folder: Path, n_bytes: int) -> None:
         trial.unlink(missing_ok=True)
 
 
-# --- What is known of the dataset
-
-
 def _about(source: Source, out: Path, dataset_id: str | None, metadata: Mapping[str, str] | None) -> dict[str, Any]:
-    """Return the metadata of the dataset, but for its size."""
+    """Return the dataset's metadata, without its size."""
     for name, text in (metadata or {}).items():
         if name not in _TEXTS or not isinstance(text, str):
             raise UsageError(
@@ -257,7 +241,7 @@ def _about(source: Source, out: Path, dataset_id: str | None, metadata: Mapping[
 
 
 def _name_of(source: Source, out: Path) -> str:
-    """Return a dataset's id where none is given."""
+    """Derive a dataset's id from the folder or the environment."""
     parts = out.absolute().parts
     if parts[-1] == "data" and "datasets" in parts:
         after = parts[len(parts) - parts[::-1].index("datasets") : -1]
@@ -272,7 +256,7 @@ def _name_of(source: Source, out: Path) -> str:
 def _env_spec(source: Source) -> Any | None:
     """Return the environment's spec if its id is registered; nothing is imported.
 
-    A spec that Minari cannot write is None, with a warning.
+    A spec that Minari cannot write becomes None, with a warning.
     """
     name, kwargs = (source.provenance.get(each) for each in ("environment", "env_kwargs"))
     registered = gymnasium.registry.get(str(name).rpartition(":")[2])
@@ -289,7 +273,7 @@ def _env_spec(source: Source) -> Any | None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             type(spec).from_json(spec.to_json())
-    except Exception as reason:  # registered with a lambda, or with wrappers that JSON does not hold
+    except Exception as reason:  # registered with a lambda, or with wrappers that JSON cannot hold
         _log.warning(
             "the dataset has no env_spec, and Minari cannot make the environment %r again: %s. Register it with "
             'entry_point="module:Class" in a module that other programs can import',
@@ -300,7 +284,7 @@ def _env_spec(source: Source) -> Any | None:
 
 
 def _importable(entry_point: Any) -> Any:
-    """Return "module:name" for a class or a function that is found there; else the entry point as it is."""
+    """Return "module:name" for an importable class or function; any other entry point unchanged."""
     module, name = (getattr(entry_point, each, None) for each in ("__module__", "__qualname__"))
     is_there = module != "__main__" and getattr(sys.modules.get(str(module)), str(name), None) is entry_point
     return f"{module}:{name}" if callable(entry_point) and is_there else entry_point

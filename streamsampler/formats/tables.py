@@ -1,7 +1,7 @@
-"""Trajectories as two tables: a row for each timestep, and a row for each trajectory.
+"""Trajectories as two tables, of timesteps and of trajectories: Parquet, pandas, and a TensorDict of timesteps.
 
-Parquet is written shard by shard; pandas holds both tables in memory. Columns of infos are missing where an info is.
-The guide is `streamsampler/docs/storage-and-formats.md`.
+Parquet is written shard by shard; the others hold all data in memory. Missing infos are missing values. Guide:
+`streamsampler/docs/storage-and-formats.md`.
 """
 
 from __future__ import annotations
@@ -43,18 +43,13 @@ if TYPE_CHECKING:
     from tensordict import TensorDict
 
 _OF_FRAGMENTS = ("continued", "cut", "env_number", "earlier_length", "earlier_return")
-"""Names of columns, which are those of `fragments` in the singular."""
+"""Names of columns: the keys of `fragments` in the singular."""
 
 
 def tables(
     source: Source, shown: Display | None = None
 ) -> Iterator[tuple[dict[str, ColumnRows], dict[str, ColumnRows]]]:
-    """Yield the rows that each shard has in the two tables, timesteps and trajectories, by the names of their columns.
-
-    Args:
-        source: What the tables are of.
-        shown: Shows the progress.
-    """
+    """Yield the rows of each shard in the tables of timesteps and trajectories, by column name."""
     infos, seeds_fit = source.survey()
     for first, batch in source.shards(shown):
         yield _named(_timesteps(batch, first, infos)), _named(_trajectories(batch, first, infos, seeds_fit=seeds_fit))
@@ -112,7 +107,7 @@ def _leaves(space: Any, tree: Any, root: str) -> Iterator[ColumnRows]:
 
 
 def _named(columns: Iterable[ColumnRows]) -> dict[str, ColumnRows]:
-    """Return columns by their names; `~2` and so on keeps apart what would be called the same."""
+    """Return columns by name; equal names get suffixes `~2`, `~3`, …."""
     named: dict[str, ColumnRows] = {}
     for column in columns:
         plain = name = ".".join(column.path)
@@ -124,21 +119,17 @@ def _named(columns: Iterable[ColumnRows]) -> dict[str, ColumnRows]:
     return named
 
 
-# ----------------------------------------------------------------------
-# Parquet.
-
-
 _GROUP_BYTES = 8 * 2**20
-"""About how much of a shard is converted and written at once: a row group."""
+"""The approximate size of a row group, which is converted and written at once."""
 
 
 def write(source: Source, out: Path, shown: Display) -> None:
     """Write the two tables of a source into a new folder, shard by shard.
 
     Raises:
-        ImportError: pyarrow is not there; says how to install it.
+        ImportError: pyarrow is not installed; the message says how to install it.
         StorageError: A shard is damaged, or a value cannot be written.
-        OSError: The folder cannot be written; nothing is left of it.
+        OSError: The folder cannot be written; it is removed.
     """
     arrow = needed("pyarrow", "the format Parquet", "parquet")
     parquet = needed("pyarrow.parquet", "the format Parquet", "parquet")
@@ -189,10 +180,6 @@ def _array(arrow: Any, kind: Any, columns: ColumnRows, part: slice) -> Any:
     return arrow.FixedSizeListArray.from_arrays(flat, type=kind, mask=None if missing is None else arrow.array(missing))
 
 
-# ----------------------------------------------------------------------
-# Data frames of pandas.
-
-
 _MASKED = {"b": "BooleanArray", "i": "IntegerArray", "u": "IntegerArray", "f": "FloatingArray"}
 
 
@@ -200,8 +187,8 @@ class Frames(NamedTuple):
     """Two data frames; see `streamsampler.formats.tables` for their columns.
 
     Attributes:
-        timesteps: One row for each timestep.
-        trajectories: One row for each trajectory.
+        timesteps: A row for each timestep.
+        trajectories: A row for each trajectory.
     """
 
     timesteps: pandas.DataFrame
@@ -214,8 +201,8 @@ def to_pandas(
 ) -> Frames:
     """Return trajectories as two data frames; both must fit into memory.
 
-    Columns of numbers keep their dtype; where infos are missing they are columns that pandas masks (`Int64`, `Float64`,
-    `boolean`), so that integers stay integers. A cell of several numbers is an array of the row's shape.
+    Columns of numbers keep their dtype. Infos with missing values become pandas' masked columns (`Int64`, `Float64`,
+    `boolean`), so integers stay integers. A cell with several numbers is an array of the row's shape.
 
     Args:
         source: A `TrajectoryBatch`, a `TrajectoryFolder`, or the path of a file or of a folder.
@@ -227,9 +214,9 @@ def to_pandas(
         `(timesteps, trajectories)`.
 
     Raises:
-        ImportError: pandas is not there; says how to install it.
-        DataError: There are no trajectories.
-        StorageError: The file or the folder is damaged; or an info cannot be written.
+        ImportError: pandas is not installed; the message says how to install it.
+        DataError: The source has no trajectories.
+        StorageError: The file or the folder is damaged, or an info cannot be written.
     """
     pd = needed("pandas", "to_pandas", "pandas")
     frames: tuple[list[Any], list[Any]] = [], []
@@ -245,7 +232,7 @@ def _series(pd: Any, columns: ColumnRows) -> Any:
         if column.always:
             return pd.Series(rows)
         missing = np.zeros(len(rows), np.bool_) if present is None else ~present
-        if column.dtype == np.float16:  # which pandas does not mask
+        if column.dtype == np.float16:  # pandas has no masked column of this dtype
             rows = rows.astype(np.float32)
         return pd.Series(getattr(pd.arrays, _MASKED[column.dtype.kind])(rows.copy(), missing))
     cells = np.empty(len(rows), object)
@@ -253,10 +240,6 @@ def _series(pd: Any, columns: ColumnRows) -> Any:
     if present is not None:
         cells[~present] = None
     return pd.Series(cells, dtype=object)
-
-
-# ----------------------------------------------------------------------
-# Trajectories as a TensorDict.
 
 
 _log = logging.getLogger("streamsampler")
@@ -267,24 +250,24 @@ _WHERE = {"env_infos": ("next", "env_infos"), "agent_infos": ("agent_infos",)}
 def to_tensordict(
     source: Sourced, *, fields: Sequence[str] | None = None, without: Sequence[str] = (), policy: str | None = None
 ) -> TensorDict:
-    """Return trajectories as one TensorDict of T timesteps, in memory; needs `pip install tensordict`.
+    """Return trajectories as a TensorDict of T timesteps, in memory; needs `pip install tensordict`.
 
-    Where it is possible the tensors share the memory of a batch, so that what is written into them is written into it.
+    Where possible the tensors share the memory of a batch: writing into them changes the batch.
 
     Timesteps are the batch dimension, T, and the keys those of TorchRL's collectors:
 
     | key | |
     |---|---|
     | `observation`, `action` | (T, …), nested as the space nests; positions of Tuple spaces are keys `"0"`, `"1"` |
-    | `("next", "observation")` | what the action led to; at a trajectory's end the true final observation |
+    | `("next", "observation")` | the observation after the action; at a trajectory's end the true final observation |
     | `("next", "reward")`, `("next", "terminated")`, `("next", "truncated")`, `("next", "done")` | (T, 1) |
     | `terminated`, `truncated`, `done` | (T, 1), all false: no action was chosen after an end |
     | `("collector", "traj_ids")` | (T,) the number of the trajectory, from 0 |
     | `policy_version` | (T,) the agent version |
-    | `("next", "env_infos", KEY)`, `("agent_infos", KEY)` | (T, …); `_KEY` is the mask of an info that comes and goes |
+    | `("next", "env_infos", KEY)`, `("agent_infos", KEY)` | (T, …); `_KEY` is the mask of an info with missing values |
 
-    Dtypes are kept: rewards are float64. A TensorDict holds numbers: infos that are none are left out, and a warning
-    names them.
+    Dtypes are kept: rewards are float64. A TensorDict holds numbers: other infos are omitted, with a warning that names
+    them.
 
     Args:
         source: A `TrajectoryBatch`, a `TrajectoryFolder`, or the path of a file or of a folder.
@@ -293,8 +276,8 @@ def to_tensordict(
         policy: See there.
 
     Raises:
-        ImportError: tensordict is not there; says how to install it.
-        DataError: There are no trajectories.
+        ImportError: tensordict is not installed; the message says how to install it.
+        DataError: The source has no trajectories.
         StorageError: The file or the folder is damaged, or a space has values that are no numbers.
     """
     parts = list(_parts(open_source(source, Leaves(fields, without), policy)))
@@ -323,7 +306,7 @@ def _rows(batch: TrajectoryBatch[Any, Any], first: int, infos: Mapping[str, Any]
 
     Args:
         batch: The shard.
-        first: How many trajectories come before it.
+        first: The number of trajectories before it.
         infos: The columns of its infos.
     """
     found: dict[KeyPath, Any] = {}

@@ -1,4 +1,7 @@
-"""Choose what fails, where, and how often."""
+"""Faults for tests of failure handling: their kind, their place, and how often they happen.
+
+The record of past faults is in a folder, shared by all processes: a fault with `times=1` happens once in all of them.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +25,9 @@ from streamsampler.environments.updates import EnvUpdate, NewEnvUpdate, apply_en
 from streamsampler.workers.fail_points import Records
 from streamsampler.workers.purity import is_checking
 
-# ----------------------------------------------------------------------
-# Wrap an environment or an agent such that it fails at chosen places.
-
 
 def make_faulty_env(update: EnvUpdate, faults: Faults) -> FaultyEnv:
-    """Make an environment with faults; one in "construct" is due before there is an environment."""
+    """Make an environment with faults; a fault in "construct" happens before the environment exists."""
     faults.maybe("construct")
     return FaultyEnv(apply_env_update(update, None), faults)
 
@@ -37,7 +37,7 @@ class FaultyEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     Args:
         env: The environment.
-        faults: What fails, and where.
+        faults: The faults.
     """
 
     @suggesting()
@@ -48,13 +48,13 @@ class FaultyEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._step = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin a trajectory, unless a fault is due."""
+        """Reset the environment, unless a fault is due."""
         self._seed, self._step = seed, 0
         self._faults.maybe("reset", seed)
         return self.env.reset(seed=seed, options=options)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Take a step, unless a fault is due."""
+        """Step the environment, unless a fault is due."""
         self._step += 1
         self._faults.maybe("step", self._seed, self._step)
         return self.env.step(action)
@@ -66,11 +66,11 @@ class FaultyEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class FaultyAgent:
-    """An agent with faults; see `Faults.agent`. It acts on one observation at a time.
+    """An agent with faults; see `Faults.agent`. It acts on single observations.
 
     Args:
         agent: The agent.
-        faults: What fails, and where.
+        faults: The faults.
     """
 
     @suggesting()
@@ -79,7 +79,7 @@ class FaultyAgent:
         self._faults = faults
         self._seed: int | None = None
         self._step = 0
-        if takes_masks(agent):  # callers look at the signature
+        if takes_masks(agent):  # callers inspect the signature
             self.get_action = self._get_masked_action  # type: ignore[method-assign]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -87,18 +87,18 @@ class FaultyAgent:
         self._faults.maybe("agent_construct")
 
     def set_spaces(self, observation_space: Any, action_space: Any) -> None:
-        """Give the agent the spaces of its environment."""
+        """Pass the environment's spaces to the agent."""
         give_spaces(self._agent, observation_space, action_space)
 
     def reset(self, seed: int) -> None:
-        """Begin a trajectory, unless a fault is due."""
+        """Reset the agent for a new trajectory, unless a fault is due."""
         self._seed, self._step = seed, 0
         self._faults.maybe("agent_reset", seed)
         if (reset := reset_agent_function(self._agent)) is not None:
             reset(seed)
 
     def get_action(self, observation: Any) -> tuple[Any, dict[str, Any]]:
-        """Choose an action, unless a fault is due."""
+        """Return the agent's action, unless a fault is due."""
         self._before_action()
         return self._agent.get_action(observation)
 
@@ -111,12 +111,12 @@ class FaultyAgent:
         self._faults.maybe("action", self._seed, self._step)
 
     def get_state(self) -> Any:
-        """Return the agent's state, and where this wrapper is in its trajectory; the agent may have none."""
+        """Return the agent's state, if any, and this wrapper's place in its trajectory."""
         get_state = getattr(self._agent, "get_state", None)
         return self._seed, self._step, get_state() if callable(get_state) else None
 
     def set_state(self, state: Any) -> None:
-        """Go on where another copy was when `get_state` returned `state`."""
+        """Resume from a state that `get_state` returned."""
         self._seed, self._step, of_agent = state
         if callable(set_state := getattr(self._agent, "set_state", None)):
             set_state(of_agent)
@@ -126,23 +126,19 @@ class FaultyAgent:
         return self._agent.get_param_values()  # type: ignore[attr-defined]
 
     def set_param_values(self, values: Any) -> None:
-        """Take new parameters, unless a fault is due."""
+        """Set the agent's parameters, unless a fault is due."""
         self._faults.maybe("agent_update")
         self._agent.set_param_values(values)  # type: ignore[attr-defined]
 
     def get_param_converter(self) -> Any:
-        """Return what the agent takes as an update of its own kind."""
+        """Return the agent's converter for updates of its own kind."""
         get_converter = getattr(self._agent, "get_param_converter", None)
         return get_converter() if callable(get_converter) else _of_no_kind
 
 
-def _of_no_kind(update: Any) -> Any:  # noqa: ARG001 - whatever it is
-    """Return that no update is of the agent's own kind."""
+def _of_no_kind(update: Any) -> Any:  # noqa: ARG001 - the signature is a converter's
+    """Return `NotImplemented`: no update is of the agent's own kind."""
     return NotImplemented
-
-
-# ----------------------------------------------------------------------
-# How faults fail: one function for each kind.
 
 
 Kind = Literal["raise", "system_exit", "exit", "abort", "kill", "stop", "hang", "hang_gil", "leak"]
@@ -156,7 +152,7 @@ _leaked: list[bytes] = []
 
 
 class InjectedError(SamplerError):
-    """What a fault of kind "raise" raises."""
+    """The error of a fault of kind "raise"."""
 
 
 def fail(kind: Kind, place: str, n_bytes: int) -> None:
@@ -164,7 +160,7 @@ def fail(kind: Kind, place: str, n_bytes: int) -> None:
     if kind == "raise":
         raise InjectedError(f"injected in {place}")
     if kind == "leak":
-        _leaked.append(b"x" * n_bytes)  # not zeros: the system sets no memory aside for those
+        _leaked.append(b"x" * n_bytes)  # not zeros: the system allocates no memory for pages of zeros
     else:
         _WAYS[kind]()
 
@@ -174,7 +170,7 @@ def _system_exit() -> NoReturn:
 
 
 def _send_self(name: str) -> Callable[[], None]:
-    # By name: not every system has every signal.
+    # Looked up by name when it fails: not every system has every signal.
     return lambda: os.kill(os.getpid(), signal.Signals[name])
 
 
@@ -183,8 +179,8 @@ def _hang() -> None:
 
 
 def _hang_gil() -> None:
-    """Wait for a lock that is held, in native code that holds the interpreter's lock; no signal's handler ends it."""
-    native = ctypes.PyDLL(None)  # keeps the interpreter's lock
+    """Wait for a locked mutex in native code with the GIL held; no signal handler can run."""
+    native = ctypes.PyDLL(None)  # unlike CDLL, keeps the GIL during calls
     mutex = ctypes.create_string_buffer(_PTHREAD_MUTEX_BYTES)
     native.pthread_mutex_init(mutex, None)
     native.pthread_mutex_lock(mutex)
@@ -202,9 +198,6 @@ _WAYS: dict[str, Callable[[], object]] = {
 }
 
 
-# ----------------------------------------------------------------------
-
-
 Place = Literal["construct", "reset", "step", "close", "agent_construct", "agent_reset", "action", "agent_update"]
 PLACES: tuple[Place, ...] = get_args(Place)
 
@@ -214,28 +207,28 @@ _IN_TRAJECTORIES: dict[str, SeedUse | None] = {
     "agent_reset": SeedUse.AGENT,
     "action": SeedUse.AGENT,
 }
-"""The places inside trajectories, and the stream of the seed there: an agent is reset with a seed of its own."""
+"""The places inside trajectories, with the use of the trajectory's seed: agents are reset with a derived seed."""
 
 
 @suggesting()
 @dataclass(frozen=True)
 class Fault:
-    """One thing that goes wrong.
+    """A fault: its kind, place and number of occurrences.
 
     Attributes:
-        kind: "raise" raises `InjectedError`, "system_exit" raises SystemExit; "exit" ends the process at once with code
-            7, "abort" by SIGABRT, "kill" by SIGKILL; "stop" stops it (SIGSTOP); "hang" sleeps for ever, "hang_gil"
-            waits for ever in native code that holds the interpreter's lock; "leak" takes `n_bytes` and goes on.
+        kind: "raise" raises `InjectedError`, "system_exit" raises SystemExit; "exit" ends the process immediately with
+            code 7, "abort" by SIGABRT, "kill" by SIGKILL; "stop" stops it (SIGSTOP); "hang" waits forever, "hang_gil"
+            waits forever in native code with the GIL held; "leak" allocates `n_bytes` and continues.
         where: In the environment: "construct", "reset", "step" or "close". In the agent: "agent_construct" (when it is
             unpickled), "agent_reset", "action" or "agent_update" (`set_param_values`).
-        trajectory: The index of the trajectory in which it happens; None for any.
-        step: The timestep in which it happens, from 1; for "step" and "action".
-        version: The agent version that `trajectory` belongs to: 1 in a sampler's first call, 2 in its second.
-        times: How often it happens, in all processes together; None for each time.
-        n_bytes: What "leak" takes each time.
+        trajectory: The index of the failing trajectory; None for any.
+        step: The failing timestep, from 1; for "step" and "action".
+        version: The agent version of `trajectory`: 1 in a sampler's first call, 2 in its second.
+        times: How often it happens, in all processes together; None for every time.
+        n_bytes: The bytes that "leak" allocates each time.
 
     Raises:
-        UsageError: There is no such kind or place, or a number cannot be.
+        UsageError: The kind or place does not exist, or a number is out of range.
     """
 
     kind: Kind
@@ -259,7 +252,7 @@ class Fault:
                 raise UsageError(f"{name} is at least {least}, got {value}")
 
     def seed(self, sampler_seed: int) -> int | None:
-        """Return the seed that the environment or the agent is given in the fault's trajectory; None for any."""
+        """Return the seed of the environment or agent in the fault's trajectory; None for any."""
         if self.trajectory is None:
             return None
         seed = TrajectorySeeds(sampler_seed, self.version)[self.trajectory]
@@ -269,21 +262,21 @@ class Fault:
 
 @suggesting()
 class Faults:
-    """Some faults, and the record of those that happened.
+    """Faults, and the record of those that happened.
 
     No fault happens while a sampler checks that trajectories depend on their seeds alone (its argument `check`).
 
     Args:
-        folder: Where the record is kept; made if need be. Take a fresh one, or what was recorded there counts.
+        folder: The folder of the record; created if it does not exist. Use a new folder: earlier records count.
         faults: The faults.
-        seed: The sampler's seed; needed where a fault names a trajectory.
+        seed: The sampler's seed; required if a fault names a trajectory.
 
     Attributes:
         folder: As given, absolute.
         faults: As given.
 
     Raises:
-        UsageError: A fault names a trajectory, and there is no seed; or the seed is invalid.
+        UsageError: A fault names a trajectory and `seed` is missing, or the seed is invalid.
     """
 
     def __init__(self, folder: str | os.PathLike[str], *faults: Fault, seed: int | None = None) -> None:
@@ -298,14 +291,14 @@ class Faults:
 
     @property
     def folder(self) -> Path:
-        """Where the record is kept."""
+        """The folder of the record."""
         return self._records.folder
 
     def env(self, env: Any) -> EnvUpdate:
-        """Return `env` with these faults, to be passed to a sampler.
+        """Return `env` with these faults, for a sampler.
 
         Args:
-            env: Whatever a sampler takes as an environment.
+            env: Any environment that a sampler accepts.
 
         Raises:
             UsageError: `env` is no environment.
@@ -313,15 +306,15 @@ class Faults:
         return NewEnvUpdate(partial(make_faulty_env, as_env_update(env), self))
 
     def agent(self, agent: Any) -> FaultyAgent:
-        """Return `agent`, or a function that acts, with these faults."""
+        """Return `agent`, an agent or a function, with these faults."""
         return FaultyAgent(as_agent(agent), self)
 
     def maybe(self, place: Place, seed: int | None = None, step: int | None = None) -> None:
-        """Fail, if a fault is due here. What wraps anything else than environments and agents may call it, too.
+        """Fail if a fault is due here. Wrappers of other things than environments and agents may call it, too.
 
         Args:
-            place: Where this is.
-            seed: What the environment or the agent was seeded with, inside trajectories.
+            place: The place.
+            seed: The seed of the environment or the agent, inside trajectories.
             step: The timestep, from 1, in "step" and "action".
         """
         for number, fault, its_seed in self._due.get(place, ()):
@@ -332,17 +325,17 @@ class Faults:
                 fail(fault.kind, place, fault.n_bytes)
 
     def fired(self, fault: int | None = None) -> int:
-        """Return how often the fault of a position has happened, or all faults together."""
+        """Return how often the fault at a position, or any fault, has happened."""
         return self._records.count(None if fault is None else str(fault))
 
     def pids(self, fault: int | None = None) -> list[int]:
-        """Return the ids of the processes that faults happened in."""
+        """Return the ids of the processes in which faults happened."""
         return self._records.pids(None if fault is None else str(fault))
 
     def wait(self, n: int = 1, timeout: float = 30.0) -> None:
-        """Wait until faults have happened `n` times in all; without polling.
+        """Wait without polling until `n` faults have happened.
 
         Raises:
-            TimeoutError: They have not happened within `timeout` seconds.
+            TimeoutError: Fewer have happened after `timeout` seconds.
         """
         self._records.wait(n, timeout)

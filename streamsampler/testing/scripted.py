@@ -1,4 +1,4 @@
-"""An environment and an agent whose data show what was lost, repeated or mixed up."""
+"""An environment and an agent with data that reveal lost, repeated or mixed-up trajectories."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Observation = NDArray[np.float32]
 
 
 class ScriptedEnv(gymnasium.Env[Observation, Any]):
-    """Shows random numbers, and rewards with one plus the action: all of it depends on the seed.
+    """An environment with random observations and rewards (plus the action), all determined by the seed.
 
     Args:
-        length: Timesteps of a trajectory; or (least, most), between which it is drawn.
-        shape: The observations' shape; they are float32. From a thousand numbers on they travel in shared memory.
-        seconds: What a step takes; it sleeps so long.
+        length: Timesteps of a trajectory; or (least, most), the bounds for a random length.
+        shape: The observations' shape; they are float32. From a thousand numbers on they go through shared memory.
+        seconds: The duration of a step, in which it sleeps.
     """
 
     @suggesting()
@@ -40,13 +40,13 @@ class ScriptedEnv(gymnasium.Env[Observation, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Begin a trajectory."""
+        """Start a trajectory."""
         super().reset(seed=seed, options=options)
         self._left = int(self.np_random.integers(self._lengths[0], self._lengths[1] + 1))
         return self._observe(), {}
 
     def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Take a step."""
+        """Return a random observation, and a reward that depends on the action."""
         if self._seconds:
             time.sleep(self._seconds)
         self._left -= 1
@@ -55,7 +55,7 @@ class ScriptedEnv(gymnasium.Env[Observation, Any]):
 
 
 class ScriptedAgent:
-    """Draws its actions and adds its parameter, which is in each agent info.
+    """An agent with random actions plus a parameter, which it records in its infos.
 
     Args:
         offset: The parameter, an integer; ``{"offset": 2}`` is an update.
@@ -67,19 +67,19 @@ class ScriptedAgent:
         self._rng = np.random.default_rng()
 
     def reset(self, seed: int) -> None:
-        """Begin a trajectory."""
+        """Seed the generator for a trajectory."""
         self._rng = np.random.default_rng(seed)
 
     def get_state(self) -> dict[str, Any]:
-        """Return where the generator is."""
+        """Return the generator's state."""
         return dict(self._rng.bit_generator.state)
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Draw on from there."""
+        """Set the generator's state."""
         self._rng.bit_generator.state = state
 
-    def get_action(self, observation: Any) -> tuple[int, dict[str, Any]]:  # noqa: ARG002 - whatever it sees
-        """Choose an action."""
+    def get_action(self, observation: Any) -> tuple[int, dict[str, Any]]:  # noqa: ARG002 - actions are random
+        """Draw an action."""
         return (int(self._rng.integers(N_ACTIONS)) + self._offset) % N_ACTIONS, {"offset": self._offset}
 
     def get_param_values(self) -> dict[str, int]:
@@ -87,5 +87,5 @@ class ScriptedAgent:
         return {"offset": self._offset}
 
     def set_param_values(self, values: dict[str, int]) -> None:
-        """Take another parameter."""
+        """Set the parameter."""
         self._offset = values["offset"]

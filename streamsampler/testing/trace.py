@@ -1,9 +1,9 @@
-"""Run the events of a trace through the scheduler again: a report of a bug becomes a test.
+"""Replay a recorded trace of scheduler events: a bug report becomes a test.
 
     python -m streamsampler.testing.trace FILE
 
-A trace comes from `ProtocolError.save_trace`, or from a program that ran with `STREAMSAMPLER_TRACE=FILE`. It is a
-pickle: load only those that you trust.
+A trace comes from `ProtocolError.save_trace`, or from a program run with `STREAMSAMPLER_TRACE=FILE`. It is a pickle:
+load only traces from sources you trust.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from streamsampler.core.version import __version__
 from streamsampler.protocol.scheduler import Scheduler
 from streamsampler.protocol.trace import HEADER, text_of, unpickled
 
-_ANSWERED = {"begin", "handle", "stop", "end", "prefetch"}  # with instructions
+_ANSWERED = {"begin", "handle", "stop", "end", "prefetch"}  # methods that return instructions
 
 
 @dataclass
 class TraceReplay:
-    """The course of a replay.
+    """The result of a replay.
 
     Attributes:
         calls: How often each method of the scheduler was called.
-        n_events: How many events it handled.
-        n_instructions: How many instructions it gave.
-        n_compared: How many answers were compared with those in the trace.
-        difference: The first difference, in words; None if there is none.
-        error: The last error that the scheduler raised; None if it raised none.
+        n_events: The number of events it handled.
+        n_instructions: The number of instructions it returned.
+        n_compared: The number of results compared with the trace.
+        difference: A description of the first difference; None if all are equal.
+        error: The last error raised by the scheduler; None if it raised none.
     """
 
     calls: Counter[str] = field(default_factory=Counter)
@@ -56,15 +56,15 @@ class TraceReplay:
 
 
 def replay(path: str | PathLike[str]) -> TraceReplay:
-    """Run a trace through the scheduler again, up to the first difference.
+    """Replay a trace through the scheduler, up to the first difference.
 
-    Instructions are compared where the trace has them: all those of `STREAMSAMPLER_TRACE`.
+    Instructions are compared if the trace has them, as all traces of `STREAMSAMPLER_TRACE` do.
 
     Args:
         path: The trace, which is unpickled.
 
     Raises:
-        StorageError: It is no trace, or one of another version.
+        StorageError: The file is no trace, or has another version.
         OSError: It cannot be read.
     """
     state, *entries = _read(path)
@@ -87,7 +87,7 @@ def _read(path: str | PathLike[str]) -> list[Any]:
             raise StorageError(f"{path} is of streamsampler {version}, and this is {__version__}")
         try:
             found = list(unpickled(file))
-        except Exception as error:  # unpickling runs anything
+        except Exception as error:  # unpickling may raise anything
             raise StorageError(f"{path} cannot be read: {text_of(error)}") from error
     if not found:
         raise StorageError(f"{path} ends before the first call")
@@ -95,18 +95,18 @@ def _read(path: str | PathLike[str]) -> list[Any]:
 
 
 class _Replayer:
-    """Takes the entries of a trace, in order; see `protocol.trace`."""
+    """Processes the entries of a trace, in order; see `protocol.trace`."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.course = TraceReplay()
         self._scheduler = scheduler
         self._call = ""
-        self._said: list[Any] | str | None = None  # by the last call: instructions, or an error
+        self._said: list[Any] | str | None = None  # the last call's result: instructions, or an error
 
     def take(self, entry: Any, *, is_last: bool) -> None:
         said, self._said = self._said, None
         if isinstance(entry, str):
-            # Where the trace has the answer of the last call, the error came from elsewhere.
+            # If the trace already has the last call's result, the error came from elsewhere.
             self._compare(entry, entry if said is None else said if isinstance(said, str) else "no error")
         elif isinstance(entry, list):
             found = said if isinstance(said, list) else self._scheduler.pop_instructions()
