@@ -44,13 +44,13 @@ class AgentRows(NamedTuple):
         )
 
     def _among(self, known: Sequence[str]) -> AgentRows:
-        """Renumber the agents by another tuple of known agents, which includes all that took part."""
+        """Renumber the agents by other known agents, among which are all that took part."""
         number_of = {agent: number for number, agent in enumerate(known)}
         numbers = np.array([number_of.get(agent, -1) for agent in self.known], np.int64)
         return self._replace(known=tuple(known), numbers=numbers[self.numbers])
 
     def check(self, n_trajectories: int, n_timesteps: int) -> None:
-        """Raise a `DataError` unless shapes and dtypes fit so many trajectories and timesteps."""
+        """Raise a `DataError` unless shapes and dtypes fit."""
         lengths = (n_trajectories, n_trajectories, n_timesteps)
         for name, n in zip(ARRAYS_OF_AGENTS, lengths, strict=True):
             array = getattr(self, name)
@@ -61,11 +61,7 @@ class AgentRows(NamedTuple):
 
     @classmethod
     def joined(cls, batches: Sequence[Any]) -> AgentRows | None:
-        """Concatenate the rows of batches; None if no batch has any.
-
-        Raises:
-            DataError: Only some batches have them, or their agents differ.
-        """
+        """Concatenate the rows of batches; None if no batch has any, a `DataError` if only some have or the agents differ."""
         each = [it.agents for it in batches]
         if all(rows is None for rows in each):
             return None
@@ -89,16 +85,16 @@ _PER_TRAJECTORY = "last_observations", "terminated", "truncated", "lengths"
 
 
 class Played(NamedTuple):
-    """The trajectories of one agent in a ticket.
+    """An agent's trajectories in a ticket.
 
     Attributes:
         agent: The agent's name.
-        of: For each trajectory: the position of its episode in the ticket (rising), the policy, and the agent's number
+        of: For each trajectory the position of its episode in the ticket (rising), the policy, and the agent's number
             within the policy.
         rollouts: The trajectories.
         env_timesteps: (t,) int64: the environment timestep of each timestep.
-        spaces: Its observation and action space if any agents may take part; else None.
-        before: For each trajectory, its length and return in earlier fragments of the episode.
+        spaces: The agent's spaces if any agents may take part; else None.
+        before: Each trajectory's length and return in earlier fragments of the episode.
     """
 
     agent: str
@@ -119,7 +115,6 @@ class _AgentTrajectory(NamedTuple):
 
 
 def put_together(agents: Sequence[Played], allocate: Allocate) -> tuple[PolicyRollouts, ...]:
-    """Group the agents' trajectories by policy, each policy's ordered by episode and agent."""
     of_policies: dict[str, list[_AgentTrajectory]] = {}
     for played in agents:
         for position, (episode, name, number) in enumerate(played.of):
@@ -162,7 +157,6 @@ def _of_policy(name: str, trajectories: list[_AgentTrajectory], allocate: Alloca
 
 
 def _concatenated(leaves: Sequence[Any], bounds: Sequence[tuple[int, int]], allocate: Allocate) -> Any:
-    """Concatenate the rows `start` to `stop` of each array."""
     parts = [leaf[start:stop] for leaf, (start, stop) in zip(leaves, bounds, strict=True)]
     if parts[0].dtype.hasobject:
         return np.concatenate(parts)
@@ -185,12 +179,7 @@ def _infos(ordered: Sequence[_AgentTrajectory], name: str, bounds: Sequence[tupl
 
 
 def in_order(places: Sequence[tuple[Rollouts, int]], allocate: Allocate) -> Rollouts:
-    """Return the trajectories of the whole environment in order, without those by policy.
-
-    Args:
-        places: For each trajectory, the rollouts that hold it and its position there.
-        allocate: Makes the arrays for large rows.
-    """
+    """Return the environment's trajectories in order; `places` has the rollouts and the position of each."""
     first = places[0][0]
     if all(it is first for it, _ in places):  # a single environment's trajectories, already in order
         return first

@@ -32,9 +32,9 @@ class Anomaly:
 
     Attributes:
         position: The trajectory's position in its ticket.
-        count: How many of its observations (with the final observation) and rewards are suspect.
+        count: The number of suspect observations (with the final observation) and rewards.
         timestep: The first suspect timestep; the trajectory's length for the final observation.
-        what: A description of the first suspect value.
+        what: A description of the first.
     """
 
     position: int
@@ -48,12 +48,6 @@ class AnomalyFinder:
 
     An observation is suspect if it holds NaN or lies outside its space: a Box, Discrete, MultiDiscrete or MultiBinary,
     alone or within Dicts and Tuples. A reward is suspect if it is NaN.
-
-    Args:
-        space: The observation space.
-
-    Attributes:
-        space: The same.
     """
 
     def __init__(self, space: AnySpace) -> None:
@@ -62,7 +56,7 @@ class AnomalyFinder:
         self._of_policies: dict[str, AnomalyFinder] = {}
 
     def find_in(self, rollouts: Any) -> tuple[Anomaly, ...]:
-        """Return the anomalies of `Rollouts`, at most one for each trajectory, in order; see `find`."""
+        """Return at most one anomaly for each trajectory of `Rollouts`, in order."""
         if rollouts.policies:
             return self._find_of_agents(rollouts.policies)
         return self.find(rollouts.observations, rollouts.last_observations, rollouts.rewards, rollouts.lengths)
@@ -85,14 +79,7 @@ class AnomalyFinder:
     def find(
         self, observations: Tree, last_observations: Tree, rewards: NDArray[np.float64], lengths: NDArray[np.int64]
     ) -> tuple[Anomaly, ...]:
-        """Return the anomalies, at most one for each trajectory, in order.
-
-        Args:
-            observations: Tree of (t, *O).
-            last_observations: Tree of (n, *O).
-            rewards: (t,).
-            lengths: (n,), with sum t.
-        """
+        """Return at most one anomaly for each of n trajectories, in order."""
         doubts = [*self._doubts(observations, last=False), *self._doubts(last_observations, last=True)]
         if rewards.size and np.isnan(rewards.min()):
             doubts.append(_Doubt(np.isnan(rewards), lambda _: "the reward is nan", is_reward=True))
@@ -108,13 +95,9 @@ class AnomalyFinder:
 
 
 class _Doubt(NamedTuple):
-    """Suspect rows of one array.
+    """Suspect rows of one array: `wrong` is a mask, `describe` describes a row by its number.
 
-    Attributes:
-        wrong: A mask of the suspect rows.
-        describe: Describes a row, by its number.
-        is_last: Whether rows are trajectories (final observations), not timesteps.
-        is_reward: Whether rows are rewards, not parts of observations.
+    Rows are timesteps or, if `is_last`, trajectories (final observations).
     """
 
     wrong: NDArray[np.bool_]

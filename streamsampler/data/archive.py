@@ -28,30 +28,20 @@ _TEXT_BYTES, _TEXT_RATIO, _ROW_BYTES = 1 << 28, 32, 1 << 10
 
 
 class Claim(NamedTuple):
-    """The shape and dtype in an array's header.
-
-    Attributes:
-        shape: Its shape.
-        dtype: Its dtype.
-    """
+    """The shape and dtype in an array's header."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
     def stand_in(self) -> Array:
-        """Return an array of this shape and dtype that needs no memory; strings have length 1."""
+        """Return an array of this shape and dtype without memory; strings have length 1."""
         dtype = np.dtype(f"{self.dtype.kind}1") if self.dtype.kind in "USV" else self.dtype
         return np.broadcast_to(np.zeros((), dtype), self.shape)
 
 
 @contextlib.contextmanager
 def opened_npz(path: Path) -> Iterator[Npz]:
-    """Open a file for reading.
-
-    Raises:
-        StorageError: The file is no `.npz` file, or it is truncated.
-        OSError: It cannot be opened.
-    """
+    """Open a file; raise a `StorageError` if it is no `.npz` file or truncated."""
     if path.is_dir():
         raise StorageError(f"{path} is a folder, not a file; streamsampler.load reads all of it")
     with open_regular(path) as file:
@@ -66,15 +56,7 @@ def opened_npz(path: Path) -> Iterator[Npz]:
 
 
 class Npz:
-    """The arrays of an open `.npz` file.
-
-    Args:
-        path: The file's name, for errors.
-        archive: The file.
-
-    Attributes:
-        names: The arrays' names.
-    """
+    """The arrays of an open `.npz` file, with their names in `names`; errors name the path."""
 
     def __init__(self, path: Path, archive: zipfile.ZipFile) -> None:
         self._path, self._archive = path, archive
@@ -82,11 +64,7 @@ class Npz:
         self._claims: dict[str, Claim] = {}
 
     def claim(self, name: str) -> Claim:
-        """Return an array's shape and dtype; only its header is unpacked.
-
-        Raises:
-            StorageError: The array is missing, holds pickles, or its size differs from its header.
-        """
+        """Return an array's shape and dtype from its header; raise a `StorageError` if its size differs or it holds pickles."""
         if name not in self._claims:
             try:
                 info = self._archive.getinfo(f"{name}{_SUFFIX}")
@@ -99,11 +77,6 @@ class Npz:
         return self._claims[name]
 
     def read(self, name: str) -> Array:
-        """Return an array.
-
-        Raises:
-            StorageError: It is missing or damaged.
-        """
         self.claim(name)
         try:
             with self._archive.open(f"{name}{_SUFFIX}") as member:
@@ -114,14 +87,9 @@ class Npz:
         return array
 
     def read_text(self, name: str, n_rows: int = 0) -> bytes:
-        """Return the JSON text in an array.
+        """Return the JSON text of `n_rows` values; raise a `StorageError` if its size is implausible.
 
-        Args:
-            name: The array.
-            n_rows: The number of values in the JSON: each may take a kilobyte, whatever its compressed size.
-
-        Raises:
-            StorageError: As for `read`, or its size is implausible for its compressed size.
+        A text may have a quarter of a gigabyte, 32 times its compressed size, or a kilobyte for each value.
         """
         self.check_text(name, n_rows)
         return self.read(name).tobytes()
@@ -141,7 +109,7 @@ class Npz:
 
 
 def _claim_of(member: Any) -> tuple[Claim, int]:
-    """Read an array's header in the `.npy` format; return it with its length in bytes."""
+    """Read an array's header in the `.npy` format; return its length in bytes, too."""
     magic = member.read(_MAGIC_BYTES)
     version = np.lib.format.read_magic(io.BytesIO(magic))
     length_form, read = {

@@ -50,11 +50,7 @@ def copied(array: Array) -> Array:
 
 
 class GrowingRows:
-    """A tree of arrays that grows by rows without copying earlier rows.
-
-    Args:
-        allocate: Makes an uninitialised array for leaves with large rows.
-    """
+    """A tree of arrays that grows by rows without copying earlier rows."""
 
     def __init__(self, allocate: Allocate) -> None:
         self._allocate = allocate
@@ -63,17 +59,7 @@ class GrowingRows:
         self._like: Tree | None = None
 
     def write(self, parts: Sequence[Tree], start: int, stop: int, expected: int) -> bool:
-        """Write rows at `start`.
-
-        Args:
-            parts: Trees with the rows, in order.
-            start: How many rows were written before.
-            stop: How many rows are written afterwards.
-            expected: How many rows the tree will probably have.
-
-        Returns:
-            False if their structure differs from that of earlier rows; nothing was written then.
-        """
+        """Write rows `start` to `stop` of about `expected`; return False, without writing, if their structure is a new one."""
         if self._like is None and not expected and not start and len(parts) == 1 and parts[0].__class__ is np.ndarray:
             # All rows in a single array, the usual case of a small batch.
             self._form, self._buffers = trees.form(parts[0]), [copied(parts[0])]
@@ -101,7 +87,6 @@ class GrowingRows:
 
     @property
     def is_new(self) -> bool:
-        """Whether no row was written yet."""
         return self._like is None
 
     def _first(self, leaf: Array, stop: int, expected: int) -> Array:
@@ -119,7 +104,7 @@ class GrowingRows:
         return longer
 
     def tree(self, n_rows: int) -> Tree:
-        """Return all `n_rows` rows and free the rest of the buffers."""
+        """Return all `n_rows` rows and free the rest."""
         for number, buffer in enumerate(self._buffers):
             if len(buffer) > n_rows and buffer.flags.owndata:
                 buffer.resize((n_rows, *buffer.shape[1:]), refcheck=False)
@@ -138,13 +123,7 @@ _ROWS = "observations", "last_observations", "actions", *_NUMBERS
 
 
 class Origins(NamedTuple):
-    """Indices, workers and fingerprints of trajectories: everything that a batch needs besides their rows.
-
-    Attributes:
-        indices: (n,) int64.
-        worker_numbers: (n,) int64.
-        fingerprints: The workers' known fingerprints of floating-point results.
-    """
+    """Indices, workers and known fingerprints of trajectories: all that a batch needs besides their rows."""
 
     indices: NDArray[np.int64]
     worker_numbers: NDArray[np.int64]
@@ -160,7 +139,6 @@ class Origins(NamedTuple):
 
     @classmethod
     def join(cls, origins: Sequence[Origins]) -> Origins:
-        """Concatenate origins, at least one, in order."""
         indices, workers, fingerprints = zip(*origins, strict=True)
         return cls(np.concatenate(indices), np.concatenate(workers), frozenset().union(*fingerprints))
 
@@ -202,7 +180,6 @@ def _infos_of(spans: Sequence[_RowSpan], name: str) -> list[Piece]:
 
 
 def info_pieces(segments: Sequence[Segment], name: str) -> list[Piece]:
-    """Return a field of infos, such as `env_infos`, of each segment, as `merge` expects it."""
     return _infos_of(_spans_of(segments), name)
 
 
@@ -254,11 +231,7 @@ class _Appended(NamedTuple):
 
 
 class GrowingBatch:
-    """A batch to which segments are appended in order. An appended segment may be freed.
-
-    Args:
-        allocate: Makes an uninitialised array for leaves with large rows.
-    """
+    """A batch to which segments are appended in order. An appended segment may be freed."""
 
     def __init__(self, allocate: Allocate = np.empty) -> None:
         self._rows = {name: GrowingRows(allocate) for name in (*_ROWS, *INFOS)}
@@ -277,16 +250,13 @@ class GrowingBatch:
 
     @property
     def n_appended(self) -> int:
-        """How many segments were appended."""
         return self._appended.segments
 
     @property
     def n_counted(self) -> int:
-        """How many segments were counted."""
         return max(self._n_counted, self.n_appended)
 
     def count(self, segment: Segment) -> None:
-        """Count the batch's next segment."""
         self._n_counted = self.n_counted + 1
         delivery: Delivery = segment.delivery
         rollouts, n = delivery.rollouts, delivery.rollouts.n_trajectories
@@ -305,10 +275,8 @@ class GrowingBatch:
     def append(self, segments: Sequence[Segment], expected: tuple[int, int] | None = None) -> None:
         """Copy the rows of the batch's next segments.
 
-        Args:
-            segments: The segments.
-            expected: How many timesteps and trajectories the batch will probably have; None for the last segments:
-                their memory stays valid until the batch is made.
+        `expected` has the probable numbers of timesteps and trajectories. It is None for the last segments: their
+        memory stays valid until the batch is made.
         """
         if not segments:
             return
@@ -366,12 +334,11 @@ class GrowingBatch:
             seed: The sampler's.
             stats: Accounts of the call.
             fragments: The batch's field without `cut`; empty for whole trajectories.
-            origins: The origins of all trajectories; None to use those of the segments.
+            origins: The origins of all trajectories, instead of the segments'.
             agents: The batch's field.
 
         Returns:
-            A batch that shares no arrays with the rollouts and does not depend on how trajectories were spread over
-            reports.
+            A batch that shares no arrays with the rollouts, independent of how reports divide the trajectories.
 
         Raises:
             DataError: Infos have a key `_x` in one trajectory and a key `x` in another, or fields do not fit.
@@ -419,7 +386,7 @@ class GrowingBatch:
 
 
 def assemble(segments: Sequence[Segment], **about: Any) -> TrajectoryBatch[Any, Any]:
-    """Make a batch of segments, in their order; see `GrowingBatch.batch` for the other arguments."""
+    """Make a batch of segments, in order; see `GrowingBatch.batch`."""
     growing = GrowingBatch()
     growing.append(segments)
     return growing.batch(**about)

@@ -135,10 +135,7 @@ class BatchFragments(RawData[ObservationsT, ActionsT]):
 
 
 def brackets(cls: type, types: Any) -> GenericAlias:
-    """Return a class with types in brackets, for a generic class's `__class_getitem__`.
-
-    Unlike `Generic`, it accepts a single type for two type variables: the second has a default.
-    """
+    """Return a class with types in brackets; unlike `Generic`, accept one type for two variables, of which one has a default."""
     return GenericAlias(cls, types)
 
 
@@ -483,7 +480,7 @@ class TrajectoryBatch(
 
 
 def batch_of_fields(fields: dict[str, Any]) -> TrajectoryBatch[Any, Any]:
-    """Make a batch of its fields: a `MultiAgentBatch` if `policies` are among them."""
+    """Make a batch of its fields: a `MultiAgentBatch` if it has `policies`."""
     kinds = [kind for kind in TrajectoryBatch.__subclasses__() if "policies" in kind.__dataclass_fields__]
     return (kinds[0] if "policies" in fields else TrajectoryBatch)(**fields)
 
@@ -494,6 +491,6 @@ def _mean(returns: NDArray[np.float64]) -> str:
 
 
 def _unchecked(cls: type[Any], **fields: Any) -> Any:
-    """Make a batch without checks, of fields known to fit each other."""
+    """Make a batch of fields known to fit, without checks."""
     vars(batch := object.__new__(cls)).update(fields, stats=None)
     return batch

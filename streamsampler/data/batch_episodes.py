@@ -62,7 +62,7 @@ class TimeStep(NamedTuple):
 
 
 def _row(infos: Mapping[str, Any], position: int) -> dict[str, Any]:
-    """Return one row of infos, without absent keys and without masks."""
+    """Return a row of infos without masks and absent keys."""
     row: dict[str, Any] = {}
     for key, values in infos.items():
         mask = infos.get(f"_{key}")
@@ -227,7 +227,7 @@ def _check_keys(episode: Any, position: int) -> None:
 
 
 def _flags(episode: Mapping[str, Any], position: int) -> dict[str, Any]:
-    """Return the episode's ends and, for a part of an episode, the field `fragments`."""
+    """Return an episode's ends, and the field `fragments` for a part of an episode."""
     flags = {
         name: flag_of(f"{name} of episode {position}", episode.get(name, False))
         for name in ("terminated", "truncated", "continued", "cut")

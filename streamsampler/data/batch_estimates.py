@@ -48,20 +48,11 @@ class Sequences(NamedTuple):
 def accumulate_backwards(
     terms: Floats, lengths: NDArray[np.int64], factors: float | Floats, last: Floats | None = None
 ) -> Floats:
-    """Return `y[t] = terms[t] + factors[t] * y[t + 1]`, from the end of each trajectory backwards.
+    """Return `y[t] = terms[t] + factors[t] * y[t + 1]`, from the end of each trajectory backwards, (T,).
 
     All trajectories advance together from their ends: step k is one NumPy call over the trajectories of at least k
-    timesteps. When fewer than `_FEW` remain, these are computed one after the other in Python. Both give the same
-    numbers, bit for bit.
-
-    Args:
-        terms: (T,) float64, trajectory after trajectory.
-        lengths: (N,) int64, their timesteps.
-        factors: A number, or (T,) float64.
-        last: (N,) float64: the value after each trajectory's last timestep; None for zeros.
-
-    Returns:
-        (T,) float64.
+    timesteps. When fewer than `_FEW` remain, these are computed one after the other in Python, to the same bits. `last`
+    has the value after each trajectory's last timestep; None for zeros.
     """
     longest_first = np.argsort(-lengths, kind="stable")
     sizes = lengths[longest_first]
@@ -89,7 +80,7 @@ def accumulate_backwards(
 
 
 def following_values(values: Floats, last: Floats, lengths: NDArray[np.int64]) -> Floats:
-    """Return the value of the next timestep; at a trajectory's end its entry in `last`."""
+    """Return the value of the next timestep, at a trajectory's end its entry in `last`."""
     following = np.empty(len(values))
     following[:-1] = values[1:]
     following[np.cumsum(lengths) - 1] = last
@@ -375,11 +366,7 @@ class BatchEstimates(BatchFields[ObservationsT, ActionsT]):
 
 
 def _recorded_states(infos: dict[str, Any]) -> tuple[Tree, NDArray[np.bool_] | None]:
-    """Return the agent's recorded states, and a mask of the timesteps that have one (None: all).
-
-    Raises:
-        DataError: The agent recorded none.
-    """
+    """Return the agent's recorded states, and a mask of their timesteps (None: all)."""
     if "state" not in infos:
         raise DataError(
             "the agent recorded no state: sequences are for an agent that remembers, such as a TorchAgent of a module "
@@ -406,7 +393,6 @@ def _shuffled(n: int, size: int, seed: int, epochs: int) -> Iterator[NDArray[np.
 
 
 def _array(values: Any, name: str) -> Floats:
-    """Return values as float64, without a tensor's gradients."""
     if hasattr(values, "detach"):
         values = values.detach().cpu()
         values = (values if values.is_complex() else values.double()).numpy()
@@ -420,7 +406,7 @@ def _array(values: Any, name: str) -> Floats:
 
 
 def _like(given: Any, found: Floats) -> Any:
-    """Return a result as a tensor if a tensor was given; float64 for integer tensors, whose dtype would truncate it."""
+    """Return a result as a tensor if given one; as float64 for integer tensors, which would truncate it."""
     if not hasattr(given, "new_tensor"):
         return found
     return (given if given.is_floating_point() else given.double()).new_tensor(found)

@@ -42,13 +42,7 @@ else:
 
 
 class RawRows(NamedTuple):
-    """The unfiltered data of a filtered batch.
-
-    Attributes:
-        observations: Tree of (T, *O).
-        last_observations: Tree of (N, *O).
-        rewards: (T,) float64.
-    """
+    """The observations, last observations and rewards of a filtered batch before the filters."""
 
     observations: Any
     last_observations: Any
@@ -60,7 +54,7 @@ class RawRows(NamedTuple):
 
     @classmethod
     def joined(cls, batches: Sequence[Any]) -> RawRows | None:
-        """Concatenate the raw data of batches; None if none was filtered."""
+        """Concatenate raw data; None if no batch was filtered."""
         if all(it.raw is None for it in batches):
             return None
         names = ("observations", "last_observations", "rewards")
@@ -102,18 +96,17 @@ class BatchFields(Generic[ObservationsT, ActionsT]):
 
 
 def value_of(batch: Any, name: str) -> Any:
-    """Return a field of a batch, even if a `MultiAgentBatch` hides it from users; or another attribute."""
+    """Return an attribute of a batch, even if a `MultiAgentBatch` hides it from users."""
     fields = vars(batch)
     return fields[name] if name in fields else getattr(batch, name)
 
 
 def raw_value_of(batch: Any, name: str) -> Any:
-    """Return unfiltered observations, last_observations or rewards."""
     return value_of(batch, name) if batch.raw is None else getattr(batch.raw, name)
 
 
 def replaced(batch: Any, **changes: Any) -> Any:
-    """Return a batch with changed fields, like `dataclasses.replace`, but also with hidden fields."""
+    """Like `dataclasses.replace`, but also with hidden fields."""
     fields = {item.name: value_of(batch, item.name) for item in dataclasses.fields(batch)}
     return type(batch)(**{**fields, **changes})
 
@@ -183,15 +176,7 @@ class BatchAgents(BatchFields[ObservationsT, ActionsT]):
 
 
 def sums(rewards: NDArray[np.float64], lengths: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the sum of the rewards of each trajectory.
-
-    Args:
-        rewards: (T,) float64.
-        lengths: (N,) int64, with sum T.
-
-    Returns:
-        (N,) float64.
-    """
+    """Return the sum of each trajectory's rewards, (N,)."""
     starts = np.cumsum(lengths) - lengths
     return cast("NDArray[np.float64]", np.add.reduceat(rewards, starts)) if len(lengths) else np.zeros(0)
 
@@ -207,11 +192,7 @@ PER_TRAJECTORY = tuple(name for name in (*ARRAYS, *INFOS) if name not in PER_TIM
 
 
 def check_batch(batch: Any) -> None:
-    """Check that the fields of a `TrajectoryBatch` fit each other and their spaces.
-
-    Raises:
-        DataError: They do not; the message names the field and both numbers.
-    """
+    """Raise a `DataError` unless the fields of a `TrajectoryBatch` fit each other and their spaces."""
     n_trajectories, n_timesteps = _check_lengths(batch.lengths)
     for name in ("indices", "agent_versions", "worker_numbers"):
         _check_array(name, getattr(batch, name), (n_trajectories,), np.int64)
@@ -236,7 +217,7 @@ def check_batch(batch: Any) -> None:
 
 
 def _check_filtered(batch: Any, n_timesteps: int, n_trajectories: int) -> None:
-    """Check that filtered and raw data have equally many rows; a filter may change dtypes and shapes."""
+    """Check the numbers of rows only: a filter may change dtypes and shapes."""
     _check_array("raw_rewards", batch.raw_rewards, (n_timesteps,), np.float64)
     for name, n_rows in (("observations", n_timesteps), ("last_observations", n_trajectories)):
         for path, leaf in trees.leaves(value_of(batch, name)):
@@ -245,11 +226,7 @@ def _check_filtered(batch: Any, n_timesteps: int, n_trajectories: int) -> None:
 
 
 def joined_fields(batches: Sequence[Any]) -> dict[str, Any]:
-    """Return the joint fields of batches, at least one, apart from those equal in all of them.
-
-    Raises:
-        DataError: Spaces differ, or infos do not fit together.
-    """
+    """Return the joint fields of batches, apart from those equal in all of them."""
     check_same_spaces(batches)
     fields: dict[str, Any] = {name: trees.concatenate([value_of(it, name) for it in batches]) for name in ARRAYS}
     for name in INFOS:
@@ -269,11 +246,6 @@ def joined_fields(batches: Sequence[Any]) -> dict[str, Any]:
 
 
 def check_same_spaces(batches: Sequence[Any]) -> None:
-    """Check that batches, at least one, have the same spaces.
-
-    Raises:
-        DataError: They differ; the message has both.
-    """
     for name in ("observation_space", "action_space"):
         first = getattr(batches[0], name)
         equal = {id(first)}  # comparing two spaces takes longer than joining two batches
@@ -311,18 +283,7 @@ def _check_array(name: str, array: Any, shape: tuple[int, ...], dtype: type[np.g
 
 
 def padded_tree(tree: Tree, lengths: NDArray[np.int64], length: int, value: Any, name: str) -> Tree:
-    """Return a row for each trajectory, padded to `length`; see `trees.pad`.
-
-    Args:
-        tree: Leaves of shape (T, ...).
-        lengths: (N,), with sum T.
-        length: The second axis of the result.
-        value: The padding; leaves of objects are padded with None instead.
-        name: The tree's name in errors.
-
-    Raises:
-        DataError: A leaf's dtype cannot hold the value.
-    """
+    """Like `trees.pad`, but raise a `DataError` if a leaf's dtype cannot hold the padding."""
     for path, leaf in trees.leaves(tree, name):
         _check_filler(value, leaf.dtype, path)
     return trees.pad(tree, lengths, length, value)
@@ -331,7 +292,7 @@ def padded_tree(tree: Tree, lengths: NDArray[np.int64], length: int, value: Any,
 def padded_infos(
     infos: Mapping[str, Any], lengths: NDArray[np.int64], length: int, value: Any, name: str
 ) -> dict[str, Any]:
-    """Pad the infos of timesteps, and their masks with False; see `padded_tree`."""
+    """Pad the infos of timesteps, and their masks with False."""
     padded: dict[str, Any] = {}
     for key, rows in infos.items():
         if isinstance(rows, dict):
@@ -356,11 +317,7 @@ def _check_filler(value: Any, dtype: np.dtype[Any], path: str) -> None:
 
 
 def tensors_of(fields: Mapping[str, Tree], device: Any) -> dict[str, Any]:
-    """Return trees of tensors; see `TrajectoryBatch.to_torch`.
-
-    Raises:
-        ImportError: PyTorch is not installed; the message says how to install it.
-    """
+    """Return trees of tensors; see `TrajectoryBatch.to_torch`."""
     torch = needed("torch", "to_torch", "torch")
 
     def tensor(array: Array) -> Any:
@@ -374,7 +331,7 @@ def tensors_of(fields: Mapping[str, Tree], device: Any) -> dict[str, Any]:
 
 
 def _sharable(array: Array) -> Array:
-    """Return the array, or a copy if torch cannot share it: negative strides, read-only, foreign byte order."""
+    """Return the array, or a copy if torch cannot share it."""
     if not array.dtype.isnative:
         return array.astype(array.dtype.newbyteorder("="))
     if not array.flags.writeable or any(stride < 0 for stride in array.strides):

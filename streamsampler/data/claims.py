@@ -28,17 +28,7 @@ _SPACES = {"observations": "observation_space", "last_observations": "observatio
 
 
 def check_claims(archive: Npz, header: Mapping[str, Any], names: Collection[str]) -> None:
-    """Check the claims of a file's arrays.
-
-    Args:
-        archive: The file.
-        header: Its header.
-        names: The arrays to be read.
-
-    Raises:
-        DataError: They do not fit; the message has both numbers.
-        Exception: The header is damaged.
-    """
+    """Raise a `DataError` unless the arrays `names` fit the header, or any exception if the header is damaged."""
     n_trajectories = len(header["seeds"])
     _check_part(archive, header, names, (n_trajectories, n_trajectories))
     for said in header.get("policies", {}).values():
@@ -46,14 +36,7 @@ def check_claims(archive: Npz, header: Mapping[str, Any], names: Collection[str]
 
 
 def _check_part(archive: Npz, said: Mapping[str, Any], names: Collection[str], between: tuple[int, int]) -> None:
-    """Check the arrays of the whole batch or of a policy.
-
-    Args:
-        archive: The file.
-        said: The part of the header.
-        names: As above.
-        between: The least and the largest possible number of trajectories.
-    """
+    """Check the arrays of the batch or of a policy; `between` bounds the number of trajectories."""
     structure = {name: {"array": name} for name in _ARRAYS} | said["structure"]
     entry = structure["lengths"]["array"]
     claim = archive.claim(entry)
@@ -78,14 +61,13 @@ def _check_part(archive: Npz, said: Mapping[str, Any], names: Collection[str], b
 
 
 def entries_of(structure: Mapping[str, Any]) -> list[str]:
-    """Return the names of a structure's arrays."""
     children = [*structure.get("dict", {}).values(), *structure.get("tuple", [])]
     own = [structure[kind] for kind in ("array", "objects") if kind in structure]
     return own + [entry for child in children for entry in entries_of(child)]
 
 
 def _claimed(archive: Npz, structure: Mapping[str, Any]) -> Any:
-    """Return the claimed tree, of stand-in arrays without memory."""
+    """Return a structure as a tree of stand-in arrays."""
     if "dict" in structure:
         return {key: _claimed(archive, child) for key, child in structure["dict"].items()}
     if "tuple" in structure:

@@ -40,16 +40,12 @@ def _refuse(value: Any, path: str) -> Any:
 
 
 def encode(value: Any, path: str, other: Callable[[Any, str], Any] = _refuse) -> Any:
-    """Encode a value as JSON.
+    """Encode numbers, strings, bytes, None, NumPy's scalars and arrays, Gymnasium's graphs, and lists, tuples and dicts.
 
     Args:
-        value: Numbers, strings, bytes, None, NumPy scalars and arrays of them, Gymnasium's graphs, and lists, tuples
-            and dicts of such.
-        path: The value's name in errors.
-        other: Encodes values of other types; the default raises.
-
-    Raises:
-        StorageError: The value holds an object of another type.
+        value: The value.
+        path: Its name in errors.
+        other: Encodes values of other types; the default raises a `StorageError`.
     """
     kind = type(value)
     if kind in _AS_THEY_ARE or (kind is float and math.isfinite(value)):
@@ -82,15 +78,7 @@ def _base64(data: bytes) -> str:
 
 
 def decode(value: Any, other: Callable[[dict[str, Any]], Any] | None = None) -> Any:
-    """Return the value encoded by `encode`.
-
-    Args:
-        value: The JSON.
-        other: Decodes objects of other kinds; None if unknown kinds are errors.
-
-    Raises:
-        Exception: `encode` cannot have returned this JSON.
-    """
+    """Return the value encoded by `encode`; `other` decodes objects of other kinds. Wrong JSON raises any exception."""
     if type(value) is list:
         return [decode(item, other) for item in value]
     if type(value) is not dict:
@@ -129,15 +117,8 @@ LARGEST = 2**62
 def damage_raised(path: Path, what: str = "is damaged: {}", error: type[StorageError] = StorageError) -> Iterator[None]:
     """Raise `error` for any exception that a file's contents cause: the file may have been changed in any way.
 
-    Args:
-        path: The file.
-        what: The message after the file's name; `{}` stands for the exception.
-        error: The class of the error.
-
-    Raises:
-        StorageError: Reading failed, or the body raised one.
-        OSError: The file cannot be read.
-        MemoryError: The contents are too large for memory.
+    `what` is the message after the file's name, with `{}` for the exception. Errors of the system, memory errors and
+    `StorageError` pass through.
     """
     try:
         yield
@@ -148,17 +129,14 @@ def damage_raised(path: Path, what: str = "is damaged: {}", error: type[StorageE
 
 
 def read_facts(path: Path, data: bytes, what: str, facts_format: str, version: int) -> dict[str, Any]:
-    """Return the object in a JSON text of this package.
+    """Return the object in JSON of this package; raise a `StorageError` for another format or a newer version.
 
     Args:
-        path: The text's file, for errors.
+        path: The JSON's file, for errors.
         data: The JSON.
         what: The expected kind of file, for errors.
         facts_format: The expected `format`.
         version: The newest readable `format_version`.
-
-    Raises:
-        StorageError: The text is no such JSON, or its version is newer.
     """
     try:
         facts = json.loads(data)
@@ -177,17 +155,7 @@ def read_facts(path: Path, data: bytes, what: str, facts_format: str, version: i
 
 
 def integer(facts: dict[str, Any], name: str, least: int = 0) -> int:
-    """Return an integer from a JSON object.
-
-    Args:
-        facts: The object.
-        name: The integer's name.
-        least: Its least possible value.
-
-    Raises:
-        KeyError: It is missing.
-        ValueError: It is no integer, below `least`, or not below `LARGEST`.
-    """
+    """Return an integer from a JSON object; raise an exception if it is missing, no integer, or out of range."""
     value = facts[name]
     if type(value) is not int or not least <= value < LARGEST:
         raise ValueError(f"{name} is {short(value)}, and should be an integer of at least {least}")
@@ -200,7 +168,7 @@ class Unwritten:
 
     Attributes:
         kind: Its class, such as `builtins.function`.
-        name: The place of its definition, such as `minigrid.envs.empty.EmptyEnv._gen_mission`; None without a name.
+        name: Its qualified name, such as `minigrid.envs.empty.EmptyEnv._gen_mission`, or None.
     """
 
     kind: str
@@ -213,9 +181,8 @@ class Unwritten:
 class OpaqueSpace(Space[Any]):
     """A placeholder for a custom space, as a file describes it.
 
-    The batch holds the space's values unchanged. The class's code is unknown here: an opaque space names the class,
-    equals another opaque space with the same description, and is saved again byte for byte. It cannot sample or check
-    membership.
+    The batch holds the space's values unchanged. An opaque space names the class, equals another with the same
+    description, and is saved again byte for byte. It cannot sample or check membership.
 
     Attributes:
         class_name: The class, such as `minigrid.core.mission.MissionSpace`.
@@ -269,15 +236,7 @@ class OpaqueSpace(Space[Any]):
 
 
 def encode_space(space: AnySpace, path: str) -> Any:
-    """Encode a space as JSON; of a custom space its class's name and its attributes as far as JSON can hold them.
-
-    Args:
-        space: The space.
-        path: The space's name in errors.
-
-    Raises:
-        StorageError: Part of one of Gymnasium's spaces cannot be encoded.
-    """
+    """Encode a space as JSON; a custom space as its class's name and its attributes, as far as JSON can hold them."""
     if isinstance(space, OpaqueSpace):
         return space.record
     for kind, (cls, fields, _) in _KINDS.items():
@@ -298,13 +257,10 @@ def encode_space(space: AnySpace, path: str) -> Any:
 
 
 def decode_space(value: dict[str, Any]) -> AnySpace:
-    """Return the space encoded by `encode_space`.
+    """Return the space encoded by `encode_space`; wrong JSON raises any exception.
 
     A custom space gets its own class if this process has imported that class and the JSON has all attributes; otherwise
     it becomes an `OpaqueSpace`. Nothing is imported.
-
-    Raises:
-        Exception: `encode_space` cannot have returned this JSON.
     """
     if value["space"] == "custom":
         return _decode_custom(value)
@@ -398,7 +354,7 @@ def _encode_other(value: Any, path: str) -> Any:
 
 
 def _unwritten(value: Any) -> Any:
-    """Return a placeholder for a value that JSON cannot hold: its class, and a function's name."""
+    """Return a placeholder for a value that JSON cannot hold."""
     name = _name_of(value) if callable(value) and hasattr(value, "__qualname__") else None
     return {"$": "unwritten", "type": _name_of(type(value)), "name": name}
 
@@ -430,7 +386,6 @@ def _decode_custom(value: dict[str, Any]) -> AnySpace:
 
 
 def _imported(class_name: str) -> type[AnySpace] | None:
-    """Return a space's class if this process has imported it."""
     parts = class_name.split(".")
     for n in range(len(parts) - 1, 0, -1):
         found: Any = sys.modules.get(".".join(parts[:n]))
@@ -442,15 +397,7 @@ def _imported(class_name: str) -> type[AnySpace] | None:
 
 
 def check_writable(space: AnySpace, path: str) -> None:
-    """Sample values of a space and check that they can be written, before any sampling of trajectories.
-
-    Args:
-        space: The space; its own generator is not advanced.
-        path: The space's name in errors.
-
-    Raises:
-        StorageError: A value cannot be written; the message names the part of the space.
-    """
+    """Encode a space and some samples; raise a `StorageError` that names the part of the space."""
     encode_space(space, path)
     for where, leaf in _leaves(space, path):
         if row_spec(leaf)[1].hasobject:

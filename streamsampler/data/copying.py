@@ -27,16 +27,6 @@ class Leaf:
 
     Floats are rounded to the space's dtype as in NumPy. Other changes of value are errors: an integer (or float of
     integral value) that the dtype cannot hold, and a finite value that would become infinite.
-
-    Args:
-        space: The leaf's space.
-        path: The name of its values in errors.
-        error: The class of errors.
-
-    Attributes:
-        shape: The shape of a row.
-        dtype: The dtype of a row.
-        row_bytes: The bytes of a row.
     """
 
     def __init__(self, space: AnySpace, path: str, error: type[DataError]) -> None:
@@ -47,11 +37,7 @@ class Leaf:
         self._exact = float(2 ** (np.finfo(self.dtype).nmant + 1)) if self.dtype.kind == "f" else math.inf
 
     def convert(self, value: Any) -> Array:
-        """Convert any value to a row.
-
-        Raises:
-            DataError: The value has another shape, is no number, or would change; the message has both.
-        """
+        """Convert any value to a row, or raise an error with both shapes or values."""
         try:
             row = np.asarray(value)
         except (TypeError, ValueError, RuntimeError) as reason:
@@ -74,7 +60,7 @@ class Leaf:
         return dtype.kind == "f" == self.dtype.kind
 
     def cast(self, value: Array) -> Array:
-        """Convert an array of the right shape but another dtype to a row; see `convert`."""
+        """Convert an array of the right shape but another dtype."""
         return self._cast_one(value) if self.takes_floats_of(value.dtype) else self.convert(value)
 
     def _cast_one(self, row: Array) -> Array:
@@ -86,17 +72,7 @@ class Leaf:
         return made
 
     def cast_rows(self, values: Array) -> Array:
-        """Cast rows of another dtype of a compatible kind.
-
-        Args:
-            values: (n, ...) of the leaf's shape.
-
-        Returns:
-            The rows in the leaf's dtype, in new memory.
-
-        Raises:
-            DataError: A number would change; `row` is the position of the first such row.
-        """
+        """Cast (n, ...) rows of a compatible dtype in new memory; an error's `row` is the first row that would change."""
         with np.errstate(all="ignore"):
             rows = values.astype(self.dtype)
         if not may_change(values.dtype, self.dtype) or not rows.size:
@@ -144,14 +120,14 @@ class Recorder:
         record: Appends a copy of a value; raises the recorder's error if it does not fit. Of a nested value the parts
             before the misfit remain recorded: truncate before continuing.
         truncate: Discards all rows after the first n, and keeps the memory.
-        view: Returns the rows from start to stop as a tree. Large rows are views, valid until the rows are overwritten.
+        view: Returns the rows from start to stop as a tree. Large rows are views, valid until they are overwritten.
         count: Returns the number of rows.
         integers: The rows if they are Python integers: a loop may append such itself, and nothing else.
         encoded: The rows if they are stored as bytes: a loop may append `value.tobytes()` itself if
             `value.dtype == dtype` and `value.shape == shape`.
-        dtype: The dtype for `encoded`; without it, a dtype that no observation has.
+        dtype: The dtype for `encoded`; otherwise a dtype that no observation has.
         shape: The shape for `encoded`.
-        renew: Releases memory that belongs to others, with all rows.
+        renew: Releases borrowed memory, with all rows.
     """
 
     record: Callable[[Any], None]
@@ -165,20 +141,19 @@ class Recorder:
     renew: Callable[[], None] = lambda: None
 
     def clear(self) -> None:
-        """Discard all rows, but keep the memory."""
         self.truncate(0)
 
 
 def make_recorder(
     space: AnySpace, path: str, error: type[DataError] = ObservationError, allocate: Allocate = np.empty
 ) -> Recorder:
-    """Make a recorder for values of a space.
+    """Make a recorder for values of a space; NaN and values outside a Box's bounds are recorded unchanged.
 
     Args:
-        space: The space. NaN and values outside a Box's bounds are recorded unchanged.
+        space: The space.
         path: The values' name in errors, such as `observation`.
         error: The class of errors for values that do not fit.
-        allocate: Makes an uninitialised array of a shape and dtype, for the rows of large leaves.
+        allocate: Makes an uninitialised array for the rows of large leaves.
     """
     match space:
         case gym_spaces.Dict():
@@ -231,7 +206,6 @@ def _small_recorder(leaf: Leaf) -> Recorder:
 
 
 def _joined(leaf: Leaf, rows: list[bytes], start: int) -> Array:
-    """Make an array of encoded rows; the first has number `start`."""
     # A bytearray, because arrays over bytes are read-only.
     joined = bytearray().join(rows)
     if len(joined) != len(rows) * leaf.row_bytes:  # a loop appended a value of another size
@@ -242,39 +216,25 @@ def _joined(leaf: Leaf, rows: list[bytes], start: int) -> Array:
 
 
 class _OtherDtypes:
-    """The encoded rows that are floats of another dtype than their leaf's.
-
-    Attributes:
-        numbers: The numbers of those rows, rising.
-    """
+    """The rising numbers and the dtypes of encoded rows that are floats of another dtype than their leaf's."""
 
     def __init__(self) -> None:
         self.numbers: list[int] = []
         self._dtypes: list[np.dtype[Any]] = []
 
     def note(self, number: int, dtype: np.dtype[Any]) -> None:
-        """Add the row of the highest number so far."""
         self.numbers.append(number)
         self._dtypes.append(dtype)
 
     def truncate(self, length: int) -> None:
-        """Discard the rows from number `length` on."""
         first = bisect_left(self.numbers, length)
         del self.numbers[first:], self._dtypes[first:]
 
     def cast(self, leaf: Leaf, rows: list[bytes], start: int) -> Array | None:
-        """Cast such rows to the leaf's dtype.
+        """Cast such rows to the leaf's dtype; the first of `rows` has number `start`.
 
-        Args:
-            leaf: The leaf.
-            rows: Some of the rows; those of another dtype are replaced.
-            start: The number of the first row.
-
-        Returns:
-            All rows cast at once if all have the same other dtype; then none was replaced. Else None.
-
-        Raises:
-            DataError: A number would change; `row` is the number of the first such row.
+        Return all rows, cast at once, if all have the same other dtype; otherwise replace those of another dtype, and
+        return None. An error's `row` is the number of the first row that would change.
         """
         bounds = bisect_left(self.numbers, start), bisect_left(self.numbers, start + len(rows))
         positions = [number - start for number in self.numbers[slice(*bounds)]]
@@ -295,7 +255,6 @@ class _OtherDtypes:
 
 
 def _runs(values: list[Any]) -> Iterator[tuple[int, int]]:
-    """Yield the bounds of runs of equal values."""
     first = 0
     for position in range(1, len(values) + 1):
         if position == len(values) or values[position] != values[first]:
@@ -304,7 +263,7 @@ def _runs(values: list[Any]) -> Iterator[tuple[int, int]]:
 
 
 def _convert_row(leaf: Leaf, row: int, value: Any) -> Array:
-    """Convert the value recorded as row number `row`; an error has this number as its `row`."""
+    """Convert a recorded value; an error has its number as `row`."""
     try:
         return leaf.convert(value)
     except DataError as error:
@@ -462,5 +421,4 @@ def _as_tuple(value: Any) -> tuple[Any, ...] | None:
 
 
 def empty(space: AnySpace) -> Tree:
-    """Return a space's tree with no rows."""
     return make_recorder(space, "").view(0, 0)

@@ -27,7 +27,7 @@ class Difference:
     Attributes:
         timestep: The timestep, from 0 on; the observation after the last action counts as the next timestep's.
         what: "observation", "action", "reward" or "end".
-        path: The part of an observation or action, in Python's syntax, such as `['camera']`.
+        path: The part of an observation or action, such as `['camera']`.
         recorded: The recorded value; for an end, a description.
         replayed: The value in the new run.
     """
@@ -40,7 +40,7 @@ class Difference:
 
     @property
     def is_rounding(self) -> bool:
-        """Whether both values are numbers so close that they may be the same number rounded in two ways."""
+        """Whether both values are numbers so close that only rounding may differ."""
         one, other = np.asarray(self.recorded), np.asarray(self.replayed)
         if one.shape != other.shape or one.dtype.kind != "f" or other.dtype.kind != "f":
             return False
@@ -56,7 +56,6 @@ class Difference:
 
 
 def shown(value: Any) -> str:
-    """Return a short text for a value."""
     if isinstance(value, str):
         return value
     if isinstance(value, np.generic):
@@ -69,7 +68,7 @@ def shown(value: Any) -> str:
 
 
 def _bits(value: Any) -> str:
-    """Return a value's text with its bits, for values with equal digits."""
+    """Return a value's text with its bits."""
     array = np.asarray(value)
     return shown(value) if array.dtype == object else f"{shown(value)} with the bits {array.tobytes()[:16].hex()}"
 
@@ -77,14 +76,10 @@ def _bits(value: Any) -> str:
 def first_difference(
     recorded: TrajectoryBatch[Any, Any], replayed: TrajectoryBatch[Any, Any], *, prefix: bool = False
 ) -> Difference | None:
-    """Return the first difference between a new run of a trajectory and the recorded run; None if they are equal.
+    """Return the first difference between a run of a trajectory and the recorded run; None if they are equal.
 
-    Observations, actions, rewards and ends are compared, bit for bit; with several agents, those of each agent.
-
-    Args:
-        recorded: A batch with a single trajectory.
-        replayed: Another.
-        prefix: Whether the recorded trajectory may have been cut: then the replay may continue after its end.
+    Observations, actions, rewards and ends are compared, bit for bit; with several agents, those of each agent. With
+    `prefix` the recorded trajectory may have been cut: then the replay may continue after its end.
     """
     found = list(_in_timesteps(recorded, replayed))
     if isinstance(recorded, MultiAgentBatch) and isinstance(replayed, MultiAgentBatch):
@@ -105,7 +100,6 @@ def first_difference(
 
 
 def _of_agents(recorded: MultiAgentBatch, replayed: MultiAgentBatch, *, prefix: bool) -> Iterator[Difference]:
-    """Yield each agent's first difference, with environment timesteps."""
     now, before = (
         {str(one.agent_ids[0]): one for each in it.policies.values() for one in each} for it in (replayed, recorded)
     )
@@ -137,7 +131,7 @@ def _in_timesteps(recorded: TrajectoryBatch[Any, Any], replayed: TrajectoryBatch
 
 
 def _first_in(one: Any, other: Any, what: str, n: int, base: int = 0) -> Iterator[Difference]:
-    """Yield the first difference of two trees among their first n rows; `base` is the timestep of row 0."""
+    """Yield the first difference of two trees in their first n rows; `base` is the timestep of row 0."""
     leaves, others = dict(trees.leaves(one)), dict(trees.leaves(other))
     if leaves.keys() != others.keys():
         path = min(leaves.keys() ^ others.keys())
@@ -150,7 +144,6 @@ def _first_in(one: Any, other: Any, what: str, n: int, base: int = 0) -> Iterato
 
 
 def _first_row(one: trees.Array, other: trees.Array) -> int | None:
-    """Return the first row that differs between two arrays of equal length; None if none does."""
     if not len(one):
         return None
     if one.dtype != other.dtype or one.shape[1:] != other.shape[1:]:
@@ -163,7 +156,6 @@ def _first_row(one: trees.Array, other: trees.Array) -> int | None:
 
 
 def _end_at(trajectory: TrajectoryBatch[Any, Any], n: int) -> str:
-    """Describe whether and how a trajectory ends after n timesteps."""
     if len(trajectory.rewards) > n:
         return "it goes on"
     flags = {"terminated": trajectory.terminated[0], "truncated": trajectory.truncated[0]}

@@ -16,13 +16,10 @@ _Within: TypeAlias = tuple[int, ...]
 
 
 def digest(value: Any, so_far: int = 0) -> int:
-    """Return a number that differs if a value differs, in the sense of `trees.same`.
+    """Return a number that differs if a value differs, in the sense of `trees.same`; `so_far` is the digest of earlier values.
 
-    Instances of user classes are compared by their pickle's contents.
-
-    Args:
-        value: The value. Arrays count by their bytes; inside containers also by dtype and shape.
-        so_far: The digest of earlier values, which the result includes.
+    Instances of user classes are compared by their pickle's contents. An array counts by its bytes; inside a container
+    also by dtype and shape.
     """
     if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
         return zlib.crc32(np.ascontiguousarray(value), so_far)  # type: ignore[arg-type]
@@ -57,7 +54,6 @@ def _of_sequence(values: Any, so_far: int, within: _Within) -> int:
 
 
 def _of_mapping(values: Any, so_far: int, within: _Within) -> int:
-    """Digest pairs, independent of their order."""
     pairs = (_of_any(value, _of_any(key, 0, within), within) for key, value in values.items())
     return zlib.crc32(b"%d" % sum(pairs), so_far)
 

@@ -253,7 +253,7 @@ class TrajectoryFolder(Generic[ObservationsT, ActionsT]):
 
 
 def _check_different(paths: Sequence[Path]) -> None:
-    """Check that no folder is given twice, even by another name: its trajectories would count twice."""
+    """Check that no folder is given twice, even by another name."""
     resolved = [path.resolve() for path in paths]
     for path, real in zip(paths, resolved, strict=True):
         if resolved.count(real) > 1:
@@ -261,7 +261,6 @@ def _check_different(paths: Sequence[Path]) -> None:
 
 
 def _check_same_spaces(folders: Sequence[ShardFiles]) -> None:
-    """Check that the folders' first shards have the same spaces."""
     said: list[tuple[Path, Any]] = [(folder.path(0), folder.header(0).get("spaces")) for folder in folders]
     for path, its in said[1:]:
         if its == said[0][1]:  # nearly always, and without decoding
@@ -282,16 +281,11 @@ T = TypeVar("T")
 
 
 def _common(values: Sequence[T]) -> T | None:
-    """Return the common value; None if values differ."""
     return values[0] if all(value == values[0] for value in values) else None
 
 
 class _Shards(Sequence[TrajectoryBatch[Any, Any]]):
-    """The shards of folders, loaded one at a time.
-
-    Args:
-        places: For each shard its folder, and its number among the folder's files.
-    """
+    """The shards of folders, loaded one at a time; `places` has each shard's folder and number."""
 
     def __init__(self, places: Sequence[tuple[ShardFiles, int]]) -> None:
         self._places = places

@@ -2,9 +2,8 @@
 
 If all values share a dtype and shape, so does the column. Numbers of several dtypes and one shape are promoted, if
 promotion changes no integer. Every other column holds objects. This is decided over all values of a batch at once,
-never piece by piece, so the result does not depend on how trajectories were spread over reports. When batches are
-joined it is decided over their columns, which may be promoted already: objects may then be floats that were integers,
-of the same value.
+never piece by piece, so the result does not depend on how reports divide the trajectories. Joined batches have columns
+that may be promoted already: objects may then be floats that were integers, of the same value.
 """
 
 from __future__ import annotations
@@ -57,7 +56,6 @@ class InfoColumn:
     raw: bool = False
 
     def of_rows(self, start: int, stop: int) -> Array:
-        """Return the values of the steps from `start` to `stop` - 1."""
         return self.values[_rows(self, start, stop)]
 
 
@@ -82,12 +80,12 @@ def _kind(value: Any) -> Kind:
 
 
 def is_typed(dtype: np.dtype[Any]) -> bool:
-    """Whether a column may have this dtype; values of other dtypes become objects."""
+    """Whether a column may have this dtype; other values become objects."""
     return dtype.kind in _TYPED
 
 
 def column_of(steps: NDArray[np.int64] | None, values: list[Any]) -> InfoColumn:
-    """Make a column of recorded values: an array, or raw if the values are of several kinds."""
+    """Make a column of recorded values: an array, or raw if they are of several kinds."""
     if (packed := _packed(values)) is not None:
         return InfoColumn(steps, packed)
     kinds = set(map(_kind, values))
@@ -97,7 +95,7 @@ def column_of(steps: NDArray[np.int64] | None, values: list[Any]) -> InfoColumn:
 
 
 def _packed(values: list[Any]) -> Array | None:
-    """Return common numbers of a single dtype as an array, in a tenth of the time of `_stack`; else None."""
+    """Return numbers of a common dtype as an array, in a tenth of the time of `_stack`; else None."""
     codes = {_CODES.get(kind) for kind in set(map(type, values))}
     code = codes.pop() if len(codes) == 1 else None
     if code is None:
@@ -130,17 +128,9 @@ Rows: TypeAlias = tuple[InfoColumn, slice, int]
 
 
 def merge(pieces: Sequence[Piece], path: str) -> InfoColumns:
-    """Join ranges of steps of several columns, and decide each column's dtype.
+    """Join ranges of steps of several columns in new arrays, and decide each column's dtype.
 
-    Args:
-        pieces: (columns, start, stop): steps start to stop of each, in order.
-        path: The infos' name in errors.
-
-    Returns:
-        Columns without raw values; new arrays.
-
-    Raises:
-        DataError: A key `_x` next to a key `x`.
+    Raises a `DataError` for a key `_x` next to a key `x`; `path` is the infos' name in it.
     """
     gathered, length = _gathered(pieces)
     merged = _fold({key: _merge_column(gathered[key], length) for key in sorted(gathered)}, length)
@@ -149,7 +139,7 @@ def merge(pieces: Sequence[Piece], path: str) -> InfoColumns:
 
 
 def join_undecided(pieces: Sequence[Piece]) -> InfoColumns:
-    """Join ranges of steps (first, and after the last) of several columns; `merge` decides later on mixed columns."""
+    """Join ranges of steps of several columns; `merge` decides later on mixed columns."""
     gathered, length = _gathered(pieces)
     joined = {}
     for key, parts in gathered.items():
@@ -159,7 +149,6 @@ def join_undecided(pieces: Sequence[Piece]) -> InfoColumns:
 
 
 def _gathered(pieces: Sequence[Piece]) -> tuple[dict[KeyPath, list[Rows]], int]:
-    """Return the pieces' rows of each key, and the total number of steps."""
     gathered: dict[KeyPath, list[Rows]] = {}
     length = 0
     for columns, start, stop in pieces:
@@ -179,7 +168,6 @@ def _rows(column: InfoColumn, start: int, stop: int) -> slice:
 
 
 def _steps_of(pieces: list[Rows], length: int) -> NDArray[np.int64] | None:
-    """Return the steps of rows; None for all `length` steps."""
     if sum(rows.stop - rows.start for _, rows, _ in pieces) == length:
         return None
     return np.concatenate([_steps(column, rows) + shift for column, rows, shift in pieces])
@@ -209,8 +197,7 @@ def _kinds(column: InfoColumn, rows: slice) -> set[Kind]:
 def are_uniform(parts: Iterable[InfoColumns]) -> bool:
     """Return whether each key has values of one kind in all parts, and no key has both dicts and other values.
 
-    Then every range of steps gives the same columns: merging all parts and cutting equals cutting and merging. Only the
-    names of masks are not checked.
+    Then merging and cutting commute: every range of steps gives the same columns. Names of masks are not checked.
     """
     kind_of: dict[KeyPath, Kind] = {}
     for part in parts:
@@ -234,7 +221,7 @@ def _common_kind(pieces: Iterable[Rows]) -> Kind:
 
 
 def _loses_integers(column: InfoColumn, rows: slice, dtype: np.dtype[Any]) -> bool:
-    """Whether a dtype would change integers in these rows, as floats change those above 2**53."""
+    """Whether a dtype would change integers, as floats change those above 2**53."""
     values = column.values[rows]
     if not column.raw:
         return may_change(values.dtype, dtype) and bool(changed(values, dtype).any())
@@ -255,7 +242,7 @@ def _objects(column: InfoColumn, rows: slice) -> list[Any]:
 
 
 def _fold(columns: dict[KeyPath, InfoColumn], length: int) -> dict[KeyPath, InfoColumn]:
-    """If a key held a dict in one step and another value elsewhere, make it a column of objects."""
+    """Make a column of objects of a key that held dicts and other values."""
     children: dict[KeyPath, dict[KeyPath, InfoColumn]] = {}
     folded: dict[KeyPath, InfoColumn] = {}
     for path, column in columns.items():
@@ -286,16 +273,10 @@ def _fold_children(column: InfoColumn, children: dict[KeyPath, InfoColumn], leng
 
 
 def check_names(columns: dict[KeyPath, InfoColumn], path: str, owners: Owners | None = None) -> None:
-    """Check that no key `_x` is next to a key `x`: `_x` is the name of the mask of `x`.
+    """Check that no key `_x`, the name of the mask of `x`, is next to a key `x`.
 
-    Args:
-        columns: The columns.
-        path: The infos' name in errors.
-        owners: Maps steps to trajectories. Then the names clash only within a trajectory, because others may end up in
-            another batch.
-
-    Raises:
-        DataError: Two names clash. With `owners`, `position` is the trajectory's.
+    With `owners`, which maps steps to trajectories, names clash only within a trajectory, because others may end up in
+    another batch; the `DataError` has the trajectory's `position`.
     """
     named: dict[KeyPath, list[InfoColumn]] = {}
     for key, column in columns.items():
@@ -323,7 +304,6 @@ def _owners_of(columns: Iterable[InfoColumn], owners: Owners) -> set[int]:
 
 
 def name_of(path: str, keys: KeyPath) -> str:
-    """Return a key's name in errors: `env_infos['a']['b']`."""
     return path + "".join(f"[{key!r}]" for key in keys)
 
 
@@ -332,15 +312,10 @@ LAST_VALUE = "last_value"
 
 
 def with_last_values(infos: InfoColumns, rows: list[int], values: list[float]) -> InfoColumns:
-    """Add the agent's values of last observations to the infos of trajectories, as "last_value".
+    """Add the agent's values of last observations to episode infos, as "last_value".
 
-    Args:
-        infos: The infos.
-        rows: The trajectories that have such a value, rising.
-        values: The values.
-
-    Raises:
-        DataError: Infos have this name already; `position` is the first of `rows`.
+    `rows` are their trajectories, rising. A `DataError`, if infos have this name already, has the first as its
+    `position`.
     """
     if (LAST_VALUE,) in infos.columns:
         raise DataError(

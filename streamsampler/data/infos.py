@@ -42,12 +42,9 @@ _RowKey: TypeAlias = tuple[str, Any, np.dtype[Any] | None, tuple[int, ...]]
 
 
 class _Key:
-    """The recorded values of a key.
+    """The recorded values of a key, and their steps.
 
-    Attributes:
-        steps: The steps.
-        values: Their values; for arrays of one dtype and shape their bytes, which are joined in a fifth of the time.
-        packing: Dtype and shape of those arrays; None if the values are not stored as bytes.
+    Arrays of one dtype and shape, given by `packing`, are stored as bytes, which are joined in a fifth of the time.
     """
 
     __slots__ = ("packing", "steps", "values")
@@ -58,7 +55,7 @@ class _Key:
         self.packing: _Packing | None = None
 
     def extend(self, steps: list[int], values: list[Any], packing: _Packing | None) -> None:
-        """Append values; `packing` is None unless they are bytes of arrays."""
+        """Append values; `packing` is None unless they are bytes."""
         if packing != self.packing:
             if not self.values:
                 self.packing = packing
@@ -69,7 +66,6 @@ class _Key:
         self.values.extend(values)
 
     def append(self, step: int, value: Any) -> None:
-        """Append a copy of a value."""
         packing = _packing_of(value)
         if packing is not None and (packing == self.packing or not self.values):
             self.packing = packing
@@ -85,7 +81,6 @@ class _Key:
             self.values, self.packing = list(_joined(self.values, self.packing)), None
 
     def column(self, steps: NDArray[np.int64] | None, values: list[Any]) -> InfoColumn:
-        """Return some of the values as a column."""
         if self.packing is None:
             return column_of(steps, values)
         return InfoColumn(steps, _joined(values, self.packing))
@@ -97,7 +92,7 @@ def _joined(values: list[bytes], packing: _Packing) -> Array:
 
 
 def _packing_of(value: Any) -> _Packing | None:
-    """Return dtype and shape of an array that may be stored as bytes."""
+    """Return dtype and shape of an array for storage as bytes."""
     if value.__class__ is not np.ndarray or not value.size or not is_typed(value.dtype):
         return None
     return value.dtype, value.shape
@@ -110,9 +105,6 @@ class InfoRecorder:
     a microsecond instead of a tenth. So infos with the same keys, and with plain values or arrays of the same dtypes
     and shapes, go as rows into a single list; the rows become columns when an info of another form arrives, or at the
     end.
-
-    Args:
-        path: The infos' name in errors, such as `env_infos`.
     """
 
     def __init__(self, path: str) -> None:
@@ -127,11 +119,7 @@ class InfoRecorder:
         self._values: list[Any] = []
 
     def record(self, step: int, info: dict[str, Any]) -> None:
-        """Record the info of a step; steps rise from call to call.
-
-        Raises:
-            DataError: A key is no string, or the info is no dict; `row` is the step.
-        """
+        """Record the info of a step; steps rise from call to call. A `DataError` has the step as its `row`."""
         if self._row and info.__class__ is dict and len(info) == len(self._row):
             values: list[Any] = []
             for key, kind, dtype, shape in self._row:
@@ -154,7 +142,7 @@ class InfoRecorder:
         self._record_other(step, info)
 
     def _record_other(self, step: int, info: dict[str, Any]) -> None:
-        """Record an info that differs in form from the one before it."""
+        """Record an info of another form than the last."""
         self._rows_to_columns()
         try:
             items = info.items()
@@ -203,7 +191,6 @@ class InfoRecorder:
         return column
 
     def truncate(self, step: int) -> None:
-        """Discard this step and all later steps."""
         self._rows_to_columns()
         for it in self._columns.values():
             first = bisect_left(it.steps, step)
@@ -218,18 +205,7 @@ class InfoRecorder:
             del it.values[:first]
 
     def select(self, numbers: NDArray[np.int64], owners: Owners) -> InfoColumns:
-        """Return the infos of some steps, as columns that share nothing with the recorder's lists.
-
-        Args:
-            numbers: (k,) the numbers of steps, in the requested order.
-            owners: Maps positions in `numbers` to trajectories; see `check_names`.
-
-        Returns:
-            Columns of k steps.
-
-        Raises:
-            DataError: A key `_x` is next to a key `x`.
-        """
+        """Return the infos of (k,) steps in the given order, as columns that share nothing with the recorder's lists."""
         self._rows_to_columns()
         columns = {}
         for path, it in self._columns.items():
@@ -240,20 +216,11 @@ class InfoRecorder:
         return InfoColumns(len(numbers), columns)
 
     def clear(self) -> None:
-        """Discard everything."""
         for everything in (self._columns, self._plain, self._steps, self._values):
             everything.clear()
 
     def finish(self, length: int, owners: Owners | None = None) -> InfoColumns:
-        """Return the infos of steps 0 to length - 1, as columns that share nothing with the recorder's lists.
-
-        Args:
-            length: The number of steps.
-            owners: Maps steps to trajectories; see `check_names`.
-
-        Raises:
-            DataError: A key `_x` is next to a key `x`.
-        """
+        """Return the infos of steps 0 to length - 1, as columns that share nothing with the recorder's lists."""
         self._rows_to_columns()
         columns = {}
         for path, it in self._columns.items():
@@ -268,7 +235,7 @@ class InfoRecorder:
 def places_of(
     steps: Sequence[int] | NDArray[np.int64], numbers: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-    """Return the places of numbers among rising steps, and which numbers were found (None: all)."""
+    """Return the places of numbers among rising steps, and which were found (None: all)."""
     if not len(steps):
         return np.arange(0), None
     first, last = int(steps[0]), int(steps[-1])
@@ -285,7 +252,7 @@ def places_of(
 
 
 def info_value(value: Any) -> Any:
-    """Return a copy of a value for recording; torch tensors become arrays if NumPy has their dtype."""
+    """Return a copy of a value; torch tensors become arrays if NumPy has their dtype."""
     if value.__class__ is not np.ndarray and value.__class__.__module__.partition(".")[0] == "torch":
         try:
             return np.array(value.detach().cpu().numpy())
@@ -295,7 +262,7 @@ def info_value(value: Any) -> Any:
 
 
 def infos_of(columns: InfoColumns) -> Infos:
-    """Return merged columns as the dict of arrays that users receive."""
+    """Return merged columns in the users' form."""
     infos: Infos = {}
     for path, column in columns.columns.items():
         inner = infos
@@ -315,16 +282,7 @@ def infos_of(columns: InfoColumns) -> Infos:
 
 
 def columns_of(infos: Infos, length: int, path: str) -> InfoColumns:
-    """Return the columns of a dict of arrays; their values may be the dict's own arrays.
-
-    Args:
-        infos: In the users' form.
-        length: The number of steps.
-        path: The infos' name in errors.
-
-    Raises:
-        DataError: An array has another length, or a mask is not boolean; the message has the key and both shapes.
-    """
+    """Return the columns of infos in the users' form, without copies; raise a `DataError` for wrong shapes and masks."""
     columns = {
         key: InfoColumn(None, array) if mask is None else InfoColumn(np.flatnonzero(mask).astype(np.int64), array[mask])
         for key, array, mask in list(_checked(infos, length, path))  # checks all masks before the first is used
@@ -333,7 +291,6 @@ def columns_of(infos: Infos, length: int, path: str) -> InfoColumns:
 
 
 def validate_infos(infos: Infos, length: int, path: str) -> None:
-    """Check the shapes and masks of a dict of arrays; see `columns_of`."""
     for _ in _checked(infos, length, path):
         pass
 
@@ -341,7 +298,6 @@ def validate_infos(infos: Infos, length: int, path: str) -> None:
 def _checked(
     infos: Infos, length: int, path: str, prefix: KeyPath = ()
 ) -> Iterator[tuple[KeyPath, Array, Array | None]]:
-    """Yield each key's array and its mask, if any."""
     if not isinstance(infos, dict):
         raise DataError(f"{name_of(path, prefix)} should be a dict of arrays, and is a {type(infos).__name__}")
     for key, value in infos.items():
@@ -366,7 +322,6 @@ def _checked(
 
 
 def is_mask(key: str, infos: Mapping[str, Any]) -> bool:
-    """Whether a key of infos is the mask of another key."""
     return key[:1] == "_" and key[1:] in infos and isinstance(infos[key], np.ndarray)
 
 
@@ -375,7 +330,7 @@ def _shape(value: Any) -> str:
 
 
 def take_infos(infos: Infos, index: slice | Array) -> Infos:
-    """Select steps; keys absent from all of them disappear, and masks that are all true."""
+    """Select steps; keys absent from all of them disappear, and masks without absences."""
     taken: Infos = {}
     for key, value in infos.items():
         if isinstance(value, dict):
@@ -392,7 +347,7 @@ def take_infos(infos: Infos, index: slice | Array) -> Infos:
 
 
 def concatenate_infos(parts: Sequence[tuple[Infos, int]], path: str) -> Infos:
-    """Join dicts of arrays, each given with its number of steps; `path` is the infos' name in errors."""
+    """Join infos in the users' form, each given with its number of steps."""
     if not any(infos for infos, _ in parts):
         return {}
     return infos_of(merge([(columns_of(infos, length, path), 0, length) for infos, length in parts], path))

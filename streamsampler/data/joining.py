@@ -16,11 +16,7 @@ __all__ = ["joined"]
 
 
 def joined(parts: Sequence[Rollouts]) -> Rollouts:
-    """Join rollouts, at least one, in new memory.
-
-    Raises:
-        DataError: Their observations or actions do not fit together.
-    """
+    """Join rollouts, at least one, in new memory."""
 
     def infos(name: str) -> InfoColumns:
         columns: list[InfoColumns] = [getattr(part, name) for part in parts]
@@ -49,13 +45,7 @@ def _joined_policies(parts: Sequence[Rollouts]) -> tuple[PolicyRollouts, ...]:
 
 
 def _of_policy(name: str, firsts: Sequence[int], each: Sequence[PolicyRollouts]) -> PolicyRollouts:
-    """Join the trajectories of a policy.
-
-    Args:
-        name: Its name.
-        firsts: For each part the number of episodes in earlier parts.
-        each: For each part the trajectories of the policy's agents.
-    """
+    """Join a policy's trajectories; `firsts` has the number of episodes before each part."""
     known = sorted({agent for part in each for agent in part.known})
     number_of = {agent: number for number, agent in enumerate(known)}
     numbers = [

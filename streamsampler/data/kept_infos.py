@@ -19,23 +19,14 @@ _WRITABLE = (bool, int, float, str, complex, type(None))
 
 @dataclass(frozen=True)
 class KeptInfos:
-    """The infos that a file holds, by the names of their outermost keys.
-
-    Attributes:
-        names: The selected names; None for all.
-        without: Names to omit even if selected.
-    """
+    """The infos that a file holds, by their outermost keys: `names` (None for all), but not those in `without`."""
 
     names: frozenset[str] | None = None
     without: frozenset[str] = frozenset()
 
     @staticmethod
     def of(infos: InfosArgument) -> KeptInfos:
-        """Interpret an argument `infos`: True for all, False for none, or the names to keep.
-
-        Raises:
-            UsageError: It is anything else.
-        """
+        """Interpret an argument `infos`: True for all, False for none, or the names to keep."""
         if isinstance(infos, KeptInfos):
             return infos
         if isinstance(infos, bool):
@@ -47,16 +38,13 @@ class KeptInfos:
 
     @property
     def is_all(self) -> bool:
-        """Whether all infos are kept."""
         return self.names is None and not self.without
 
     def keeps(self, name: str) -> bool:
-        """Return whether the infos of a name are kept."""
         return (self.names is None or name in self.names) and name not in self.without
 
     @property
     def mentioned(self) -> frozenset[str]:
-        """The names selected or omitted explicitly."""
         return self.without | (self.names or frozenset())
 
     def facts(self) -> dict[str, Any]:
@@ -66,11 +54,7 @@ class KeptInfos:
         return {"infos": {"without": sorted(self.without)} if self.names is None else sorted(self.names)}
 
     def of_batch(self, batch: Any) -> Any:
-        """Return a batch with only the kept infos.
-
-        Raises:
-            UsageError: A named info is not in the batch.
-        """
+        """Return a batch with only the kept infos; raise a `UsageError` if a named info is absent."""
         if self.is_all:
             return batch
         several = policies_of(batch)
@@ -94,11 +78,10 @@ class KeptInfos:
         return kept
 
     def _of_agent(self, about: Infos) -> Infos:
-        """Select an agent's infos by episode; its return is no info, and always kept."""
+        """Select an agent's infos; its return is no info, and always kept."""
         return {key: self._of_infos(value) if isinstance(value, dict) else value for key, value in about.items()}
 
     def of_columns(self, columns: InfoColumns) -> InfoColumns:
-        """Return the columns of the kept infos."""
         kept = {key: it for key, it in columns.columns.items() if (name := info_name(key)) is None or self.keeps(name)}
         return InfoColumns(columns.length, kept)
 
@@ -108,16 +91,12 @@ InfosArgument: TypeAlias = bool | Iterable[str] | KeptInfos
 
 
 def policies_of(batch: Any) -> dict[str, Any]:
-    """Return a `MultiAgentBatch`'s batches by policy; an empty dict for other batches."""
+    """Return a batch's policies, empty for a single agent."""
     return getattr(batch, "policies", {})
 
 
 def unwritable_infos(batch: Any) -> None:
-    """Check that a file can hold the infos of a batch.
-
-    Raises:
-        UnwritableInfoError: It cannot; the message names all such infos.
-    """
+    """Raise an `UnwritableInfoError` that names all infos no file can hold."""
     pieces = []
     for each in (batch, *policies_of(batch).values()):
         for name in INFOS:
@@ -127,7 +106,7 @@ def unwritable_infos(batch: Any) -> None:
 
 
 def info_name(path: KeyPath) -> str | None:
-    """Return the name by which an info is kept or omitted; None for other data, which are always kept."""
+    """Return the name by which an info is kept or omitted; None for data that are always kept."""
     if path[0] != OF_AGENTS:
         return path[0]
     return path[3] if len(path) > 3 else None  # (OF_AGENTS, agent, "reset" or "last", name)
@@ -141,11 +120,7 @@ def _names(infos: Infos) -> set[str]:
 
 
 def check_pieces(pieces: Iterable[tuple[str, tuple[InfoColumns, int, int]]]) -> None:
-    """Check that a file can hold infos, given as pieces of columns by batch field.
-
-    Raises:
-        UnwritableInfoError: It cannot; the message names all such infos.
-    """
+    """Raise an `UnwritableInfoError` for pieces of columns, by batch field, that no file can hold."""
     found: dict[str, str] = {}
     others: dict[str, None] = {}
     for tree, (columns, start, stop) in pieces:
@@ -163,7 +138,7 @@ def check_pieces(pieces: Iterable[tuple[str, tuple[InfoColumns, int, int]]]) -> 
 
 
 def _problem(values: Iterable[Any], name: str) -> str | None:
-    """Return why a file cannot hold a value among these; None if it can hold all."""
+    """Return why a file cannot hold the values, or None."""
     for value in values:
         if type(value) not in _WRITABLE:
             try:

@@ -16,17 +16,9 @@ from streamsampler.data.spaces import AnySpace
 
 
 class Leaves:
-    """A selection of leaves.
+    """A selection of leaves: `fields` are paths to keep (None for all), `without` paths to omit.
 
-    Args:
-        fields: Paths to keep; None for all. A tree not named here is kept whole.
-        without: Paths to omit.
-
-    Attributes:
-        roots: The names of the mentioned trees, in order.
-
-    Raises:
-        UsageError: `fields` or `without` is no sequence of paths.
+    A tree not named in `fields` is kept whole. `roots` has the names of the mentioned trees, in order.
     """
 
     def __init__(self, fields: Sequence[str] | None = None, without: Sequence[str] = ()) -> None:
@@ -40,14 +32,9 @@ class Leaves:
         return bool(self.roots)
 
     def check(self, spaces: Mapping[str, AnySpace], infos: Mapping[str, Sequence[Sequence[str]] | None]) -> None:
-        """Check that all paths exist, and that each space keeps at least one leaf.
+        """Raise a `UsageError` unless all paths exist and each space keeps a leaf.
 
-        Args:
-            spaces: The space of each tree.
-            infos: The paths of the leaves of infos, by tree name; None if they vary.
-
-        Raises:
-            UsageError: A path does not exist; the message lists the paths.
+        `infos` has the paths of the leaves of infos by tree name, or None if they vary.
         """
         for path in (*self._fields, *self._without):
             root = _root(path)
@@ -67,7 +54,7 @@ class Leaves:
                 raise UsageError(f"nothing is left of {root}: keep one of {', '.join(leaf_paths(root, space))}")
 
     def space(self, path: str, space: AnySpace) -> Any:
-        """Return the kept part of a tree's space; None if nothing remains."""
+        """Return the kept part of a tree's space, or None."""
         if isinstance(space, gym_spaces.Dict):
             children = {key: self.space(f"{path}.{key}", child) for key, child in space.spaces.items()}
             kept = {key: child for key, child in children.items() if child is not None}
@@ -79,7 +66,7 @@ class Leaves:
         return space if self._keeps(path) else None
 
     def tree(self, path: str, tree: Any) -> Any:
-        """Return the kept part of a tree, as `space` does for its space; None if nothing remains."""
+        """Return the kept part of a tree, or None."""
         if isinstance(tree, dict):
             children = {key: self.tree(f"{path}.{key}", child) for key, child in tree.items()}
             return {key: child for key, child in children.items() if child is not None} or None
@@ -89,7 +76,6 @@ class Leaves:
         return tree if self._keeps(path) else None
 
     def infos(self, path: str, infos: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the kept infos with their masks."""
         kept: dict[str, Any] = {}
         for key, value in infos.items():
             is_mask = key.startswith("_") and key[1:] in infos
@@ -107,16 +93,11 @@ class Leaves:
 
 
 def leaf_paths(root: str, space: AnySpace) -> list[str]:
-    """Return the paths of all leaves of a space's tree."""
     return [".".join((root, *names)) for names in _paths(space)]
 
 
 def way_out(path: Sequence[str]) -> str:
-    """Return advice for errors on how to omit a leaf; empty if the path is a whole tree.
-
-    Args:
-        path: Its names, from the tree's name on.
-    """
+    """Return advice on how to omit a leaf, given by its names; empty for a whole tree."""
     name = ".".join(path)
     return f": leave it out by without=({name!r},), or --without {name} on the command line" if len(path) > 1 else ""
 
@@ -132,7 +113,6 @@ def _root(path: str) -> str:
 
 
 def _is_in(path: str, other: str) -> bool:
-    """Whether a path equals another or lies below it."""
     return path == other or path.startswith(f"{other}.")
 
 

@@ -130,7 +130,7 @@ class MultiAgentBatch(TrajectoryBatch[Any, Any]):
 
 
 class _RefusedField:
-    """A hidden field, stored in the instance's `__dict__` and read only by `batch_fields.value_of`."""
+    """A hidden field, read only by `batch_fields.value_of`."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -156,7 +156,7 @@ for _name in _FIELDS_OF_POLICIES:
 
 
 def _of_episodes(batch: TrajectoryBatch[Any, Any], numbers: Array) -> TrajectoryBatch[Any, Any]:
-    """Return the trajectories of the episodes `numbers`, in this order; these become episodes 0, 1, 2, …."""
+    """Return the trajectories of the episodes `numbers`, renumbered in this order."""
     rows = cast("AgentRows", batch.agents)
     starts, stops = (np.searchsorted(rows.episodes, numbers, side=side) for side in ("left", "right"))
     found = [np.arange(start, stop) for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
@@ -252,13 +252,7 @@ class Episodes:
 def assembled(
     segments: Sequence[Segment], growing: GrowingBatch | None = None, **arguments: Any
 ) -> TrajectoryBatch[Any, Any]:
-    """Make a batch of segments, of one agent or of several.
-
-    Args:
-        segments: The segments; for several agents, all of them.
-        growing: For one agent, a batch of the earlier trajectories; None for an empty batch.
-        arguments: See `assembly.GrowingBatch.batch`.
-    """
+    """Make a batch of segments, of one agent or of several; `growing` has a single agent's earlier trajectories."""
     spaces = arguments["observation_space"], arguments["action_space"]
     if not isinstance(spaces[0], SpacesOfAgents):
         growing = growing or GrowingBatch()
@@ -277,7 +271,7 @@ def assembled(
 
 
 def segments_of_policies(segments: Sequence[Segment]) -> list[list[Segment]]:
-    """Return for each policy its trajectories as segments of their own deliveries; empty for a single agent."""
+    """Return each policy's trajectories as segments of their own deliveries; empty for a single agent."""
     return [[piece.segment for piece in _pieces(segments, name)] for name in _names(segments)]
 
 
@@ -286,13 +280,9 @@ def _names(segments: Sequence[Segment]) -> list[str]:
 
 
 class _Piece(NamedTuple):
-    """The trajectories of a policy in a segment.
+    """A policy's trajectories in a segment, as a segment of the policy's rollouts alone.
 
-    Attributes:
-        segment: A segment of a delivery with the policy's rollouts alone.
-        agents: Their agents, and their episodes in the batch.
-        spaces: Their observation and action space, if the environment has no fixed spaces.
-        earlier: See `PolicyRollouts`.
+    `spaces` is None if the environment's spaces are fixed; for `earlier` see `PolicyRollouts`.
     """
 
     segment: Segment
@@ -301,7 +291,7 @@ class _Piece(NamedTuple):
     earlier: tuple[Array, Array] | None = None
 
     def earlier_of(self, which: int) -> Array:
-        """Return the timesteps (0) or the rewards (1) of its trajectories in earlier calls."""
+        """Return the timesteps (0) or rewards (1) of its trajectories in earlier calls."""
         return np.zeros(len(self.agents.numbers)) if self.earlier is None else self.earlier[which]
 
 
@@ -357,7 +347,6 @@ def _policy_batch(
 def _fragments_of(
     pieces: Sequence[_Piece], joint: TrajectoryBatch[Any, Any], episodes: NDArray[np.int64]
 ) -> dict[str, Any]:
-    """Return a policy's field `fragments`, without `cut`."""
     if not joint.fragments:
         return {}
     lengths = np.concatenate([piece.earlier_of(0) for piece in pieces]).astype(np.int64)
@@ -370,7 +359,7 @@ def _fragments_of(
 
 
 def _spaces_said(name: str, pieces: Sequence[_Piece]) -> tuple[Any, Any]:
-    """Return the spaces reported with a policy's trajectories, after checking that all are equal."""
+    """Return the reported spaces of a policy, which must be equal."""
     first = pieces[0]
     for each in pieces[1:]:
         if not same_spaces(cast("tuple[Any, Any]", each.spaces), cast("tuple[Any, Any]", first.spaces)):
@@ -383,7 +372,7 @@ def _spaces_said(name: str, pieces: Sequence[_Piece]) -> tuple[Any, Any]:
 
 
 def _spaces_of(name: str, agents: Sequence[str], spaces: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Return the spaces of a policy's agents, after checking that all are equal."""
+    """Return the spaces of a policy's agents, which must be equal."""
     first = spaces[0][agents[0]], spaces[1][agents[0]]
     for agent in agents[1:]:
         if not same_spaces((spaces[0][agent], spaces[1][agent]), first):

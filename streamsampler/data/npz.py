@@ -114,12 +114,11 @@ def _entries(batch: Any, provenance: Mapping[str, Any] | None) -> dict[str, Arra
 
 
 def _known(rows: AgentRows) -> dict[str, Any]:
-    """Return a header's entries about the agents that may take part."""
     return {"agent_ids": list(rows.known), **({"agents_are_open": True} if rows.is_open else {})}
 
 
 def _policy(name: str, batch: Any, entries: dict[str, Array]) -> dict[str, Any]:
-    """Add the arrays of a policy's batch to the entries, and return its part of the header."""
+    """Add a policy's arrays to the entries; return its part of the header."""
     rows = batch.agents
     assert rows is not None
     trees = {field: getattr(batch, field) for field in (*_ARRAYS, *_trees_of(batch))}
@@ -135,7 +134,7 @@ def _policy(name: str, batch: Any, entries: dict[str, Array]) -> dict[str, Any]:
 
 
 def _fields_of(said: Mapping[str, Any], entries: dict[str, Array]) -> dict[str, Any]:
-    """Return the fields of a batch, or of a policy's batch, from its part of the header."""
+    """Return the fields of a batch from its part of the header."""
     structure = said["structure"]
     fields = {name: _restore(each, entries) for name, each in structure.items() if not name.startswith("raw_")}
     fields |= {name: entries[name] for name in _ARRAYS if name not in structure}
@@ -157,14 +156,14 @@ def _trees_of(batch: Any) -> tuple[str, ...]:
 
 
 def _raw_of(batch: Any) -> list[str]:
-    """Return the names of raw data to write: those that differ, or at least the rewards, as a sign of filters."""
+    """Return the raw data to write: those that differ, or at least the rewards, as a sign of filters."""
     if batch.raw is None:
         return []
     return [f"raw_{name}" for name in _RAW if getattr(batch.raw, name) is not getattr(batch, name)] or ["raw_rewards"]
 
 
 def _raw(fields: Mapping[str, Any], structure: Mapping[str, Any], entries: dict[str, Array]) -> RawRows | None:
-    """Return the raw data of a file; None if nothing was filtered."""
+    """Return a file's raw data; None without filters."""
     there = {name: structure[f"raw_{name}"] for name in _RAW if f"raw_{name}" in structure}
     if not there:
         return None
@@ -183,7 +182,7 @@ def _to_bytes(lines: list[str]) -> Array:
 
 
 def _store(tree: Any, path: str, name: str, entries: dict[str, Array]) -> Any:
-    """Add a tree's arrays to the entries, and return its structure with their names."""
+    """Add a tree's arrays to the entries; return its structure."""
     if isinstance(tree, dict):
         for key in tree:
             if not isinstance(key, str):
@@ -210,12 +209,7 @@ def _free_name(name: str, entries: dict[str, Array]) -> str:
 
 
 def load_with_header(path: str | os.PathLike[str], make: Callable[[dict[str, Any]], Any]) -> tuple[Any, dict[str, Any]]:
-    """Load a batch and the header of its file; see `streamsampler.data.shards`.
-
-    Args:
-        path: The file; `.npz` is appended if the name alone does not exist.
-        make: Makes a batch of its fields, the policies' batches first.
-    """
+    """Load a batch, made by `make` of its fields (the policies' batches first), and the header of its file."""
     path = _existing(Path(path))
     entries, header = _read(path)
     with damage_raised(path, "is damaged: its parts do not fit together ({})"):
@@ -299,7 +293,7 @@ def _read(path: Path, names: Sequence[str] | None = None) -> tuple[dict[str, Arr
 
 
 def _instead(name: str, known: Sequence[str], header: Mapping[str, Any]) -> str:
-    """Return the end of a sentence that says where the data of a name are."""
+    """Return the end of a sentence on where the data of a name are."""
     if name in header:
         return ": it is in the header, the second result"
     if leaves := [leaf for leaf in known if leaf.startswith(f"{name}.")]:
@@ -310,7 +304,6 @@ def _instead(name: str, known: Sequence[str], header: Mapping[str, Any]) -> str:
 
 
 def _entries_of_header(header: Mapping[str, Any]) -> list[str]:
-    """Return the names of all of a batch's arrays."""
     parts = [header, *header.get("policies", {}).values()]
     own = [name for name in _ARRAYS if name not in header["structure"]]
     return [*own, *(entry for part in parts for tree in part["structure"].values() for entry in entries_of(tree))]

@@ -20,7 +20,7 @@ from streamsampler.data.trees import Array, Tree
 
 
 def plain_tree(tree: Tree) -> dict[str, Any]:
-    """Convert a tree of arrays to numbers, strings and bytes; arrays of objects are pickled."""
+    """Convert a tree of arrays; arrays of objects are pickled."""
     if isinstance(tree, dict):
         return {"keys": list(tree), "parts": [plain_tree(child) for child in tree.values()]}
     if isinstance(tree, tuple):
@@ -65,13 +65,10 @@ def _plain(value: Any) -> Any:
 
 
 def stats_of(plain: Mapping[str, Any], n_workers: int, script: ScriptTimes | None) -> Stats:
-    """Return the accounts converted by `plain_stats`.
+    """Return the accounts converted by `plain_stats`, for `n_workers` workers now.
 
-    Args:
-        plain: The converted accounts.
-        n_workers: The number of workers now. If there were more, the times of worker w are added to those of worker w
-            modulo `n_workers`, so the totals stay the same.
-        script: The script's own measurements.
+    If there were more, the times of worker w are added to those of worker w modulo `n_workers`: the totals stay the
+    same.
     """
     workers, timesteps = [Times()] * n_workers, [0] * n_workers
     for number, (times, n) in enumerate(zip(plain["workers"], plain["worker_timesteps"], strict=True)):

@@ -7,12 +7,7 @@ from dataclasses import dataclass
 
 
 class Portion:
-    """The timesteps or trajectories that a portion still lacks; it is complete when either suffices.
-
-    Args:
-        timesteps: Sufficient timesteps; None if only trajectories count.
-        trajectories: Sufficient trajectories; None if only timesteps count.
-    """
+    """The timesteps or trajectories (None: not counted) that a portion still lacks; it is complete when either suffices."""
 
     def __init__(self, timesteps: int | None, trajectories: int | None) -> None:
         self._timesteps = timesteps
@@ -20,12 +15,11 @@ class Portion:
 
     @property
     def met(self) -> bool:
-        """Whether the portion is complete."""
         enough_timesteps = self._timesteps is not None and self._timesteps <= 0
         return enough_timesteps or (self._trajectories is not None and self._trajectories <= 0)
 
     def fill(self, lengths: Iterable[int]) -> int:
-        """Count trajectories of these lengths, from the first on, until they suffice; return how many did."""
+        """Count trajectories of these lengths until they suffice; return how many did."""
         taken = 0
         for length in lengths:
             if self.met:
@@ -40,12 +34,7 @@ class Portion:
 
 @dataclass(frozen=True)
 class Target:
-    """The required size of all portions together.
-
-    Attributes:
-        unit: "timesteps" or "trajectories".
-        number: How many.
-    """
+    """The required number of "timesteps" or "trajectories" (`unit`) of all portions together."""
 
     unit: str
     number: int

@@ -99,11 +99,7 @@ _WHOLE: dict[str, tuple[type[np.generic], Any]] = {
 
 
 def check_fragments(fragments: Mapping[str, Any], n_trajectories: int) -> None:
-    """Check a batch's field `fragments`.
-
-    Raises:
-        DataError: It is not empty, and its arrays are missing or wrong.
-    """
+    """Raise a `DataError` unless a batch's field `fragments` is empty or has the right arrays."""
     if not fragments:
         return
     if sorted(fragments) != sorted(_WHOLE):
@@ -177,6 +173,7 @@ class Rollouts:
 
     @property
     def n_trajectories(self) -> int:
+        """The number of trajectories."""
         return len(self.lengths)
 
     def agent_steps(self) -> tuple[int, ...]:
@@ -190,6 +187,7 @@ class Rollouts:
 
     @property
     def n_timesteps(self) -> int:
+        """The number of timesteps of all trajectories."""
         return len(self.rewards)
 
 
@@ -459,11 +457,7 @@ def place_of(row: int, lengths: Sequence[int] | NDArray[np.int64]) -> tuple[int,
 
 
 def refuse_actions_outside(space: AnySpace, actions: Tree, lengths: Sequence[int] | NDArray[np.int64]) -> None:
-    """Check that all actions of a ticket are in their space.
-
-    Raises:
-        ActionError: An action is outside; the error has its trajectory's `position`.
-    """
+    """Raise an `ActionError`, with the trajectory's `position`, if an action is outside its space."""
     outside = check_actions(space, actions)
     if outside is None:
         return

@@ -9,14 +9,7 @@ from streamsampler.data.recorder import Rollouts
 
 
 class Segment(NamedTuple):
-    """Consecutive trajectories of a report that are adjacent in the batch.
-
-    Attributes:
-        delivery: The report's trajectories.
-        start: The first position in the delivery.
-        stop: The position after the last.
-        indices: The trajectory indices.
-    """
+    """Consecutive trajectories of a report, `start` to `stop`, that are adjacent in the batch; `indices` are their indices."""
 
     delivery: Delivery
     start: int
@@ -29,10 +22,10 @@ class Delivery:
     """The trajectories of a report; a `Segment` is a part of it.
 
     Attributes:
-        worker: The worker that ran the trajectories.
+        worker: The worker number.
         rollouts: The trajectories; arrays in the engine's memory.
         n_bytes: The size of the observations in bytes.
-        spaces: The observation and action space of the worker's environment.
+        spaces: The worker's observation and action space.
         fingerprint: The worker's fingerprint of floating-point results; empty if unknown.
         number: The report's number.
     """
@@ -45,5 +38,4 @@ class Delivery:
     number: int = -1
 
     def ends_with(self, segment: Segment) -> bool:
-        """Whether `segment` is the last of this delivery."""
         return segment.stop == self.rollouts.n_trajectories

@@ -116,7 +116,7 @@ class SequenceDataset(IterableDataset):  # type: ignore[misc]
                 yield sequence | {"trajectory": torch.tensor(before + int(trajectory))}
 
     def _places(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return each sequence of a shard as trajectory, first timestep, and timestep after the last: (n, 3)."""
+        """Return (n, 3) integers: each sequence's trajectory, first timestep, and the timestep after its last."""
         if self.sequence_length is None:
             return np.stack([np.arange(len(lengths)), np.zeros_like(lengths), lengths], axis=1)
         size = self.sequence_length
@@ -164,11 +164,7 @@ def _padded_tree(tree: Any, length: int, path: tuple[str, ...]) -> Any:
 
 
 def _padded(rows: Array, length: int, path: tuple[str, ...]) -> Array:
-    """Return rows padded with zeros, in new memory.
-
-    Raises:
-        DataError: PyTorch has no such dtype.
-    """
+    """Return rows padded with zeros, in new memory."""
     if rows.dtype.kind not in "biufc" or rows.dtype.itemsize > 16:
         name = ".".join(path)
         way = f"leave it out by without=({name!r},)" if len(path) > 1 else f"leave {name} out of fields"

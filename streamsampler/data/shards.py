@@ -49,7 +49,7 @@ def load(path: str | os.PathLike[str]) -> TrajectoryBatch[AnyObservationsT, AnyA
 
 
 def load_with_header(path: str | os.PathLike[str]) -> tuple[TrajectoryBatch[Any, Any], dict[str, Any]]:
-    """Load a batch and the header of its file; see `load`, and `streamsampler.data.npz.read`."""
+    """Load a batch and the header of its file."""
     return storage.load_with_header(path, batch_of_fields)
 
 
@@ -66,14 +66,7 @@ def shard_name(number: int) -> str:
 
 @dataclass(frozen=True)
 class Shard:
-    """A file of a folder.
-
-    Attributes:
-        first_trajectory: The index of its first trajectory, or of a dropped trajectory before it.
-        trajectories: The number of its trajectories.
-        timesteps: Their timesteps.
-        dropped: How many indices up to its last trajectory's were dropped.
-    """
+    """A file of a folder: its trajectories and timesteps, its first index, and the number of dropped indices."""
 
     first_trajectory: int
     trajectories: int
@@ -82,7 +75,6 @@ class Shard:
 
     @property
     def stop(self) -> int:
-        """The index after its last trajectory's."""
         return self.first_trajectory + self.trajectories + self.dropped
 
 
@@ -98,8 +90,8 @@ class Manifest:
         package_version: The version of this package that created the folder.
         complete: Whether all shards are written.
         shards: The listed shards, in order.
-        fingerprints: The fingerprints of the workers that sampled them; see `TrajectoryBatch`. They affect the data as
-            well, but are known only with the first shard.
+        fingerprints: The fingerprints of the workers that sampled them, known only with the first shard; see
+            `TrajectoryBatch`.
     """
 
     seed: int
@@ -113,23 +105,19 @@ class Manifest:
 
     @property
     def target(self) -> Target:
-        """The planned size of the folder."""
         ((unit, number),) = self.wanted.items()
         return Target(unit, number)
 
     @property
     def n_trajectories(self) -> int:
-        """Trajectories of all shards."""
         return sum(shard.trajectories for shard in self.shards)
 
     @property
     def drops(self) -> bool:
-        """Whether trajectories may have been dropped."""
         return self.provenance.get("on_failure") == "drop"
 
     @property
     def n_timesteps(self) -> int:
-        """Timesteps of all shards."""
         return sum(shard.timesteps for shard in self.shards)
 
     def decides(self) -> dict[str, Any]:
@@ -148,11 +136,6 @@ class Manifest:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write or replace a folder's manifest.
-
-    Raises:
-        OSError: It cannot be written; the old manifest is unchanged.
-    """
     text = _as_json(manifest)
     write_whole(folder / MANIFEST, lambda file: file.write(text.encode("ascii")))
 
@@ -181,12 +164,7 @@ def _facts(shard: Shard) -> dict[str, int]:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read a folder's manifest.
-
-    Raises:
-        StorageError: The manifest is missing, damaged, or has a newer format.
-        FileNotFoundError: The folder does not exist.
-    """
+    """Read a folder's manifest; raise a `StorageError` if it is missing, damaged, or has a newer format."""
     path = folder / MANIFEST
     try:
         data = read_regular(path)
@@ -257,13 +235,9 @@ T = TypeVar("T")
 
 
 class ShardFiles:
-    """The shards of a folder, checked against its manifest.
+    """The shards of a folder.
 
     Each reading method raises `DamagedShardError` if a shard is missing, damaged, or does not match the manifest.
-
-    Args:
-        folder: The folder.
-        manifest: Its manifest.
     """
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
@@ -271,7 +245,7 @@ class ShardFiles:
         self._manifest = manifest
 
     def survey(self, look: Callable[[int], object]) -> dict[int, DamagedShardError]:
-        """Call `look` with the number of each shard, and return its `DamagedShardError`s by number."""
+        """Call `look` with each shard's number, and return its `DamagedShardError`s by number."""
         damaged: dict[int, DamagedShardError] = {}
         for number in range(len(self._manifest.shards)):
             try:
@@ -281,11 +255,9 @@ class ShardFiles:
         return damaged
 
     def path(self, number: int) -> Path:
-        """Return a shard's file."""
         return self._folder / shard_name(number)
 
     def header(self, number: int) -> dict[str, Any]:
-        """Return the header of a shard's file."""
         path = self.path(number)
         header = _whole(path, lambda: storage.read(path))[1]
         self._check_origin(path, header)
@@ -300,7 +272,6 @@ class ShardFiles:
         return arrays
 
     def load(self, number: int) -> TrajectoryBatch:
-        """Load a shard."""
         path = self.path(number)
         batch, header = _whole(path, lambda: load_with_header(path))
         self._check_origin(path, header)
@@ -308,7 +279,6 @@ class ShardFiles:
         return batch
 
     def _check_origin(self, path: Path, header: dict[str, Any]) -> None:
-        """Check that a shard belongs to the manifest's run."""
         for name in ("seed", "package_version", "provenance"):
             here, listed = header.get(name), getattr(self._manifest, name)
             if here != listed:
@@ -319,7 +289,7 @@ class ShardFiles:
 
 
 def _whole(path: Path, read: Callable[[], T]) -> T:
-    """Return the result of `read`; a damaged or missing file raises `DamagedShardError`."""
+    """Turn the errors of a damaged or missing file into `DamagedShardError`."""
     try:
         return read()
     except FileNotFoundError:
@@ -329,11 +299,7 @@ def _whole(path: Path, read: Callable[[], T]) -> T:
 
 
 def check_shard(path: Path, shard: Shard, indices: Array, lengths: Array) -> None:
-    """Check that a file's contents match the manifest's entry.
-
-    Raises:
-        DamagedShardError: They differ.
-    """
+    """Raise `DamagedShardError` unless a file's contents match the manifest's entry."""
     for name, array in (("indices", indices), ("lengths", lengths)):
         if array.dtype != np.int64 or array.ndim != 1 or not ((array >= 0) & (array < LARGEST)).all():
             raise DamagedShardError(f"{path} is damaged: its {name} are {array.dtype} of shape {array.shape}")
@@ -353,16 +319,11 @@ _SHARD = re.compile(r"shard-\d{6,}\.npz")
 
 
 def check_folder(path: Path, *, resume: bool) -> None:
-    """Check that shards can be written into a folder.
-
-    Args:
-        path: The folder; it need not exist.
-        resume: Whether to continue an existing folder.
+    """Check that shards can be written into a folder, which need not exist.
 
     Raises:
         UsageError: It is no folder, holds other files, or holds trajectories and `resume` is false.
         StorageError: Its manifest is damaged.
-        OSError: It cannot be read.
     """
     if not path.exists():
         if not path.parent.is_dir():
@@ -386,14 +347,12 @@ def _shard_names(path: Path) -> set[str]:
 
 
 def _decisive(fact: Any) -> Any:
-    """Return the part of a fact that affects trajectories: the number in flight does not."""
+    """Return a fact without the number in flight, which does not affect trajectories."""
     return {name: it for name, it in fact.items() if name != "in_flight"} if isinstance(fact, dict) else fact
 
 
 class ShardWriter:
-    """Writes the shards of a folder, from the first missing shard on.
-
-    A context manager; the folder is locked until it exits.
+    """Writes the shards of a folder, from the first missing shard on; the folder is locked until the context exits.
 
     Args:
         path: The folder; created if it does not exist.
@@ -407,7 +366,6 @@ class ShardWriter:
         UsageError: See `check_folder`.
         DamagedShardError: A shard is damaged, missing or from another run; the message names the file.
         StorageError: The system cannot lock folders, another process is writing to it, or the manifest is damaged.
-        OSError: The folder cannot be created or read.
     """
 
     def __init__(self, path: Path, *, resume: bool = False, compress: bool = False) -> None:
@@ -444,11 +402,10 @@ class ShardWriter:
         return manifest
 
     def begin(self, manifest: Manifest) -> None:
-        """Create a folder, or continue an equal folder; if more data are requested, the folder is extended.
+        """Create a folder, or continue an equal folder; if more data are requested, extend it.
 
         Raises:
             UsageError: The folder was created with other arguments; the message names the differences.
-            OSError: The manifest cannot be written.
         """
         if self.manifest is None:
             write_manifest(self._path, manifest)
@@ -470,10 +427,7 @@ class ShardWriter:
             self._extend(manifest.target)
 
     def _extend(self, target: Target) -> None:
-        """Raise the folder's planned size.
-
-        If the last shard is short, because its size ended with the old plan, it is written again.
-        """
+        """Raise the planned size. A last shard that is short because of the old size is written again."""
         before = self.begun.target
         if target.unit != before.unit or target.number < before.number:
             nouns = {"timesteps": "timestep", "trajectories": "trajectory"}
@@ -490,36 +444,27 @@ class ShardWriter:
 
     @property
     def shards(self) -> tuple[Shard, ...]:
-        """The existing shards."""
         return () if self.manifest is None else self.manifest.shards
 
     @property
     def n_trajectories(self) -> int:
-        """Trajectories of all shards."""
         return sum(shard.trajectories for shard in self.shards)
 
     @property
     def n_timesteps(self) -> int:
-        """Timesteps of all shards."""
         return sum(shard.timesteps for shard in self.shards)
 
     @property
     def missing(self) -> int:
-        """How many trajectories or timesteps are missing, in the planned unit."""
+        """How much is missing, in the planned unit."""
         return self.begun.target.missing(self.n_trajectories, self.n_timesteps)
 
     @property
     def following(self) -> int:
-        """The first index of the next shard."""
         return self.shards[-1].stop if self.shards else 0
 
     def write(self, batch: TrajectoryBatch[Any, Any]) -> None:
-        """Write the next shard.
-
-        Raises:
-            StorageError: It cannot be written and read back exactly.
-            OSError: It cannot be written; existing files are unchanged.
-        """
+        """Write the next shard; existing files are unchanged if it fails."""
         self._note_fingerprints(batch.fingerprints)
         path = self._path / shard_name(len(self.shards))
         storage.save(batch, path, provenance=self.begun.provenance, compress=self._compress)
@@ -528,11 +473,6 @@ class ShardWriter:
         self._list(shards=(*self.shards, Shard(first, batch.n_trajectories, batch.n_timesteps, n_dropped)))
 
     def finish(self) -> None:
-        """Mark the folder as complete.
-
-        Raises:
-            OSError: The manifest cannot be written.
-        """
         if not self.begun.complete:
             self._list(complete=True)
 
@@ -558,7 +498,6 @@ class ShardWriter:
 
     @property
     def begun(self) -> Manifest:
-        """The manifest, after `begin`."""
         if self.manifest is None:
             raise UsageError("a folder must be begun before shards are written to it")
         return self.manifest

@@ -61,18 +61,14 @@ def _same_attribute(one: Any, other: Any) -> bool:
 
 
 def same_spaces(one: Collection[AnySpace], other: Collection[AnySpace]) -> bool:
-    """Return whether pairs of observation and action spaces are equal; see `same_space`."""
+    """Return whether pairs of observation and action spaces are equal."""
     return len(one) == len(other) and all(map(same_space, one, other))
 
 
 def space_leaves(
     space: AnySpace, tree: Any, path: str, error: type[DataError] = DataError
 ) -> Iterator[tuple[str, AnySpace, Array]]:
-    """Yield each leaf of a tree with its path and its space.
-
-    Raises:
-        DataError: The tree nests differently from the space; or the given error.
-    """
+    """Yield each leaf of a tree with its path and its space; raise `error` if the tree nests differently."""
     if isinstance(space, gym_spaces.Dict):
         if not isinstance(tree, dict) or tree.keys() != space.spaces.keys():
             raise misfit(tree, space, path, error)
@@ -90,11 +86,7 @@ def space_leaves(
 
 
 def validate(space: AnySpace, tree: Any, length: int, path: str) -> None:
-    """Check that a tree holds `length` values of a space, by shapes and dtypes only.
-
-    Raises:
-        DataError: It does not; the message names the leaf and both shapes or dtypes.
-    """
+    """Check that a tree holds `length` values of a space, by shapes and dtypes only."""
     for name, leaf, array in space_leaves(space, tree, path):
         shape, dtype = row_spec(leaf)
         if array.shape != (length, *shape):
@@ -104,15 +96,7 @@ def validate(space: AnySpace, tree: Any, length: int, path: str) -> None:
 
 
 def check_actions(space: AnySpace, actions: Tree) -> tuple[int, str] | None:
-    """Find the first action outside its space; NaN is outside every Box.
-
-    Args:
-        space: The action space.
-        actions: Leaves of shape (T, ...), with the space's dtypes.
-
-    Returns:
-        None, or the row and a message with the leaf, the value and the space.
-    """
+    """Return the row of the first action outside its space, and a message; None if all are inside. NaN is outside every Box."""
     first: tuple[int, str] | None = None
     for name, leaf, array in space_leaves(space, actions, "action"):
         outside = np.flatnonzero(~rows_inside(leaf, array))
@@ -123,15 +107,7 @@ def check_actions(space: AnySpace, actions: Tree) -> tuple[int, str] | None:
 
 
 def rows_inside(space: AnySpace, rows: Array) -> NDArray[np.bool_]:
-    """Return a mask of the rows inside a leaf's space; NaN is in no Box.
-
-    Args:
-        space: The leaf's space.
-        rows: (n, ...) of the leaf's shape and dtype.
-
-    Returns:
-        (n,) bool.
-    """
+    """Return a mask of the rows inside a leaf's space; NaN is in no Box."""
     if not rows.size:
         return np.ones(len(rows), dtype=np.bool_)
     inside: Array
@@ -150,7 +126,7 @@ def rows_inside(space: AnySpace, rows: Array) -> NDArray[np.bool_]:
 
 
 def misfit(value: Any, space: gym_spaces.Dict | AnyTuple, path: str, error: type[DataError]) -> DataError:
-    """Return the error for a nested value with other parts than its space."""
+    """Return the error for a value with other parts than its space."""
     if isinstance(value, Mapping):
         has = f"the keys {list(value)}"
     elif isinstance(value, (tuple, list)):
@@ -162,14 +138,14 @@ def misfit(value: Any, space: gym_spaces.Dict | AnyTuple, path: str, error: type
 
 
 def short(value: Any, width: int = 80) -> str:
-    """Return a value's type and the beginning of its repr, in one line."""
+    """Return a value's type and the beginning of its repr."""
     text = " ".join(repr(value).split())
     return f"{type(value).__name__} {text if len(text) <= width else text[: width - 3] + '...'}"
 
 
 @cache
 def may_change(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
-    """Return whether a cast between two dtypes can change any value as `changed` defines it."""
+    """Return whether a cast can change any value as `changed` defines it."""
     if target.kind not in "fc" or source.kind not in "iuf":
         return False
     limits = np.finfo(target)
@@ -180,14 +156,9 @@ def may_change(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
 
 
 def changed(values: NDArray[Any], target: np.dtype[Any]) -> NDArray[np.bool_]:
-    """Find numbers that a cast changes by more than rounding.
+    """Return a mask of the numbers that a cast changes by more than rounding; `target` covers their range and kind.
 
-    Args:
-        values: Booleans, integers or floats.
-        target: The target dtype, which covers the values' range and kind.
-
-    Returns:
-        A mask: an integer or a float of integral value changes, or a finite value becomes infinite.
+    An integer or a float of integral value becomes another number, or a finite value becomes infinite.
     """
     if not may_change(values.dtype, target):
         return np.zeros(values.shape, dtype=np.bool_)
@@ -213,15 +184,7 @@ _FLOATS = frozenset((float, np.float64, np.float32, np.float16))
 
 
 def flag_of(name: str, value: Any) -> bool:
-    """Return `terminated` or `truncated` as a bool: a boolean, or 0 or 1, from Python, NumPy or torch.
-
-    Args:
-        name: The flag's name in errors.
-        value: The environment's value.
-
-    Raises:
-        DataError: It is anything else, such as None.
-    """
+    """Return a flag `name` as a bool: a boolean, or 0 or 1, from Python, NumPy or torch."""
     if value.__class__ in FLAGS:
         return bool(value)
     try:
@@ -234,11 +197,7 @@ def flag_of(name: str, value: Any) -> bool:
 
 
 def number_of(reward: Any) -> float:
-    """Return a reward as a float.
-
-    Raises:
-        DataError: It is no number, has axes, or float64 would change it.
-    """
+    """Return a reward as a float; raise a `DataError` if it is no number, has axes, or would change."""
     kind = reward.__class__
     if kind in _FLOATS or (kind is int and -_EXACT <= reward <= _EXACT):
         return float(reward)
@@ -263,11 +222,7 @@ def number_of(reward: Any) -> float:
 
 
 def check_rewards(rewards: np.ndarray[Any, Any]) -> None:
-    """Check that float64 changes no reward of an array of numbers, (n,).
-
-    Raises:
-        DataError: It changes a reward; the message has both values, and `row` is its position.
-    """
+    """Raise a `DataError` if float64 changes a reward of (n,); `row` is its position."""
     lost = changed(rewards, _FLOAT64)
     if lost.any():
         position = int(lost.argmax())
@@ -280,7 +235,7 @@ def check_rewards(rewards: np.ndarray[Any, Any]) -> None:
 
 
 def reward_recorder(rewards: list[float]) -> Callable[[Any], None]:
-    """Return a function that appends a reward to a list, as a float; see `number_of`."""
+    """Return a function that appends a reward to a list, as a float."""
     append, float64 = rewards.append, np.float64
 
     def record_reward(reward: Any) -> None:

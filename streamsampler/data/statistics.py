@@ -23,16 +23,7 @@ _HOW = (*HOW_METRICS, "histogram")
 
 
 def aggregate(infos: Mapping[str, Array], how: Mapping[str, Aggregation]) -> dict[str, float]:
-    """Aggregate infos to numbers, for each name present in any timestep.
-
-    Args:
-        infos: Infos of a batch, with their masks.
-        how: By name the aggregation: "mean" or "sum" over the timesteps with the info, or "last" for its last value in
-            index order; "histogram" counts as "mean".
-
-    Raises:
-        UsageError: An aggregation is unknown, or an info is not a number in each timestep.
-    """
+    """Aggregate infos to numbers, for each name present in any timestep; `how` is that of `Stats.take_infos`."""
     found: dict[str, float] = {}
     for name, word in how.items():
         if word not in _HOW:
@@ -55,12 +46,7 @@ def _numbers(infos: Mapping[str, Array], name: str) -> Array | None:
 
 
 def metrics_of(infos: Mapping[str, Array], how: Mapping[str, Any]) -> dict[str, float]:
-    """Aggregate metrics to numbers; metrics that are not a number in each trajectory are omitted.
-
-    Args:
-        infos: The episode infos of a batch, with their masks.
-        how: By name the aggregation; see `aggregate`.
-    """
+    """Aggregate the metrics among episode infos; omit metrics that are not a number in each trajectory."""
     return aggregate(infos, {name: how[name] for name in sorted(how) if _numbers(infos, name) is not None})
 
 
@@ -75,12 +61,6 @@ class MetricsSoFar:
         self._others = set[str]()  # metrics that were no number in some trajectory
 
     def add(self, infos: Mapping[str, Array], names: Iterable[str]) -> None:
-        """Add trajectories.
-
-        Args:
-            infos: The episode infos of a batch, with their masks.
-            names: The metrics' names.
-        """
         for name in names:
             if name not in infos or name in self._others:
                 continue
@@ -93,12 +73,7 @@ class MetricsSoFar:
                 self._found[name] = total + value, n + 1, value
 
     def update(self, metrics: dict[str, float], how: Mapping[str, str]) -> None:
-        """Update the numbers of earlier calls, and remove metrics that are no numbers.
-
-        Args:
-            metrics: The numbers by name.
-            how: By name the aggregation; see `aggregate`.
-        """
+        """Update the numbers of earlier calls, and remove metrics that are no numbers."""
         for name in self._others:
             metrics.pop(name, None)
         for name, (total, n, last) in self._found.items():
@@ -156,7 +131,7 @@ class Timer:
 
 
 def timers_text(tree: Timer) -> str:
-    """Return a tree as a table: share, milliseconds per timestep, own milliseconds, and number of entries."""
+    """Return a tree as a table: share, milliseconds per timestep, own milliseconds, entries."""
     rows = [("", "share", "ms/timestep", "own", "entries")]
     for path, timer in tree.walk():
         own = 1_000 * timer.self_seconds / tree.timesteps if tree.timesteps else 0.0
@@ -187,15 +162,7 @@ REMEMBERED = 1_000
 
 @dataclass(frozen=True, slots=True)
 class DroppedTrajectory:
-    """A trajectory dropped from the batch because its rollout raised.
-
-    Attributes:
-        version: The agent version.
-        index: The trajectory index.
-        worker: The worker that ran it.
-        phase: The worker's phase.
-        error: The exception in one line.
-    """
+    """A trajectory dropped from the batch because its rollout raised; `error` is the exception in one line."""
 
     version: int
     index: int
@@ -206,14 +173,7 @@ class DroppedTrajectory:
 
 @dataclass(frozen=True, slots=True)
 class FoundAnomaly:
-    """Suspect data in a returned trajectory.
-
-    Attributes:
-        version: The agent version.
-        index: The trajectory index.
-        timestep: The timestep; the trajectory's length for the final observation.
-        what: A description, and the environment's name.
-    """
+    """Suspect data in a returned trajectory; `timestep` is the trajectory's length for the final observation."""
 
     version: int
     index: int
@@ -222,7 +182,6 @@ class FoundAnomaly:
 
     @property
     def where(self) -> str:
-        """The description with its trajectory, without the agent version."""
         return f"{self.what}, at timestep {self.timestep} of trajectory {self.index}"
 
     def __str__(self) -> str:
@@ -235,13 +194,7 @@ def _amount(trajectories: int, timesteps: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class EndedEpisodes:
-    """Totals of the episodes that ended, from their resets on, including timesteps returned by earlier calls.
-
-    Attributes:
-        count: The number of episodes.
-        timesteps: Their timesteps.
-        rewards: The sum of their raw rewards.
-    """
+    """Totals of the episodes that ended: their number, timesteps and raw rewards, from their resets on, also in earlier calls."""
 
     count: int = 0
     timesteps: int = 0
@@ -249,12 +202,10 @@ class EndedEpisodes:
 
     @property
     def mean_return(self) -> float:
-        """The mean of their returns; NaN without episodes."""
         return self.rewards / self.count if self.count else math.nan
 
     @property
     def mean_length(self) -> float:
-        """The mean of their lengths; NaN without episodes."""
         return self.timesteps / self.count if self.count else math.nan
 
     @classmethod

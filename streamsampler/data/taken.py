@@ -1,14 +1,13 @@
 """Record the actions that an environment reports as taken, in place of the agent's choice: `record_taken=`.
 
-Some environments change actions: they clip them, repeat the last action, or apply a safety layer. With
-`record_taken="action_taken"` the environment's ``info["action_taken"]`` becomes the action in `batch.actions`, and
-disappears from the infos; in timesteps without it, the agent's action stays. So models of the environment, and
-imitation, learn from the executed actions.
+Some environments clip actions, repeat the last action, or apply a safety layer. With `record_taken="action_taken"` the
+environment's ``info["action_taken"]`` becomes the action in `batch.actions`, and disappears from the infos; in
+timesteps without it, the agent's action stays. So models of the environment, and imitation, learn from executed
+actions.
 
-Agent infos are unchanged. The log-probability, for example, is that of the chosen action: a policy gradient needs the
-chosen actions, so let the agent record them as an info as well. Hooks receive the chosen action. After the loss of a
-worker, episodes of fragments are restored with the chosen actions; `replay(…, actions=True)`, which has only the
-recorded actions, is an error.
+Agent infos are unchanged: a log-probability is that of the chosen action. A policy gradient needs the chosen actions,
+so let the agent record them as an info as well. Hooks receive the chosen action, and episodes of fragments are restored
+with chosen actions; `replay(…, actions=True)`, which has only the recorded actions, is an error.
 """
 
 from __future__ import annotations
@@ -31,22 +30,14 @@ _OF_ONE_ARRAY = gym_spaces.Box | gym_spaces.Discrete | gym_spaces.MultiDiscrete 
 
 
 def check_record_taken(name: Any) -> str | None:
-    """Return the samplers' argument `record_taken`.
-
-    Raises:
-        UsageError: It is no name of an info.
-    """
+    """Check the samplers' argument `record_taken`."""
     if name is None or (isinstance(name, str) and name):
         return name
     raise UsageError(f'record_taken must be the name of an info, such as "action_taken", got {name!r}')
 
 
 def check_chosen(recorded: Any, name: str | None) -> None:
-    """Check that the recorded actions are the agent's choice, as `replay(…, actions=True)` requires.
-
-    Raises:
-        UsageError: Nothing is recorded, or `record_taken` (`name`) may have replaced them.
-    """
+    """Check that the recorded actions are the agent's choice, as `replay(…, actions=True)` requires."""
     if recorded is None:
         raise UsageError("actions=True needs the recorded trajectory: pass recorded=batch")
     if name is not None:
@@ -54,12 +45,7 @@ def check_chosen(recorded: Any, name: str | None) -> None:
 
 
 def check_taken(rollouts: Rollouts, name: str, space: AnySpace) -> None:
-    """Convert the actions in an environment's info to the form of a batch's actions.
-
-    Args:
-        rollouts: The recorded trajectories; their infos are changed.
-        name: The info's name.
-        space: The action space.
+    """Convert the actions in an environment's info `name` to the form of a batch's actions, in place.
 
     Raises:
         UsageError: The space is not a single array.
@@ -97,11 +83,7 @@ def _rows_of(values: Array, path: str, space: AnySpace) -> Array:
 
 
 class TakenActions:
-    """Replaces the agent's actions with those that environments report as taken.
-
-    Args:
-        name: The info with the actions taken; None to replace nothing.
-    """
+    """Replaces the agent's actions with those in the environment's info `name`; None to replace nothing."""
 
     def __init__(self, name: str | None = None) -> None:
         self.name = name

@@ -37,7 +37,7 @@ def _map_tree(function: Callable[[Array], Array], tree: Any) -> Tree:
 
 
 def map_trees(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
-    """Apply a function to the corresponding leaves of several trees of one structure."""
+    """Apply a function to the corresponding leaves of trees of one structure."""
     if isinstance(tree, dict):
         return {key: map_trees(function, child, *(it[key] for it in others)) for key, child in tree.items()}
     if isinstance(tree, tuple):
@@ -58,12 +58,11 @@ def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Array]]:
 
 
 def arrays(tree: Any) -> list[Array]:
-    """Return the leaves, in order."""
     return [tree] if tree.__class__ is np.ndarray else [leaf for _, leaf in leaves(tree)]
 
 
 def form(tree: Any) -> list[Any]:
-    """Return the leaves' paths, and the shapes and dtypes of their rows: trees of equal form can be joined."""
+    """Return the leaves' paths, and shapes and dtypes of rows: trees of equal form can be joined."""
     if tree.__class__ is np.ndarray:
         return [("", tree.shape[1:], tree.dtype)]
     return [(path, leaf.shape[1:], leaf.dtype) for path, leaf in leaves(tree)]
@@ -74,11 +73,7 @@ def bytes_of(tree: Tree) -> int:
 
 
 def n_rows_of(tree: Any) -> int:
-    """Return the number of rows of a tree.
-
-    Raises:
-        UsageError: It has no leaves, such as a batch of values of an empty Dict.
-    """
+    """Return the number of rows; raise a `UsageError` for a tree without leaves."""
     for _, leaf in leaves(tree):
         return len(leaf)
     raise UsageError(
@@ -87,32 +82,21 @@ def n_rows_of(tree: Any) -> int:
 
 
 def take(tree: TreeT, index: slice | Array) -> TreeT:
-    """Select rows of every leaf: views for a slice, copies for an array of integers or booleans."""
+    """Select rows of every leaf: views for a slice, copies for an array."""
     if tree.__class__ is np.ndarray:  # the usual case, of a single leaf
         return cast(TreeT, tree[index])  # type: ignore[index]
     return map_tree(operator.itemgetter(index), tree)
 
 
 def concatenate(trees: Sequence[Tree]) -> Tree:
-    """Join trees of one structure along the rows, in new memory.
-
-    Args:
-        trees: At least one tree; all have the structure of the first.
-    """
+    """Join trees of one structure along the rows, in new memory."""
     return cast(Tree, map_trees(lambda *leaves: np.concatenate(leaves), *trees))
 
 
 def pad(tree: TreeT, lengths: NDArray[np.int64], length: int, value: Any = 0) -> TreeT:
-    """Return a row for each run of rows, padded to `length`.
+    """Return a row for each run of rows, padded to `length`: leaves of (N, L, ...), new arrays.
 
-    Args:
-        tree: Leaves of shape (T, ...).
-        lengths: The runs' lengths, (N,), with sum T, each at most `length`.
-        length: The second axis of the result, L.
-        value: The padding after each run; leaves of objects are padded with None instead.
-
-    Returns:
-        Leaves of shape (N, L, ...), new arrays.
+    `value` is the padding, for leaves of objects None.
     """
     n_runs = len(lengths)
     ends = np.cumsum(lengths)
@@ -136,7 +120,6 @@ def pad(tree: TreeT, lengths: NDArray[np.int64], length: int, value: Any = 0) ->
 
 
 def object_array(values: Sequence[Any]) -> Array:
-    """Return a 1-d array of objects, even if these are sequences."""
     array = np.empty(len(values), dtype=object)
     for position, value in enumerate(values):
         array[position] = value
@@ -144,7 +127,7 @@ def object_array(values: Sequence[Any]) -> Array:
 
 
 def equal(one: Any, other: Any) -> bool:
-    """Return whether two arrays are equal bit for bit in dtype, shape and bytes, so that a NaN equals the same NaN."""
+    """Return whether two arrays are equal bit for bit in dtype, shape and bytes; a NaN equals the same NaN."""
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
     if one.dtype.hasobject:
@@ -170,7 +153,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def snapshot(value: Any) -> Any:
-    """Return a copy of a value that its owner may change later."""
+    """Return a copy of a value that its owner may change."""
     kind = value.__class__
     if kind in _IMMUTABLE or isinstance(value, np.generic):
         return value
@@ -186,7 +169,7 @@ def snapshot(value: Any) -> Any:
 
 
 def as_constant(value: Any) -> Any:
-    """Make the arrays in a value read-only, also in dicts, lists and tuples; return the same value."""
+    """Make the arrays in a value read-only, also in dicts, lists and tuples; return the value."""
     if isinstance(value, np.ndarray):
         value.flags.writeable = False
     elif isinstance(value, dict | list | tuple):
