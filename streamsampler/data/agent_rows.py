@@ -44,7 +44,7 @@ class AgentRows(NamedTuple):
         )
 
     def _among(self, known: Sequence[str]) -> AgentRows:
-        """Renumber the agents by other known agents, among which are all that took part."""
+        """Renumber the agents by other known agents, which include all present."""
         number_of = {agent: number for number, agent in enumerate(known)}
         numbers = np.array([number_of.get(agent, -1) for agent in self.known], np.int64)
         return self._replace(known=tuple(known), numbers=numbers[self.numbers])
@@ -61,7 +61,7 @@ class AgentRows(NamedTuple):
 
     @classmethod
     def joined(cls, batches: Sequence[Any]) -> AgentRows | None:
-        """Concatenate the rows of batches; None if no batch has any, a `DataError` if only some have or the agents differ."""
+        """Concatenate rows; return None if no batch has any, raise a `DataError` if only some have or agents differ."""
         each = [it.agents for it in batches]
         if all(rows is None for rows in each):
             return None
@@ -77,7 +77,7 @@ class AgentRows(NamedTuple):
 
 
 ARRAYS_OF_AGENTS = "numbers", "episodes", "env_timesteps"
-"""The fields of `AgentRows` that are arrays."""
+"""The array fields of `AgentRows`."""
 
 
 _PER_TIMESTEP = "observations", "actions", "rewards"

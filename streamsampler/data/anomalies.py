@@ -1,4 +1,4 @@
-"""Find values that may be wrong: NaN, and observations outside their space.
+"""Find suspect values: NaN, and observations outside their space.
 
 All rows of a ticket are checked at once, after its trajectories have ended. The first pass only answers whether any row
 is suspect: some hundredths of a microsecond for each timestep of a small observation.
@@ -44,7 +44,7 @@ class Anomaly:
 
 
 class AnomalyFinder:
-    """Checks observations of one space, and rewards.
+    """Checks observations of a space, and rewards.
 
     An observation is suspect if it holds NaN or lies outside its space: a Box, Discrete, MultiDiscrete or MultiBinary,
     alone or within Dicts and Tuples. A reward is suspect if it is NaN.
@@ -56,7 +56,7 @@ class AnomalyFinder:
         self._of_policies: dict[str, AnomalyFinder] = {}
 
     def find_in(self, rollouts: Any) -> tuple[Anomaly, ...]:
-        """Return at most one anomaly for each trajectory of `Rollouts`, in order."""
+        """Return the anomalies of `Rollouts`, at most 1 for each trajectory, in order."""
         if rollouts.policies:
             return self._find_of_agents(rollouts.policies)
         return self.find(rollouts.observations, rollouts.last_observations, rollouts.rewards, rollouts.lengths)
@@ -79,7 +79,7 @@ class AnomalyFinder:
     def find(
         self, observations: Tree, last_observations: Tree, rewards: NDArray[np.float64], lengths: NDArray[np.int64]
     ) -> tuple[Anomaly, ...]:
-        """Return at most one anomaly for each of n trajectories, in order."""
+        """Return the anomalies of n trajectories, at most 1 for each, in order."""
         doubts = [*self._doubts(observations, last=False), *self._doubts(last_observations, last=True)]
         if rewards.size and np.isnan(rewards.min()):
             doubts.append(_Doubt(np.isnan(rewards), lambda _: "the reward is nan", is_reward=True))
@@ -95,7 +95,7 @@ class AnomalyFinder:
 
 
 class _Doubt(NamedTuple):
-    """Suspect rows of one array: `wrong` is a mask, `describe` describes a row by its number.
+    """Suspect rows of an array: `wrong` is a mask, `describe` describes a row by its number.
 
     Rows are timesteps or, if `is_last`, trajectories (final observations).
     """
@@ -133,7 +133,7 @@ def _by_trajectory(doubts: list[_Doubt], lengths: NDArray[np.int64]) -> tuple[An
 
 
 def _clean_of(space: AnySpace) -> Clean | None:
-    """Return a fast check that all rows of a leaf are valid; None if no value can be invalid."""
+    """Return a fast check of all rows of a leaf; None if no value can be invalid."""
     if row_spec(space)[1].hasobject:
         return None
     if not isinstance(space, gym_spaces.Box):
@@ -158,9 +158,9 @@ def _within_one_interval(low: Any, high: Any) -> Clean | None:
 
 
 def _within(low: Array, high: Array) -> Clean:
-    """Return a check against bounds that differ between elements.
+    """Return a check against different bounds for each element.
 
-    NumPy broadcasts a short row one row at a time. The bounds are tiled for many rows at once instead.
+    NumPy broadcasts a short row row by row. The bounds are tiled for many rows at once instead.
     """
     n_rows = max(1, _CHUNK // low.size)
     lows, highs = np.tile(low, n_rows), np.tile(high, n_rows)

@@ -1,4 +1,4 @@
-"""Read `.npz` files that may be damaged or malicious: every fault is a `StorageError` with the names of file and array.
+"""Read `.npz` files, even if damaged or malicious: every fault is a `StorageError` with the names of file and array.
 
 An array of a few kilobytes may unpack to gigabytes. Its size in the archive's directory is compared with its header,
 itself of bounded length, before anything is unpacked; `data.claims` compares the headers of all arrays.
@@ -64,7 +64,7 @@ class Npz:
         self._claims: dict[str, Claim] = {}
 
     def claim(self, name: str) -> Claim:
-        """Return an array's shape and dtype from its header; raise a `StorageError` if its size differs or it holds pickles."""
+        """Return an array's shape and dtype from its header; raise a `StorageError` for another size, or pickles."""
         if name not in self._claims:
             try:
                 info = self._archive.getinfo(f"{name}{_SUFFIX}")

@@ -3,10 +3,10 @@
 Rows are copied as soon as their place in the batch is known, while workers still run. So the engine's memory is free
 for the next reports, and the batch is in memory once, not twice. Large rows are copied report by report, while they are
 in the processor's cache; small rows in groups of megabytes, because each copy has a fixed cost. A batch smaller than
-one group is copied when it is complete.
+a group is copied when it is complete.
 
-Infos are copied likewise if every timestep has each key, with values of one dtype and shape. Other infos are kept as
-they arrived, in their own memory: their column types are decided over the whole batch.
+Infos are copied likewise if every timestep has each key, with values alike. Other infos are kept as they arrived: their
+column types are decided over the whole batch.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _MOST_AHEAD = 128
 
 
 def is_large(leaf: Array) -> bool:
-    """Return whether an array's rows are copied report by report, into memory that is reused."""
+    """Return whether an array's rows are copied report by report, into reused memory."""
     return not leaf.dtype.hasobject and math.prod(leaf.shape[1:]) * leaf.itemsize >= _LARGE_ROW_BYTES
 
 
 def copied(array: Array) -> Array:
-    """Copy an array together with its objects: arrays among them may lie in memory that is reused."""
+    """Copy an array together with its objects: arrays among them may lie in reused memory."""
     return cast(Array, trees.owned(array)) if array.dtype == object else array.copy()
 
 
@@ -59,7 +59,7 @@ class GrowingRows:
         self._like: Tree | None = None
 
     def write(self, parts: Sequence[Tree], start: int, stop: int, expected: int) -> bool:
-        """Write rows `start` to `stop` of about `expected`; return False, without writing, if their structure is a new one."""
+        """Write rows `start` to `stop` of about `expected`; return False, without writing, if their form differs."""
         if self._like is None and not expected and not start and len(parts) == 1 and parts[0].__class__ is np.ndarray:
             # All rows in a single array, the usual case of a small batch.
             self._form, self._buffers = trees.form(parts[0]), [copied(parts[0])]
@@ -123,7 +123,7 @@ _ROWS = "observations", "last_observations", "actions", *_NUMBERS
 
 
 class Origins(NamedTuple):
-    """Indices, workers and known fingerprints of trajectories: all that a batch needs besides their rows."""
+    """Indices, workers and known fingerprints of trajectories."""
 
     indices: NDArray[np.int64]
     worker_numbers: NDArray[np.int64]
@@ -235,8 +235,8 @@ class GrowingBatch:
 
     def __init__(self, allocate: Allocate = np.empty) -> None:
         self._rows = {name: GrowingRows(allocate) for name in (*_ROWS, *INFOS)}
-        # By field, for infos that turned out not alike: the numbers of segments and rows joined before. Later pieces
-        # go to `_kept` and are merged at the end.
+        # By field, for infos of several forms: the numbers of segments and rows joined before. Later pieces go to
+        # `_kept` and are merged at the end.
         self._unlike: dict[str, tuple[int, int]] = {}
         self._kept: dict[str, list[Piece]] = {name: [] for name in INFOS}
         self._origins: list[Origins] = []
@@ -324,21 +324,10 @@ class GrowingBatch:
         origins: Origins | None = None,
         agents: AgentRows | None = None,
     ) -> TrajectoryBatch[Any, Any]:
-        """Return the batch of all appended segments.
+        """Return the batch of all appended segments, independent of how reports divide the trajectories.
 
-        Args:
-            observation_space: The environment's.
-            action_space: The environment's.
-            seeds_of: Maps trajectory indices to seeds.
-            agent_version: The version of all trajectories.
-            seed: The sampler's.
-            stats: Accounts of the call.
-            fragments: The batch's field without `cut`; empty for whole trajectories.
-            origins: The origins of all trajectories, instead of the segments'.
-            agents: The batch's field.
-
-        Returns:
-            A batch that shares no arrays with the rollouts, independent of how reports divide the trajectories.
+        `fragments` is the batch's field without `cut`, empty for whole trajectories; `origins` replaces those of the
+        segments. The batch shares no arrays with the rollouts.
 
         Raises:
             DataError: Infos have a key `_x` in one trajectory and a key `x` in another, or fields do not fit.
@@ -386,7 +375,6 @@ class GrowingBatch:
 
 
 def assemble(segments: Sequence[Segment], **about: Any) -> TrajectoryBatch[Any, Any]:
-    """Make a batch of segments, in order; see `GrowingBatch.batch`."""
     growing = GrowingBatch()
     growing.append(segments)
     return growing.batch(**about)

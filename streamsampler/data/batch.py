@@ -45,12 +45,12 @@ class BatchFragments(RawData[ObservationsT, ActionsT]):
 
     @property
     def continued(self) -> NDArray[np.bool_]:
-        """(N,) bool: trajectories that began in an earlier call; their first timestep is no episode's first."""
+        """(N,) bool: whether a trajectory began in an earlier call; its first timestep is no episode's first."""
         return self.fragments.get("continued", np.zeros(len(self.lengths), np.bool_))
 
     @property
     def cut(self) -> NDArray[np.bool_]:
-        """(N,) bool: trajectories that continue in the next call; bootstrap from their `last_observations`."""
+        """(N,) bool: whether a trajectory continues in the next call; bootstrap from its `last_observations`."""
         return self.fragments.get("cut", np.zeros(len(self.lengths), np.bool_))
 
     @property
@@ -60,7 +60,7 @@ class BatchFragments(RawData[ObservationsT, ActionsT]):
 
     @property
     def episode_returns(self) -> NDArray[np.float64]:
-        """(E,) float64: the undiscounted raw return of each episode that ended in this batch, in the batch's order.
+        """(E,) float64: the undiscounted raw return of each episode ended in this batch, in order.
 
         Rewards of earlier calls are included, back to the episode's reset. For whole trajectories these are
         `raw_returns`.
@@ -135,7 +135,7 @@ class BatchFragments(RawData[ObservationsT, ActionsT]):
 
 
 def brackets(cls: type, types: Any) -> GenericAlias:
-    """Return a class with types in brackets; unlike `Generic`, accept one type for two variables, of which one has a default."""
+    """Return a class with types in brackets; unlike `Generic`, accept a single type for two variables."""
     return GenericAlias(cls, types)
 
 
@@ -179,13 +179,13 @@ class TrajectoryBatch(
     Attributes:
         observation_space: The environment's.
         action_space: The environment's.
-        observations: Tree of (T, *O): the observations that actions were chosen on.
+        observations: Tree of (T, *O): the observation before each action.
         last_observations: Tree of (N, *O): the true final observation of each trajectory.
         actions: Tree of (T, *A).
         rewards: (T,) float64.
         terminated: (N,) bool.
         truncated: (N,) bool; both may be true, and at least one is, except where `fragments` marks a trajectory as cut.
-        env_infos: Dict of (T, ...): the infos of `env.step`; a mask `_key` marks the timesteps that have `key`.
+        env_infos: Dict of (T, ...): the infos of `env.step`; a mask `_key` marks the timesteps with `key`.
         agent_infos: Dict of (T, ...): the infos of the agent.
         episode_infos: Dict of (N, ...): the infos of `env.reset`.
         lengths: (N,) int64, at least 1 each.
@@ -285,10 +285,7 @@ class TrajectoryBatch(
 
     @property
     def final_infos(self) -> dict[str, Array]:
-        """Dict of (N, ...), new arrays: the infos of `env.step` at each trajectory's last timestep.
-
-        A mask `_key` marks the trajectories that have `key`; keys in no last timestep are absent.
-        """
+        """Dict of (N, ...), new arrays with masks `_key`: the infos of each trajectory's last `env.step`."""
         return take_infos(self.env_infos, self.starts + self.lengths - 1)
 
     def to_torch(self, device: Any = None) -> dict[str, Any]:
@@ -300,10 +297,9 @@ class TrajectoryBatch(
             device: The tensors' device; None keeps them in the batch's memory, so writes to them change the batch.
 
         Returns:
-            A dict by the names of the batch's arrays, dtypes kept: observations, last_observations, actions, rewards,
-            terminated, truncated, lengths, indices, agent_versions, worker_numbers, env_infos, agent_infos and
-            episode_infos. Trees and infos nest as in the batch. Arrays of dtypes unknown to torch, such as objects,
-            stay arrays.
+            A dict with observations, last_observations, actions, rewards, terminated, truncated, lengths, indices,
+            agent_versions, worker_numbers, env_infos, agent_infos and episode_infos, nested as in the batch, dtypes
+            kept. Arrays of dtypes unknown to torch, such as objects, stay arrays.
 
         Raises:
             ImportError: PyTorch is not installed.
@@ -314,7 +310,7 @@ class TrajectoryBatch(
 
     @property
     def mask(self) -> NDArray[np.bool_]:
-        """(N, L) bool: the entries of a padded view that are timesteps; L is the length of the longest trajectory."""
+        """(N, L) bool: false for padding; L is the length of the longest trajectory."""
         return self.padded("mask")
 
     @overload
@@ -391,7 +387,7 @@ class TrajectoryBatch(
         return type(self)(**self._selected(selected, np.concatenate([np.arange(0), *timesteps])))
 
     def _place_of(self, name: str) -> str:
-        """Return the end of a sentence that says where data of a name are."""
+        """Return the end of a sentence on where data of a name are."""
         if hasattr(self, name):
             return f": use batch.{name}"
         found = [f"batch.{infos}[{name!r}]" for infos in batch_fields.INFOS if name in getattr(self, infos)]
@@ -442,9 +438,9 @@ class TrajectoryBatch(
         """Make a batch of episodes given as dicts, in the format of `to_list`.
 
         Each needs "observations", "actions", "rewards", "terminated" and "truncated", and "last_observation" or one
-        more observation than rewards. Other keys are optional; the defaults are: no infos, indices from 0, seeds and
-        agent versions 0, no filtering. An episode with "cut" need not have ended; a "continued" episode needs
-        "earlier_length" and "earlier_return".
+        more observation than rewards. Other keys are optional: by default indices count from 0, seeds and agent
+        versions are 0. An episode with "cut" need not have ended; a "continued" episode needs "earlier_length" and
+        "earlier_return".
 
         Raises:
             UsageError: The list is empty, an episode lacks a key or has an unknown key, or a value is no integer.
@@ -491,6 +487,5 @@ def _mean(returns: NDArray[np.float64]) -> str:
 
 
 def _unchecked(cls: type[Any], **fields: Any) -> Any:
-    """Make a batch of fields known to fit, without checks."""
     vars(batch := object.__new__(cls)).update(fields, stats=None)
     return batch

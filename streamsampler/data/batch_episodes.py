@@ -14,7 +14,7 @@ from streamsampler.data.infos import is_mask
 from streamsampler.data.spaces import AnySpace, check_actions, flag_of
 
 PADDABLE = ("observations", "next_observations", "actions", "rewards", "step_types", "env_infos", "agent_infos")
-"""The fields of a batch that have a padded view."""
+"""The fields of a batch with a padded view."""
 
 _NEEDED = ("observations", "actions", "rewards", "terminated", "truncated")
 _EARLIER = ("earlier_length", "earlier_return")
@@ -34,10 +34,10 @@ _OPTIONAL = (
 
 
 class TimeStep(NamedTuple):
-    """One timestep of a trajectory.
+    """A timestep of a trajectory.
 
     Attributes:
-        observation: The observation that the action was chosen on.
+        observation: The observation before the action.
         action: The action.
         reward: Its reward.
         next_observation: The observation after it; at the trajectory's end the true final observation.
@@ -102,7 +102,7 @@ _TODAYS = {
 
 
 class BatchEpisodes(BatchFields[ObservationsT, ActionsT]):
-    """The members of a `TrajectoryBatch` that return single episodes and timesteps."""
+    """The members of a `TrajectoryBatch` for single episodes and timesteps."""
 
     if not TYPE_CHECKING:
 
@@ -146,7 +146,7 @@ class BatchEpisodes(BatchFields[ObservationsT, ActionsT]):
     def time_steps(self) -> Iterator[TimeStep]:
         """Yield all timesteps, trajectory after trajectory: slow, for code written for single steps.
 
-        A fragment's cut trajectory ends with a timestep that is neither terminated nor truncated.
+        A fragment's cut trajectory ends with a timestep neither terminated nor truncated.
         """
         for trajectory, one in enumerate(cast(Any, self)):
             following, n = one.next_observations, one.n_timesteps
@@ -291,7 +291,7 @@ def _as_rows(info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_row(value: Any) -> Any:
-    """Return an info as a column of one row: lists and other objects stay objects."""
+    """Return an info as a column of a single row: lists and other objects stay objects."""
     if isinstance(value, np.ndarray | np.generic | bool | int | float | complex | str | bytes):
         return np.asarray(value)[np.newaxis]
     row = np.empty(1, dtype=object)

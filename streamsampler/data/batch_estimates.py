@@ -50,13 +50,13 @@ def accumulate_backwards(
 ) -> Floats:
     """Return `y[t] = terms[t] + factors[t] * y[t + 1]`, from the end of each trajectory backwards, (T,).
 
-    All trajectories advance together from their ends: step k is one NumPy call over the trajectories of at least k
-    timesteps. When fewer than `_FEW` remain, these are computed one after the other in Python, to the same bits. `last`
-    has the value after each trajectory's last timestep; None for zeros.
+    All trajectories advance together from their ends: step k is a NumPy call over the trajectories of at least k
+    timesteps. When fewer than `_FEW` remain, each is computed in Python, to the same bits. `last` has the value after
+    each trajectory's last timestep; None for zeros.
     """
     longest_first = np.argsort(-lengths, kind="stable")
     sizes = lengths[longest_first]
-    at = np.cumsum(lengths)[longest_first]  # the row after the one that is next
+    at = np.cumsum(lengths)[longest_first]  # the row after the next row
     results = np.empty(len(terms))
     following = np.zeros(len(sizes)) if last is None else last[longest_first]
     # How many trajectories take part in each step, while they are enough.
@@ -80,7 +80,6 @@ def accumulate_backwards(
 
 
 def following_values(values: Floats, last: Floats, lengths: NDArray[np.int64]) -> Floats:
-    """Return the value of the next timestep, at a trajectory's end its entry in `last`."""
     following = np.empty(len(values))
     following[:-1] = values[1:]
     following[np.cumsum(lengths) - 1] = last
@@ -88,10 +87,10 @@ def following_values(values: Floats, last: Floats, lengths: NDArray[np.int64]) -
 
 
 class BatchEstimates(BatchFields[ObservationsT, ActionsT]):
-    """The members of a `TrajectoryBatch` that compute inputs of learning algorithms.
+    """The members of a `TrajectoryBatch` for learning algorithms: returns, advantages, minibatches.
 
     Values are arrays or PyTorch tensors. Results are computed in float64, without gradients. For tensors they are
-    returned on the same device with the same dtype (float64 if that is no floating-point dtype), for arrays as float64.
+    returned on the same device with the same dtype (float64 for integers), for arrays as float64.
     """
 
     @property
@@ -127,16 +126,13 @@ class BatchEstimates(BatchFields[ObservationsT, ActionsT]):
         return np.where(self.terminated, 0.0, found)
 
     def discounted_returns(self, gamma: float) -> NDArray[np.float64]:
-        """Return the discounted return from each timestep to the end of its trajectory.
+        """Return the discounted return from each timestep to the end of its trajectory, (T,) float64.
 
         The plain recursion from the end backwards, `G[t] = r[t] + gamma * G[t + 1]`, with nothing after the end: a
         truncated trajectory is not bootstrapped; `returns_to_go` does that.
 
         Args:
             gamma: The discount.
-
-        Returns:
-            (T,) float64; a trajectory's first entry is the discounted return of the whole trajectory.
         """
         return accumulate_backwards(self.rewards, self.lengths, number("gamma", gamma))
 
@@ -145,8 +141,8 @@ class BatchEstimates(BatchFields[ObservationsT, ActionsT]):
 
         Args:
             gamma: The discount, 0 to 1.
-            last_values: (N,) the values of `last_observations`. Entries of terminated trajectories are ignored: nothing
-                follows a terminal state. Optional if all are terminated.
+            last_values: (N,) the values of `last_observations`, ignored after terminal states. Optional if all are
+                terminated.
 
         Returns:
             (T,) float64, or a tensor like `last_values`.
@@ -281,7 +277,7 @@ class BatchEstimates(BatchFields[ObservationsT, ActionsT]):
             by: The unit to shuffle.
             epochs: How often each unit appears.
             length: The maximum length of a sequence, a multiple of the agent's `state_every`; None for whole
-                trajectories, or parts of them.
+                trajectories.
 
         Yields:
             (size,) int64: rows of the arrays of T timesteps, or positions of trajectories; with `by="sequence"`:

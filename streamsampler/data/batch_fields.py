@@ -185,7 +185,7 @@ ARRAYS = (
     *("observations", "last_observations", "actions", "rewards", "terminated", "truncated"),
     *("lengths", "indices", "agent_versions", "worker_numbers"),
 )
-"""The fields of a batch that are trees of arrays."""
+"""The fields of a batch with trees of arrays."""
 INFOS = ("env_infos", "agent_infos", "episode_infos")
 PER_TIMESTEP = ("observations", "actions", "rewards", "env_infos", "agent_infos")
 PER_TRAJECTORY = tuple(name for name in (*ARRAYS, *INFOS) if name not in PER_TIMESTEP)
@@ -292,7 +292,6 @@ def padded_tree(tree: Tree, lengths: NDArray[np.int64], length: int, value: Any,
 def padded_infos(
     infos: Mapping[str, Any], lengths: NDArray[np.int64], length: int, value: Any, name: str
 ) -> dict[str, Any]:
-    """Pad the infos of timesteps, and their masks with False."""
     padded: dict[str, Any] = {}
     for key, rows in infos.items():
         if isinstance(rows, dict):

@@ -40,7 +40,7 @@ def _refuse(value: Any, path: str) -> Any:
 
 
 def encode(value: Any, path: str, other: Callable[[Any, str], Any] = _refuse) -> Any:
-    """Encode numbers, strings, bytes, None, NumPy's scalars and arrays, Gymnasium's graphs, and lists, tuples and dicts.
+    """Encode numbers, strings, bytes, None, NumPy's scalars and arrays, Gymnasium's graphs, lists, tuples and dicts.
 
     Args:
         value: The value.
@@ -186,7 +186,7 @@ class OpaqueSpace(Space[Any]):
 
     Attributes:
         class_name: The class, such as `minigrid.core.mission.MissionSpace`.
-        attributes: The space's attributes by name; `Unwritten` for those that a file cannot hold.
+        attributes: The space's attributes by name, `Unwritten` if a file cannot hold them.
         record: The space's JSON in the file.
     """
 
@@ -397,7 +397,7 @@ def _imported(class_name: str) -> type[AnySpace] | None:
 
 
 def check_writable(space: AnySpace, path: str) -> None:
-    """Encode a space and some samples; raise a `StorageError` that names the part of the space."""
+    """Encode a space and some samples; a `StorageError` names the part of the space."""
     encode_space(space, path)
     for where, leaf in _leaves(space, path):
         if row_spec(leaf)[1].hasobject:

@@ -26,7 +26,7 @@ class Leaf:
     """The row format of a leaf of a space, and the slow conversion of other values: lists, numbers, foreign dtypes.
 
     Floats are rounded to the space's dtype as in NumPy. Other changes of value are errors: an integer (or float of
-    integral value) that the dtype cannot hold, and a finite value that would become infinite.
+    integral value) outside the dtype, and a finite value that would become infinite.
     """
 
     def __init__(self, space: AnySpace, path: str, error: type[DataError]) -> None:
@@ -72,7 +72,7 @@ class Leaf:
         return made
 
     def cast_rows(self, values: Array) -> Array:
-        """Cast (n, ...) rows of a compatible dtype in new memory; an error's `row` is the first row that would change."""
+        """Cast (n, ...) rows of a compatible dtype in new memory; an error's `row` is the first row it would change."""
         with np.errstate(all="ignore"):
             rows = values.astype(self.dtype)
         if not may_change(values.dtype, self.dtype) or not rows.size:
@@ -122,10 +122,10 @@ class Recorder:
         truncate: Discards all rows after the first n, and keeps the memory.
         view: Returns the rows from start to stop as a tree. Large rows are views, valid until they are overwritten.
         count: Returns the number of rows.
-        integers: The rows if they are Python integers: a loop may append such itself, and nothing else.
-        encoded: The rows if they are stored as bytes: a loop may append `value.tobytes()` itself if
-            `value.dtype == dtype` and `value.shape == shape`.
-        dtype: The dtype for `encoded`; otherwise a dtype that no observation has.
+        integers: The rows if they are Python integers: a loop may append such itself.
+        encoded: The rows if they are bytes: a loop may append `value.tobytes()` itself if `value.dtype == dtype` and
+            `value.shape == shape`.
+        dtype: The dtype for `encoded`; otherwise no observation has it.
         shape: The shape for `encoded`.
         renew: Releases borrowed memory, with all rows.
     """
@@ -216,7 +216,7 @@ def _joined(leaf: Leaf, rows: list[bytes], start: int) -> Array:
 
 
 class _OtherDtypes:
-    """The rising numbers and the dtypes of encoded rows that are floats of another dtype than their leaf's."""
+    """The rising numbers and the dtypes of encoded floats of another dtype than their leaf's."""
 
     def __init__(self) -> None:
         self.numbers: list[int] = []

@@ -16,7 +16,7 @@ _Within: TypeAlias = tuple[int, ...]
 
 
 def digest(value: Any, so_far: int = 0) -> int:
-    """Return a number that differs if a value differs, in the sense of `trees.same`; `so_far` is the digest of earlier values.
+    """Return a number that differs if a value differs, as `trees.same` compares; `so_far` covers earlier values.
 
     Instances of user classes are compared by their pickle's contents. An array counts by its bytes; inside a container
     also by dtype and shape.

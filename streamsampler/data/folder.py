@@ -64,17 +64,17 @@ class TrajectoryFolder(Generic[ObservationsT, ActionsT]):
     Several folders, such as runs with other seeds on other machines, are read in sequence, as a single folder.
 
     Args:
-        path: The folder. An incomplete folder has the shards that existed when it was opened.
+        path: The folder. An incomplete folder has the shards present when it was opened.
         more: Further folders, with the same spaces.
 
     Attributes:
         paths: The folders.
         files: The file of each shard.
-        shards: A sequence that loads each shard as a `TrajectoryBatch` when it is indexed.
+        shards: A sequence of `TrajectoryBatch`es, each loaded when it is indexed.
         complete: Whether all folders are complete.
         seed: The sampler's seed; None if folders differ.
         provenance: Everything else that determines the data, as far as all folders agree.
-        package_version: The version of this package that created the folder; None if folders differ.
+        package_version: The version of this package at the folder's creation; None if folders differ.
         shard_sizes: The trajectories and timesteps of each shard.
 
     Raises:
@@ -208,24 +208,23 @@ class TrajectoryFolder(Generic[ObservationsT, ActionsT]):
             ```
 
         Args:
-            sequence_length: Timesteps of each sequence, S; None for whole trajectories of any length: a `DataLoader`
-                then needs `batch_size=None` or 1, or your own `collate_fn`.
-            shuffle: Whether to shuffle shards, and sequences within their shard; neighbours in the order are from the
-                same shard. The order is determined by the seed, the epoch (`dataset.set_epoch`) and the number of
-                loader workers.
+            sequence_length: Timesteps of each sequence, S; None for whole trajectories: a `DataLoader` then needs
+                `batch_size=None` or 1, or your own `collate_fn`.
+            shuffle: Whether to shuffle shards, and sequences within their shard. The order is determined by the seed,
+                the epoch (`dataset.set_epoch`) and the number of loader workers.
             seed: Seed of the shuffle.
             fields: The data of each sequence: some of observations, next_observations, actions, rewards, terminated,
                 truncated, step_types, env_infos and agent_infos, or of their leaves by path, such as
-                `"observations.image"` (see `streamsampler.data.leaves`). Infos may have different keys in each
-                sequence; they need your own `collate_fn` then.
+                `"observations.image"` (see `streamsampler.data.leaves`). Infos with different keys in each sequence
+                need your own `collate_fn`.
             without: Leaves to omit, such as text: `["observations.mission"]`.
 
         Returns:
             A dataset of dicts: the fields, tensors (S, ...) nested as their spaces; `terminated` and `truncated` are
-            true only at a trajectory's last timestep; `mask`, (S,) bool; `trajectory`, its position in this folder or
-            in all folders together, as in `folder[trajectory]`; `index`, its trajectory index, which trajectories of
-            different folders may share; and `timestep`, the first timestep. `n_sequences` is the number of sequences.
-            The dataset has no length: each loader worker fills its own batches, so their number depends on the workers.
+            true only at a trajectory's last timestep; `mask`, (S,) bool; `trajectory`, its position as in
+            `folder[trajectory]`; `index`, its trajectory index, which trajectories of different folders may share; and
+            `timestep`, the first timestep. `n_sequences` is the number of sequences. The dataset has no length: the
+            number of a loader worker's batches depends on the number of workers.
 
         Raises:
             ImportError: PyTorch is not installed.

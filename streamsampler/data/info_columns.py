@@ -1,9 +1,9 @@
 """Columns of infos: the values of a key over many steps, and their join.
 
-If all values share a dtype and shape, so does the column. Numbers of several dtypes and one shape are promoted, if
+If all values share a dtype and shape, so does the column. Numbers of several dtypes and equal shape are promoted, if
 promotion changes no integer. Every other column holds objects. This is decided over all values of a batch at once,
-never piece by piece, so the result does not depend on how reports divide the trajectories. Joined batches have columns
-that may be promoted already: objects may then be floats that were integers, of the same value.
+never piece by piece, so the result does not depend on how reports divide the trajectories. Joined batches may have
+promoted columns already: objects may then be floats of the same value, which were integers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from streamsampler.data.trees import Array, object_array
 
 KeyPath: TypeAlias = tuple[str, ...]
 Owners: TypeAlias = Callable[[NDArray[np.int64]], NDArray[np.int64]]
-# Dtype and shape of a value that fits into an array; None for other values.
+# Dtype and shape of a value for an array; None for other values.
 Kind: TypeAlias = tuple[np.dtype[Any], tuple[int, ...]] | None
 
 _TYPED = "biufcmM"
@@ -46,7 +46,7 @@ class InfoColumn:
     """The values of a key.
 
     Attributes:
-        steps: (K,) int64, rising: the steps that have the key; None for all steps.
+        steps: (K,) int64, rising: the steps with the key; None for all steps.
         values: (K, ...): the values themselves, or (K,) objects.
         raw: Whether these are recorded values of several kinds, before the column's dtype is decided.
     """
@@ -80,7 +80,6 @@ def _kind(value: Any) -> Kind:
 
 
 def is_typed(dtype: np.dtype[Any]) -> bool:
-    """Whether a column may have this dtype; other values become objects."""
     return dtype.kind in _TYPED
 
 
@@ -197,7 +196,7 @@ def _kinds(column: InfoColumn, rows: slice) -> set[Kind]:
 def are_uniform(parts: Iterable[InfoColumns]) -> bool:
     """Return whether each key has values of one kind in all parts, and no key has both dicts and other values.
 
-    Then merging and cutting commute: every range of steps gives the same columns. Names of masks are not checked.
+    Then every range of steps gives the same columns. Names of masks are not checked.
     """
     kind_of: dict[KeyPath, Kind] = {}
     for part in parts:

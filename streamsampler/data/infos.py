@@ -44,7 +44,7 @@ _RowKey: TypeAlias = tuple[str, Any, np.dtype[Any] | None, tuple[int, ...]]
 class _Key:
     """The recorded values of a key, and their steps.
 
-    Arrays of one dtype and shape, given by `packing`, are stored as bytes, which are joined in a fifth of the time.
+    Arrays of equal dtype and shape, given by `packing`, are stored as bytes, which are joined in a fifth of the time.
     """
 
     __slots__ = ("packing", "steps", "values")
@@ -112,8 +112,8 @@ class InfoRecorder:
         self._columns: dict[KeyPath, _Key] = {}
         # The same columns of top-level keys by plain key: a lookup builds no tuple.
         self._plain: dict[str, _Key] = {}
-        # Rows of steps after those in the columns, and the form of the next row (that of the last info); empty if the
-        # last info had values that do not fit into rows.
+        # Rows of steps after those in the columns, and the form of the next row: the last info's, or empty if its
+        # values do not fit into rows.
         self._row: tuple[_RowKey, ...] = ()
         self._steps: list[int] = []
         self._values: list[Any] = []
@@ -142,7 +142,6 @@ class InfoRecorder:
         self._record_other(step, info)
 
     def _record_other(self, step: int, info: dict[str, Any]) -> None:
-        """Record an info of another form than the last."""
         self._rows_to_columns()
         try:
             items = info.items()
@@ -205,7 +204,7 @@ class InfoRecorder:
             del it.values[:first]
 
     def select(self, numbers: NDArray[np.int64], owners: Owners) -> InfoColumns:
-        """Return the infos of (k,) steps in the given order, as columns that share nothing with the recorder's lists."""
+        """Return the infos of (k,) steps in the given order, as columns independent of the recorder's lists."""
         self._rows_to_columns()
         columns = {}
         for path, it in self._columns.items():
@@ -220,7 +219,7 @@ class InfoRecorder:
             everything.clear()
 
     def finish(self, length: int, owners: Owners | None = None) -> InfoColumns:
-        """Return the infos of steps 0 to length - 1, as columns that share nothing with the recorder's lists."""
+        """Return the infos of steps 0 to length - 1, as columns independent of the recorder's lists."""
         self._rows_to_columns()
         columns = {}
         for path, it in self._columns.items():
@@ -282,7 +281,7 @@ def infos_of(columns: InfoColumns) -> Infos:
 
 
 def columns_of(infos: Infos, length: int, path: str) -> InfoColumns:
-    """Return the columns of infos in the users' form, without copies; raise a `DataError` for wrong shapes and masks."""
+    """Return the columns of infos in the users' form, without copies; a `DataError` reports wrong shapes and masks."""
     columns = {
         key: InfoColumn(None, array) if mask is None else InfoColumn(np.flatnonzero(mask).astype(np.int64), array[mask])
         for key, array, mask in list(_checked(infos, length, path))  # checks all masks before the first is used

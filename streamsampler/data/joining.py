@@ -16,8 +16,6 @@ __all__ = ["joined"]
 
 
 def joined(parts: Sequence[Rollouts]) -> Rollouts:
-    """Join rollouts, at least one, in new memory."""
-
     def infos(name: str) -> InfoColumns:
         columns: list[InfoColumns] = [getattr(part, name) for part in parts]
         return join_undecided([(each, 0, each.length) for each in columns])

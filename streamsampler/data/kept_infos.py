@@ -19,7 +19,7 @@ _WRITABLE = (bool, int, float, str, complex, type(None))
 
 @dataclass(frozen=True)
 class KeptInfos:
-    """The infos that a file holds, by their outermost keys: `names` (None for all), but not those in `without`."""
+    """The infos for a file, by their outermost keys: `names` (None for all), but not those in `without`."""
 
     names: frozenset[str] | None = None
     without: frozenset[str] = frozenset()
@@ -91,12 +91,11 @@ InfosArgument: TypeAlias = bool | Iterable[str] | KeptInfos
 
 
 def policies_of(batch: Any) -> dict[str, Any]:
-    """Return a batch's policies, empty for a single agent."""
     return getattr(batch, "policies", {})
 
 
 def unwritable_infos(batch: Any) -> None:
-    """Raise an `UnwritableInfoError` that names all infos no file can hold."""
+    """Raise an `UnwritableInfoError` with all infos no file can hold."""
     pieces = []
     for each in (batch, *policies_of(batch).values()):
         for name in INFOS:
@@ -106,7 +105,7 @@ def unwritable_infos(batch: Any) -> None:
 
 
 def info_name(path: KeyPath) -> str | None:
-    """Return the name by which an info is kept or omitted; None for data that are always kept."""
+    """Return the name by which an info is kept or omitted; None for data always kept."""
     if path[0] != OF_AGENTS:
         return path[0]
     return path[3] if len(path) > 3 else None  # (OF_AGENTS, agent, "reset" or "last", name)
@@ -120,7 +119,7 @@ def _names(infos: Infos) -> set[str]:
 
 
 def check_pieces(pieces: Iterable[tuple[str, tuple[InfoColumns, int, int]]]) -> None:
-    """Raise an `UnwritableInfoError` for pieces of columns, by batch field, that no file can hold."""
+    """Raise an `UnwritableInfoError` for pieces of columns, by batch field, if no file can hold them."""
     found: dict[str, str] = {}
     others: dict[str, None] = {}
     for tree, (columns, start, stop) in pieces:

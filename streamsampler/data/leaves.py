@@ -54,7 +54,6 @@ class Leaves:
                 raise UsageError(f"nothing is left of {root}: keep one of {', '.join(leaf_paths(root, space))}")
 
     def space(self, path: str, space: AnySpace) -> Any:
-        """Return the kept part of a tree's space, or None."""
         if isinstance(space, gym_spaces.Dict):
             children = {key: self.space(f"{path}.{key}", child) for key, child in space.spaces.items()}
             kept = {key: child for key, child in children.items() if child is not None}
@@ -66,7 +65,6 @@ class Leaves:
         return space if self._keeps(path) else None
 
     def tree(self, path: str, tree: Any) -> Any:
-        """Return the kept part of a tree, or None."""
         if isinstance(tree, dict):
             children = {key: self.tree(f"{path}.{key}", child) for key, child in tree.items()}
             return {key: child for key, child in children.items() if child is not None} or None

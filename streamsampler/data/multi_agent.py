@@ -30,7 +30,7 @@ _OF_POLICIES = (
     *("next_observations", "to_torch", "to_list", "time_steps", "as_grid"),
     *("raw_observations", "raw_last_observations"),
 )
-"""The members that only a policy's batch has."""
+"""The members of a policy's batch alone."""
 
 _FIELDS_OF_POLICIES = "observations", "last_observations", "actions"
 """Fields hidden from users: trees without leaves, present only for files."""
@@ -46,10 +46,10 @@ class MultiAgentBatch(TrajectoryBatch[Any, Any]):
 
     The batch itself is a batch of episodes: `len(batch)`, `batch[i]`, slices, iteration, `lengths`, `seeds`, `indices`,
     `concatenate` and `save` refer to episodes. Its timesteps are environment steps, and its rewards are summed over all
-    agents. It has neither observations nor actions; accessing them raises an error that lists the policies' batches.
+    agents. It has neither observations nor actions: the error on access lists the policies' batches.
 
     Attributes:
-        policies: The batches by policy name, of the policies that played.
+        policies: The batches by name of each policy with trajectories.
 
     Raises:
         DataError: Fields do not fit each other.
@@ -80,7 +80,7 @@ class MultiAgentBatch(TrajectoryBatch[Any, Any]):
         return Episodes(self)
 
     def __getitem__(self, index: Any) -> Any:
-        """Return a policy's batch by name, or the episodes selected by an index, as in `TrajectoryBatch`."""
+        """Return a policy's batch by name, or episodes as in `TrajectoryBatch`."""
         if not isinstance(index, str):
             return super().__getitem__(index)
         if index not in self.policies:
@@ -252,7 +252,7 @@ class Episodes:
 def assembled(
     segments: Sequence[Segment], growing: GrowingBatch | None = None, **arguments: Any
 ) -> TrajectoryBatch[Any, Any]:
-    """Make a batch of segments, of one agent or of several; `growing` has a single agent's earlier trajectories."""
+    """Make a batch of segments; `growing` has earlier trajectories of a single agent."""
     spaces = arguments["observation_space"], arguments["action_space"]
     if not isinstance(spaces[0], SpacesOfAgents):
         growing = growing or GrowingBatch()
@@ -359,7 +359,6 @@ def _fragments_of(
 
 
 def _spaces_said(name: str, pieces: Sequence[_Piece]) -> tuple[Any, Any]:
-    """Return the reported spaces of a policy, which must be equal."""
     first = pieces[0]
     for each in pieces[1:]:
         if not same_spaces(cast("tuple[Any, Any]", each.spaces), cast("tuple[Any, Any]", first.spaces)):
@@ -372,7 +371,6 @@ def _spaces_said(name: str, pieces: Sequence[_Piece]) -> tuple[Any, Any]:
 
 
 def _spaces_of(name: str, agents: Sequence[str], spaces: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Return the spaces of a policy's agents, which must be equal."""
     first = spaces[0][agents[0]], spaces[1][agents[0]]
     for agent in agents[1:]:
         if not same_spaces((spaces[0][agent], spaces[1][agent]), first):

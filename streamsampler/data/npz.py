@@ -53,19 +53,17 @@ def save(
     Args:
         batch: The `TrajectoryBatch`.
         path: The file. Like NumPy, appends `.npz` to a name without it.
-        provenance: The header's `provenance`: anything that JSON can hold.
+        provenance: The header's `provenance`: any JSON.
         compress: Compress the arrays; slower.
-        infos: True for all infos, False for none, or the outermost keys to write, in any of `env_infos`, `agent_infos`
-            and `episode_infos`.
+        infos: True for all infos, False for none, or the outermost keys to write.
 
     Returns:
         The path written.
 
     Raises:
         UsageError: `infos` names an info that the batch does not have.
-        UnwritableInfoError: Infos hold objects that no file can hold; the message names these infos.
-        StorageError: Objects, spaces or the provenance cannot be written and read back exactly; the message names the
-            field.
+        UnwritableInfoError: No file can hold some infos, which the message names.
+        StorageError: Objects, spaces or the provenance cannot be written and read back exactly.
         OSError: The file cannot be written.
     """
     target = _with_suffix(Path(path))
@@ -91,7 +89,7 @@ def _write(file: BinaryIO, entries: dict[str, Array], compress: bool) -> None:
 
 def _entries(batch: Any, provenance: Mapping[str, Any] | None) -> dict[str, Array]:
     entries: dict[str, Array] = {name: getattr(batch, name) for name in _ARRAYS}
-    # Reserves the name, so that no column gets it.
+    # Reserves the name: no column gets it.
     entries["header"] = np.empty(0, np.uint8)
     header: dict[str, Any] = {
         "format": _FORMAT,
@@ -231,15 +229,14 @@ def read(path: str | os.PathLike[str], *names: str) -> tuple[dict[str, Array], d
 
     Args:
         path: As for `load`.
-        names: Names of the file's arrays: `rewards`, and for nested data each leaf, such as `observations.image`. No
-            other array is read.
+        names: Names of the arrays to read: `rewards`, and for nested data each leaf, such as `observations.image`.
 
     Returns:
         `(arrays, header)`: the arrays by name; and the header, with `format_version`, `package_version`, `seed`,
         `seeds` and `provenance`.
 
     Raises:
-        StorageError: As for `load`, or an array does not exist; the message lists the file's arrays.
+        StorageError: As for `load`, or an array does not exist.
         FileNotFoundError: The file does not exist.
     """
     return _read(_existing(Path(path)), names)
@@ -250,13 +247,13 @@ def read_trees(path: str | os.PathLike[str], *names: str) -> tuple[dict[str, Any
 
     Args:
         path: As for `load`.
-        names: Names of trees, such as `env_infos`. No other tree is read.
+        names: Names of the trees to read, such as `env_infos`.
 
     Returns:
         `(trees, header)`: the trees by name, nested as in a batch; and the header.
 
     Raises:
-        StorageError: As for `load`, or a tree does not exist; the message lists the file's trees.
+        StorageError: As for `load`, or a tree does not exist.
     """
     path = _existing(Path(path))
     header = _read(path, ())[1]

@@ -1,7 +1,6 @@
-"""Convert arrays and accounts to numbers, strings, bytes, lists and dicts, and back.
+"""Convert arrays and accounts to plain numbers, strings, bytes, lists and dicts, and back.
 
-A checkpoint of these can be read without running any code, such as by `torch.load(weights_only=True)`, which accepts
-neither NumPy's arrays and numbers nor empty bytes.
+`torch.load(weights_only=True)` accepts these in a checkpoint, but neither NumPy's arrays and numbers nor empty bytes.
 """
 
 from __future__ import annotations

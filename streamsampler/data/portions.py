@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 class Portion:
-    """The timesteps or trajectories (None: not counted) that a portion still lacks; it is complete when either suffices."""
+    """The timesteps or trajectories (None: not counted) missing in a portion; either suffices to complete it."""
 
     def __init__(self, timesteps: int | None, trajectories: int | None) -> None:
         self._timesteps = timesteps
@@ -40,7 +40,6 @@ class Target:
     number: int
 
     def missing(self, n_trajectories: int, n_timesteps: int) -> int:
-        """Return how many are missing from so many; at least 0."""
         return max(0, self.number - (n_timesteps if self.unit == "timesteps" else n_trajectories))
 
     def next_portion(self, size: int, n_trajectories: int, n_timesteps: int) -> Portion:

@@ -48,7 +48,7 @@ class EpisodeState(NamedTuple):
 
 
 class EnvFragment(NamedTuple):
-    """The episodes, or parts of them, in an environment's fragment of a call, in order of time. Immutable.
+    """An environment's fragment in a call: episodes, or parts of them, in order of time. Immutable.
 
     Attributes:
         number: The environment's number.
@@ -57,7 +57,7 @@ class EnvFragment(NamedTuple):
         continued: Whether the first episode began in an earlier call.
         state: The state of the last episode; None if it ended.
         lost: Why the unfinished episode could not be restored after a loss; empty otherwise.
-        group: The index of its ticket: the environment's number, or that of its group.
+        group: The index of its ticket: the environment's number, or its group's.
         agent: In a group's first environment, the pickled state of the agent and of the global generators.
     """
 
@@ -219,28 +219,28 @@ class PolicyRollouts:
 
 
 class RolloutRecorder:
-    """Records trajectories, one at a time, and returns those that ended.
+    """Records trajectories, in sequence, and returns those that ended.
 
     For each trajectory: `begin`; for each timestep `record_observation`, `record_action`, `record_reward` and, for
     non-empty infos, `record_env_info` and `record_agent_info` with the timestep's number; then `end`, or `abandon`.
     Timesteps are numbered from the result of `begin` on.
 
     Attributes:
-        record_observation: Copies the observation that an action is chosen on; ObservationError if it does not fit.
+        record_observation: Copies the observation before an action; ObservationError if it does not fit.
         record_action: Copies an action; ActionError if its shape or kind differs from its space.
         record_reward: Records a number; DataError for other values.
         record_env_info: Records (step, info).
         record_agent_info: Records (step, info).
         encoded_observations: A list to which a loop may append the bytes of an observation with dtype
             `observation_dtype` and shape `observation_shape`; None if it may not.
-        observation_dtype: See there.
-        observation_shape: See there.
+        observation_dtype: For `encoded_observations`.
+        observation_shape: For `encoded_observations`.
         integer_actions: A list to which a loop may append Python integers as actions; None if it may not.
         float_rewards: A list to which a loop may append rewards of class `reward_class`.
         reward_class: Python's float; a class without instances if all rewards must go to `record_reward`.
         n_trajectories: The number of ended trajectories.
         n_timesteps: Their timesteps.
-        metrics: By name of each recorded metric, its aggregation to a number for a batch.
+        metrics: The aggregation of each recorded metric, by name.
     """
 
     reward_class: type = float
@@ -281,7 +281,7 @@ class RolloutRecorder:
             The number of its first timestep, counted over the whole ticket.
 
         Raises:
-            DataError: The info is no dict, or has a key that is no string.
+            DataError: The info is no dict, or a key is no string.
         """
         if len(self._rewards) != self.n_timesteps or self._begun:
             self.abandon()
@@ -301,7 +301,7 @@ class RolloutRecorder:
             metrics: Their values by name; no name is among the reset's infos.
 
         Raises:
-            DataError: `metrics` is no dict, or has a key that is no string.
+            DataError: `metrics` is no dict, or a key is no string.
         """
         self._episode_infos.record(self.n_trajectories, metrics)
 
@@ -433,7 +433,7 @@ class RolloutRecorder:
         )
 
     def _views(self) -> tuple[Tree, Tree, Tree]:
-        """Return observations, actions and last observations; raise the error of the first trajectory that has any."""
+        """Return observations, actions and last observations; raise the error of the earliest trajectory."""
         errors: list[DataError] = []
         views: list[Tree] = []
         for recorder in (self._observations, self._actions, self._last_observations):

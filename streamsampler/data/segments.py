@@ -9,7 +9,7 @@ from streamsampler.data.recorder import Rollouts
 
 
 class Segment(NamedTuple):
-    """Consecutive trajectories of a report, `start` to `stop`, that are adjacent in the batch; `indices` are their indices."""
+    """Consecutive trajectories of a report, adjacent in the batch: positions `start` to `stop`, and their indices."""
 
     delivery: Delivery
     start: int

@@ -49,12 +49,11 @@ def load(path: str | os.PathLike[str]) -> TrajectoryBatch[AnyObservationsT, AnyA
 
 
 def load_with_header(path: str | os.PathLike[str]) -> tuple[TrajectoryBatch[Any, Any], dict[str, Any]]:
-    """Load a batch and the header of its file."""
     return storage.load_with_header(path, batch_of_fields)
 
 
-# The manifest has everything that determines the data, and each shard's range of trajectory indices; no times, hosts or
-# durations: the same arguments give the same manifest, byte for byte. It is replaced atomically after each shard.
+# The manifest has each shard's range of trajectory indices and all arguments that affect the data, but no times or
+# hosts: the same arguments give the same manifest, byte for byte. It is replaced atomically after each shard.
 MANIFEST = "manifest.json"
 _FORMAT = "streamsampler.TrajectoryFolder"
 _VERSION = 1
@@ -87,11 +86,10 @@ class Manifest:
         shard_size: The least number of timesteps in a shard.
         wanted: The planned size: a number by "timesteps" or "trajectories".
         provenance: Everything else that determines the data, as JSON.
-        package_version: The version of this package that created the folder.
+        package_version: The version of this package at the folder's creation.
         complete: Whether all shards are written.
         shards: The listed shards, in order.
-        fingerprints: The fingerprints of the workers that sampled them, known only with the first shard; see
-            `TrajectoryBatch`.
+        fingerprints: The fingerprints of the workers, known only with the first shard; see `TrajectoryBatch`.
     """
 
     seed: int
@@ -121,12 +119,12 @@ class Manifest:
         return sum(shard.timesteps for shard in self.shards)
 
     def decides(self) -> dict[str, Any]:
-        """Return everything that determines the data, by name: two folders with equal values become equal.
+        """Return everything that determines the data, by name; folders with equal values become equal.
 
-        Versions of libraries are recorded, but a folder may be resumed with later versions.
+        Versions of libraries are left out: a folder may be resumed with later versions.
         """
         return {
-            "agent_version": 1,  # unless the provenance has another one
+            "agent_version": 1,  # the default; the provenance may have another
             **{name: value for name, value in self.provenance.items() if name != "versions"},
             "wanted": dict(self.wanted),
             "shard_size": self.shard_size,
@@ -319,7 +317,7 @@ _SHARD = re.compile(r"shard-\d{6,}\.npz")
 
 
 def check_folder(path: Path, *, resume: bool) -> None:
-    """Check that shards can be written into a folder, which need not exist.
+    """Check a folder, or a new name, before shards are written into it.
 
     Raises:
         UsageError: It is no folder, holds other files, or holds trajectories and `resume` is false.
@@ -427,7 +425,7 @@ class ShardWriter:
             self._extend(manifest.target)
 
     def _extend(self, target: Target) -> None:
-        """Raise the planned size. A last shard that is short because of the old size is written again."""
+        """Raise the planned size. A last shard cut short by the old size is written again."""
         before = self.begun.target
         if target.unit != before.unit or target.number < before.number:
             nouns = {"timesteps": "timestep", "trajectories": "trajectory"}
@@ -483,7 +481,7 @@ class ShardWriter:
             self.manifest = None
 
     def _note_fingerprints(self, found: Iterable[str]) -> None:
-        """List new fingerprints that agree with no listed one, before their shards are written."""
+        """List new fingerprints, unless they agree with a listed fingerprint, before their shards are written."""
         listed = set(self.begun.fingerprints)
         for bits in sorted(found, key=len, reverse=True):  # those covering more libraries first
             if not any(agree(bits, other) for other in listed):

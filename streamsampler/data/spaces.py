@@ -61,7 +61,6 @@ def _same_attribute(one: Any, other: Any) -> bool:
 
 
 def same_spaces(one: Collection[AnySpace], other: Collection[AnySpace]) -> bool:
-    """Return whether pairs of observation and action spaces are equal."""
     return len(one) == len(other) and all(map(same_space, one, other))
 
 
@@ -86,7 +85,7 @@ def space_leaves(
 
 
 def validate(space: AnySpace, tree: Any, length: int, path: str) -> None:
-    """Check that a tree holds `length` values of a space, by shapes and dtypes only."""
+    """Check by shapes and dtypes that a tree holds `length` values of a space."""
     for name, leaf, array in space_leaves(space, tree, path):
         shape, dtype = row_spec(leaf)
         if array.shape != (length, *shape):
@@ -96,7 +95,7 @@ def validate(space: AnySpace, tree: Any, length: int, path: str) -> None:
 
 
 def check_actions(space: AnySpace, actions: Tree) -> tuple[int, str] | None:
-    """Return the row of the first action outside its space, and a message; None if all are inside. NaN is outside every Box."""
+    """Return the row of the first action outside its space, and a message, or None. NaN is outside every Box."""
     first: tuple[int, str] | None = None
     for name, leaf, array in space_leaves(space, actions, "action"):
         outside = np.flatnonzero(~rows_inside(leaf, array))
@@ -126,7 +125,6 @@ def rows_inside(space: AnySpace, rows: Array) -> NDArray[np.bool_]:
 
 
 def misfit(value: Any, space: gym_spaces.Dict | AnyTuple, path: str, error: type[DataError]) -> DataError:
-    """Return the error for a value with other parts than its space."""
     if isinstance(value, Mapping):
         has = f"the keys {list(value)}"
     elif isinstance(value, (tuple, list)):
@@ -138,7 +136,6 @@ def misfit(value: Any, space: gym_spaces.Dict | AnyTuple, path: str, error: type
 
 
 def short(value: Any, width: int = 80) -> str:
-    """Return a value's type and the beginning of its repr."""
     text = " ".join(repr(value).split())
     return f"{type(value).__name__} {text if len(text) <= width else text[: width - 3] + '...'}"
 
@@ -156,7 +153,7 @@ def may_change(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
 
 
 def changed(values: NDArray[Any], target: np.dtype[Any]) -> NDArray[np.bool_]:
-    """Return a mask of the numbers that a cast changes by more than rounding; `target` covers their range and kind.
+    """Return a mask of the numbers changed by a cast beyond rounding; `target` covers their range and kind.
 
     An integer or a float of integral value becomes another number, or a finite value becomes infinite.
     """
@@ -180,7 +177,7 @@ FLAGS = frozenset((bool, np.bool_))
 _EXACT = 2**53
 _FLOAT64 = np.dtype(np.float64)
 _FLOATS = frozenset((float, np.float64, np.float32, np.float16))
-"""Classes with values that float64 represents exactly."""
+"""float64 represents all values of these classes exactly."""
 
 
 def flag_of(name: str, value: Any) -> bool:
@@ -235,7 +232,7 @@ def check_rewards(rewards: np.ndarray[Any, Any]) -> None:
 
 
 def reward_recorder(rewards: list[float]) -> Callable[[Any], None]:
-    """Return a function that appends a reward to a list, as a float."""
+    """Return a function for appending rewards to a list, as floats."""
     append, float64 = rewards.append, np.float64
 
     def record_reward(reward: Any) -> None:

@@ -46,19 +46,19 @@ def _numbers(infos: Mapping[str, Array], name: str) -> Array | None:
 
 
 def metrics_of(infos: Mapping[str, Array], how: Mapping[str, Any]) -> dict[str, float]:
-    """Aggregate the metrics among episode infos; omit metrics that are not a number in each trajectory."""
+    """Aggregate the metrics among episode infos, except those without a number in each trajectory."""
     return aggregate(infos, {name: how[name] for name in sorted(how) if _numbers(infos, name) is not None})
 
 
 class MetricsSoFar:
     """Aggregates metrics while trajectories arrive.
 
-    The results do not depend on how trajectories are grouped: values are added one at a time, in order.
+    The results do not depend on how trajectories are grouped: values are added singly, in order.
     """
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[float, int, float]] = {}  # sum, count, last value
-        self._others = set[str]()  # metrics that were no number in some trajectory
+        self._others = set[str]()  # metrics without a number in some trajectory
 
     def add(self, infos: Mapping[str, Array], names: Iterable[str]) -> None:
         for name in names:
@@ -73,7 +73,6 @@ class MetricsSoFar:
                 self._found[name] = total + value, n + 1, value
 
     def update(self, metrics: dict[str, float], how: Mapping[str, str]) -> None:
-        """Update the numbers of earlier calls, and remove metrics that are no numbers."""
         for name in self._others:
             metrics.pop(name, None)
         for name, (total, n, last) in self._found.items():
@@ -86,7 +85,7 @@ class Timer:
     """The time spent in a node of the tree of timers.
 
     Attributes:
-        seconds: The time, including that of its children.
+        seconds: The time, with its children's.
         count: How often it was entered; 0 for phases and the root, which are not counted.
         timesteps: The timesteps run in the same time; 0 if unknown.
         children: Its parts by name; the remaining time is its own.
@@ -99,7 +98,7 @@ class Timer:
 
     @property
     def self_seconds(self) -> float:
-        """Its own time, without that of its children."""
+        """Its own time, without its children's."""
         return max(0.0, self.seconds - sum(child.seconds for child in self.children.values()))
 
     @property
@@ -131,7 +130,6 @@ class Timer:
 
 
 def timers_text(tree: Timer) -> str:
-    """Return a tree as a table: share, milliseconds per timestep, own milliseconds, entries."""
     rows = [("", "share", "ms/timestep", "own", "entries")]
     for path, timer in tree.walk():
         own = 1_000 * timer.self_seconds / tree.timesteps if tree.timesteps else 0.0
@@ -194,7 +192,7 @@ def _amount(trajectories: int, timesteps: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class EndedEpisodes:
-    """Totals of the episodes that ended: their number, timesteps and raw rewards, from their resets on, also in earlier calls."""
+    """Totals of ended episodes: number, timesteps and raw rewards, from their resets on, also in earlier calls."""
 
     count: int = 0
     timesteps: int = 0
@@ -222,30 +220,30 @@ class Stats:
     """Accounts of a call, or of all calls of a sampler; `print(stats)` shows a table.
 
     Attributes:
-        kept_trajectories: Trajectories that were returned; in fragments, parts of episodes.
+        kept_trajectories: Returned trajectories; in fragments, parts of episodes.
         kept_timesteps: Their timesteps.
         episodes: The episodes that ended in the returned trajectories. In `flat`: "episodes", "episode_return" and
             "episode_length".
         stale_trajectories: Finished or failed trajectories of an older agent version, discarded on arrival.
         stale_timesteps: Their timesteps.
-        surplus_trajectories: Finished or failed trajectories of the call's own version that it did not need.
+        surplus_trajectories: Unneeded finished or failed trajectories of the call's own version.
         surplus_timesteps: Their timesteps.
         abandoned_trajectories: Rollouts stopped because they were no longer needed.
         abandoned_timesteps: Their timesteps.
-        lost_timesteps: Timesteps wasted by failures: of tickets that raised, of dropped trajectories, and of workers
-            that died (as far as their progress was known); and timesteps repeated to restore episodes of fragments.
-            Once all reports have arrived, kept, stale, surplus, abandoned and lost timesteps are all that were run.
-        checked_trajectories: Trajectories run only to check that a trajectory depends on its seed alone; they are in no
-            other account.
+        lost_timesteps: Timesteps wasted by failures: of failed tickets, dropped trajectories, and dead workers (as far
+            as their progress was known), and timesteps repeated to restore episodes of fragments. Once all reports have
+            arrived, kept, stale, surplus, abandoned and lost timesteps add up to all timesteps run.
+        checked_trajectories: Trajectories run only to check the dependence on the seed alone; they are in no other
+            account.
         checked_timesteps: Their timesteps.
         failed_trajectories: Trajectories that raised or lost their worker, whether they were run again or ended the
-            call; if the call did not need them, they are surplus.
-        dropped_trajectories: Trajectories that raised and were dropped, up to the batch's last index.
+            call. Unneeded ones are surplus.
+        dropped_trajectories: Trajectories dropped because they raised, up to the batch's last index.
         dropped: The latest thousand of them, with reasons.
-        anomalies: Observations (final ones included) that hold NaN or are outside their space, and rewards that are
-            NaN, in returned trajectories. 0 if `check` is None.
+        anomalies: Observations (final ones included) with NaN or outside their space, and NaN rewards, in returned
+            trajectories. 0 if `check` is None.
         first_anomaly: The first anomaly, by trajectory index and timestep, of the first call with any; or None.
-        restarts: Workers started to replace others that died, hung, or grew too large.
+        restarts: Workers started to replace dead, hung or too large workers.
         hangs: Workers killed because they made no progress.
         replaced: Workers ended because they exceeded their memory limit.
         timed_out: How often a trajectory exceeded `step_timeout` or `trajectory_timeout` in waiting environments; it
@@ -258,14 +256,14 @@ class Stats:
         timed: Times of user code in workers, by worker and phase; see `timers`.
         gauges_of_workers: Gauges of user code in workers, by name; see `gauges`.
         script: The script's own measurements, outside workers; None in the accounts of a single call.
-        recent: Exponentially weighted means over calls, with weight 0.1 for each call: milliseconds per timestep by
-            timer, timesteps per second, means of episodes and values of infos, by their names in `flat`. Only for
-            samplers, without streams.
+        recent: Exponentially weighted means over a sampler's calls (not streams), with weight 0.1 for each call, by
+            name in `flat`: milliseconds per timestep by timer, timesteps per second, means of episodes, values of
+            infos.
         infos: The results of `take_infos` for the last batch, by name.
-        histograms: The values, (n,), of infos for which `take_infos` was called with "histogram", in the form that
-            experiment trackers accept. `flat`, which has only numbers, has their mean.
-        metrics: The aggregated metrics of the last batch, or of a stream so far, by name; only of metrics that are a
-            number in each trajectory. In `flat`: "metrics/…".
+        histograms: The values, (n,), of infos aggregated as "histogram", for experiment trackers. `flat`, which has
+            only numbers, has their mean.
+        metrics: The aggregated metrics of the last batch, or of a stream so far, by name, if they are a number in each
+            trajectory. In `flat`: "metrics/…".
         metric_kinds: Each metric's aggregation: "mean", "sum" or "last".
     """
 
@@ -420,7 +418,7 @@ class Stats:
                 "last" for its last value in index order, or "histogram".
 
         Returns:
-            A number for each name that was present.
+            A number for each present name.
 
         Raises:
             UsageError: An aggregation is unknown, or an info is not a number in each timestep.
@@ -466,8 +464,7 @@ class Stats:
     def gauges(self) -> Gauges:
         """Return the gauges of workers and the script, by name; see `streamsampler.timed.gauge`.
 
-        Workers run concurrently, so their last value depends on timing. Values of trajectories that were not returned
-        are included.
+        Workers run concurrently, so their last value depends on timing. Values of discarded trajectories are included.
 
         Returns:
             New objects, with the last `value`, `mean`, `minimum`, `maximum` and `count`.
@@ -496,10 +493,9 @@ class Stats:
         """Return all numbers by name, for experiment trackers.
 
         Names are those of the attributes; "ms/step/physics" and so on are milliseconds per timestep, over all workers,
-        by the timer's path; "recent/…" is the exponentially weighted mean of each of these, without those of the
-        script. "gauges/loss" is a gauge's last value, and "gauges/loss/mean", "…/minimum" and "…/maximum" cover all its
-        values. Names that do not come from user code are present from the first call on, with NaN until a number is
-        known.
+        by the timer's path; "recent/…" is the exponentially weighted mean of each of these, without the script's.
+        "gauges/loss" is a gauge's last value, and "gauges/loss/mean", "…/minimum" and "…/maximum" cover all its values.
+        Names independent of user code are present from the first call on, with NaN until a number is known.
         """
         numbers = {item.name: getattr(self, item.name) for item in fields(self) if item.type in ("int", "float")}
         infos = {f"infos/{name}": value for name, value in self.infos.items()}

@@ -91,7 +91,6 @@ class TakenActions:
         self._is_missing = False  # whether some rollouts had no such info
 
     def put(self, rollouts: Rollouts) -> None:
-        """Replace the actions of rollouts, in new memory, and remove the info."""
         columns = rollouts.env_infos.columns
         if self.name is None:
             return

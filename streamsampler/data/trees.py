@@ -37,7 +37,7 @@ def _map_tree(function: Callable[[Array], Array], tree: Any) -> Tree:
 
 
 def map_trees(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
-    """Apply a function to the corresponding leaves of trees of one structure."""
+    """Apply a function to the corresponding leaves of equally nested trees."""
     if isinstance(tree, dict):
         return {key: map_trees(function, child, *(it[key] for it in others)) for key, child in tree.items()}
     if isinstance(tree, tuple):
@@ -89,7 +89,7 @@ def take(tree: TreeT, index: slice | Array) -> TreeT:
 
 
 def concatenate(trees: Sequence[Tree]) -> Tree:
-    """Join trees of one structure along the rows, in new memory."""
+    """Join equally nested trees along the rows, in new memory."""
     return cast(Tree, map_trees(lambda *leaves: np.concatenate(leaves), *trees))
 
 
@@ -153,7 +153,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def snapshot(value: Any) -> Any:
-    """Return a copy of a value that its owner may change."""
+    """Return a copy, because the value's owner may change it."""
     kind = value.__class__
     if kind in _IMMUTABLE or isinstance(value, np.generic):
         return value
@@ -179,7 +179,7 @@ def as_constant(value: Any) -> Any:
 
 
 def owned(tree: Tree) -> Tree:
-    """Copy the objects in object leaves: arrays among them may lie in memory that is reused."""
+    """Copy the objects in object leaves: arrays among them may lie in reused memory."""
 
     def own(array: Array) -> Array:
         return object_array([snapshot(value) for value in array]) if array.dtype == object else array

@@ -1,8 +1,8 @@
 """Columns for the formats of other libraries: their types, and their values in each shard.
 
-A column's type is decided once, over all shards of a source, so it does not depend on how trajectories are spread over
-files. A column holds numbers of one dtype and shape, or text, or else JSON, as
-`streamsampler/docs/storage-and-formats.md` describes it.
+A column's type is decided once, over all shards of a source, so it does not depend on how files divide the
+trajectories. A column holds numbers of one dtype and shape, or text, or else JSON
+(`streamsampler/docs/storage-and-formats.md`).
 """
 
 from __future__ import annotations
@@ -46,11 +46,7 @@ _UNFINISHED = ".export.tmp"
 
 
 def check_out(out: Path) -> None:
-    """Check that a new folder can be created.
-
-    Raises:
-        UsageError: A file, or a folder with contents, has this name, or the parent directory is missing.
-    """
+    """Raise a `UsageError` unless a new folder can be created."""
     if not out.parent.is_dir():
         raise UsageError(f"there is no directory {str(out.parent)!r}")
     if out.is_dir():
@@ -71,10 +67,8 @@ def check_out(out: Path) -> None:
 def new_folder(out: Path) -> Iterator[Path]:
     """Create the folder `out`, yield an empty folder inside it, and move its files up at the end.
 
-    If an error is raised, `out` is removed. A killed process leaves no file that looks finished.
-
-    Raises:
-        OSError: The system refuses to write, even if a library raised another error; the message names `out`.
+    If an error is raised, `out` is removed. A killed process leaves no file that looks finished. If the system refuses
+    to write, an `OSError` names `out`, even if a library raised another error.
     """
     out.mkdir(exist_ok=True)
     # Inside `out`: the parent directory may be another file system, or read-only.
@@ -97,11 +91,7 @@ def new_folder(out: Path) -> Iterator[Path]:
 
 
 def allocate(path: Path, start: int, n_bytes: int) -> None:
-    """Reserve disk space for a file, from a position on, if the system supports it.
-
-    Raises:
-        OSError: The disk is full, or the file would exceed this process's limit.
-    """
+    """Reserve disk space for a file, from a position on, if the system supports it."""
     if hasattr(os, "posix_fallocate"):
         try:
             with path.open("ab") as file:
@@ -180,7 +170,6 @@ def _column_of(values: Array) -> Column:
 
 
 def _largest_integer(values: Array) -> int:
-    """Return the largest absolute value of integers; 0 for other values."""
     if values.dtype.kind not in "iu" or not values.size:
         return 0
     return max(abs(int(values.min())), abs(int(values.max())))
@@ -201,18 +190,7 @@ def _common(kinds: set[Column], largest: int) -> Column:
 def info_rows(
     infos: Infos, length: int, columns: Mapping[KeyPath, Column], name: str, root: KeyPath = ()
 ) -> Iterator[ColumnRows]:
-    """Yield the rows of each column, even if these infos lack it.
-
-    Args:
-        infos: The infos.
-        length: Their number of rows.
-        columns: The columns by path.
-        name: The infos' name in errors.
-        root: A prefix for the columns' paths.
-
-    Raises:
-        StorageError: A value cannot be written; the message names it.
-    """
+    """Yield the rows of each column, even if these infos lack it, under paths prefixed by `root`."""
     found = columns_of(infos, length, name).columns
     for path, column in columns.items():
         name_of_key = f"{name}{''.join(f'[{key!r}]' for key in path)}"
@@ -229,7 +207,6 @@ def info_rows(
 
 
 def leaf_column(space: AnySpace) -> Column:
-    """Return the column for the values of a leaf space."""
     shape, dtype = row_spec(space)
     if dtype.kind in _NUMBERS and dtype.itemsize <= 8:
         return Column("numbers", dtype.newbyteorder("="), shape)
@@ -237,11 +214,7 @@ def leaf_column(space: AnySpace) -> Column:
 
 
 def leaf_values(column: Column, rows: Array, path: str) -> Array:
-    """Convert rows to their column's type.
-
-    Raises:
-        StorageError: A value cannot be written; the message names it.
-    """
+    """Convert rows to their column's type; a `StorageError` names a value without JSON."""
     if column.kind == "numbers":
         return rows.astype(column.dtype, copy=False)
     values = np.empty(len(rows), _OBJECT)
@@ -252,7 +225,7 @@ def leaf_values(column: Column, rows: Array, path: str) -> Array:
 
 
 def space_columns(space: AnySpace, tree: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], AnySpace, Any]]:
-    """Yield the path, the space and the rows of each leaf; the rows are None if `tree` is None."""
+    """Yield the path, space and rows of each leaf; rows are None without a tree."""
     if isinstance(space, gym_spaces.Dict):
         for key, child in space.spaces.items():
             yield from space_columns(child, None if tree is None else tree[key], (*path, str(key)))
@@ -345,11 +318,8 @@ class Source:
     def shards(self, shown: Display | None = None) -> Iterator[tuple[int, TrajectoryBatch[Any, Any]]]:
         """Yield each shard, with the number of trajectories before it.
 
-        Args:
-            shown: Shows the progress, updated when the next shard is requested.
-
-        Raises:
-            StorageError: A shard is damaged; the message names its file.
+        `shown` shows the progress, updated when the next shard is requested. A `StorageError` names the file of a
+        damaged shard.
         """
         timesteps = trajectories = 0
         for number, (n_trajectories, n_timesteps) in enumerate(self._sizes):
@@ -368,10 +338,6 @@ class Source:
         Returns:
             The columns of env_infos, agent_infos and episode_infos, and under "all_env_infos" those of env_infos and
             episode_infos together; and whether all seeds of trajectories are 64-bit integers.
-
-        Raises:
-            DataError: They are no infos.
-            StorageError: A shard is damaged; the message names its file.
         """
         surveys = {name: _InfoSurvey() for name in (*INFOS, "all_env_infos")}
         seeds_fit = True
@@ -397,10 +363,7 @@ class Source:
 class _OfPolicy(Sequence[TrajectoryBatch[Any, Any]]):
     """A policy's batches, from the shards in which it played.
 
-    Args:
-        shards: All shards.
-        played: For each such shard its number, and the number of episodes in earlier shards.
-        policy: The policy's name.
+    `played` has each such shard's number, and the number of episodes in earlier shards.
     """
 
     def __init__(self, shards: Sequence[Any], played: Sequence[tuple[int, int]], policy: str) -> None:
@@ -425,7 +388,7 @@ def open_source(source: Sourced, leaves: Leaves | None = None, policy: str | Non
     Args:
         source: A batch, a folder, the path of a file or of a folder, or a result of this function.
         leaves: The leaves to export; None for all.
-        policy: With several agents, the policy to export; None for a single agent.
+        policy: With several agents, the policy to export.
 
     Raises:
         UsageError: The source is anything else, or the policy or a leaf does not exist.
@@ -459,7 +422,6 @@ def _source(
     shards: Sequence[TrajectoryBatch[Any, Any]], sizes: Sequence[tuple[int, int]], facts: Mapping[str, Any],
     files: Sequence[Path], leaves: Leaves | None, policy: str | None,
 ) -> Source:  # fmt: skip
-    """Return a source of whole shards, or of a policy's batches."""
     if policy is None:
         return Source(shards, sizes, facts, files, leaves)
     played: dict[tuple[int, int], tuple[int, int]] = {}

@@ -25,9 +25,9 @@ class Format:
     """A format of another library.
 
     Attributes:
-        write: The writer: called with a `streamsampler.formats.columns.Source`, the folder (which may not exist yet),
-            the progress display, and the options.
-        options: The names of the arguments that only this format accepts.
+        write: Called with a `streamsampler.formats.columns.Source`, the folder (which may not exist yet), the progress
+            display, and the options.
+        options: The names of the arguments for this format alone.
     """
 
     write: Callable[..., object]
@@ -41,11 +41,7 @@ FORMATS: Mapping[str, Format] = {
 
 
 def format_named(name: str, options: Mapping[str, Any]) -> Format:
-    """Return a format of trajectories.
-
-    Raises:
-        UsageError: The format or one of its options does not exist.
-    """
+    """Return a format; a `UsageError` lists the existing formats or options."""
     if name not in FORMATS:
         raise UsageError(
             f"there is no format {name!r} of trajectories, only {', '.join(FORMATS)}: 'minari' is HDF5, evaluations "
@@ -74,8 +70,7 @@ def export(
     Args:
         source: A `TrajectoryBatch`, a `TrajectoryFolder`, or the path of a file or of a folder.
         out: The folder to write, new or empty; its parent directory must exist.
-        to: The format: "parquet", "minari" or another key of `streamsampler.formats.export.FORMATS`, described in
-            `streamsampler/docs/storage-and-formats.md`.
+        to: The format: "parquet", "minari" or another key of `streamsampler.formats.export.FORMATS`.
         fields: The leaves of observations, actions and infos to export, by path: `"observations.image"`,
             `"env_infos.lap"`; see `streamsampler.data.leaves`. A tree without any path here is exported whole. None for
             all.
@@ -91,7 +86,7 @@ def export(
         UsageError: An argument is invalid, or the folder is not empty.
         DataError: The source has no trajectories.
         StorageError: The source is damaged or holds no trajectories, or the format cannot hold it.
-        ImportError: The format's library is not installed; the message says how to install it.
+        ImportError: The format's library is not installed.
         OSError: Reading or writing failed.
     """
     kind = format_named(to, options)

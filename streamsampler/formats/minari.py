@@ -5,11 +5,11 @@ an explicit id, it is derived from such a path.
 
 An episode has T actions and T + 1 observations; images are not compressed. `infos` holds the infos of `env.reset` and
 `env.step`, in T + 1 rows like Minari's own collector, and under `agent_infos` those of the agent, in T rows. If a key
-is missing in some rows of an episode, `_key` is its mask, and missing rows are zeros or empty text. Infos that are
-neither text nor numbers of one shape are JSON, as in files of batches. A `/` in a key nests, as in HDF5. Episode
-metadata have `seed`, `trajectory_index` and `agent_version`; the dataset's have `streamsampler`: the sampler's seed,
-the provenance and the version. `env_spec` is written if the environment's id is registered during the export, with an
-entry point that other programs can import; the command's `--import MODULE` imports the registering module.
+is missing in some rows of an episode, `_key` is its mask, and missing rows are zeros or empty text. Infos other than
+text and numbers of one shape are JSON, as in files of batches. A `/` in a key nests, as in HDF5. Episode metadata have
+`seed`, `trajectory_index` and `agent_version`; the dataset's have `streamsampler`: the sampler's seed, the provenance
+and the version. `env_spec` is written if the environment's id is registered during the export, with an entry point for
+other programs; the command's `--import MODULE` imports the registering module.
 
 The space of each shard is reserved before it is written, because HDF5 aborts the process when the disk is full.
 """
@@ -46,11 +46,7 @@ _DATASET, _TEXT = 4096, 8192
 
 
 class EpisodeFile:
-    """Converts trajectories to Minari's episodes.
-
-    Raises:
-        StorageError: Minari cannot hold the source's spaces, or the names of its infos.
-    """
+    """Converts trajectories to Minari's episodes; a `StorageError` reports unsupported spaces and names of infos."""
 
     def __init__(self, source: Source) -> None:
         for path, space in source.leaf_spaces():
@@ -93,7 +89,7 @@ class EpisodeFile:
             )
 
     def most_bytes(self, batch: TrajectoryBatch[Any, Any]) -> int:
-        """Return an upper bound of the size of a shard's episodes in HDF5, with trees and padding of chunks."""
+        """Return an upper bound of the size of a shard's episodes in HDF5."""
         n_bytes = n_text = n_datasets = 0
         for name in ("observations", "last_observations", "actions", "env_infos", "agent_infos", "episode_infos"):
             for _, leaf in trees.leaves(getattr(batch, name)):
@@ -106,7 +102,7 @@ class EpisodeFile:
 
 
 def _name(path: KeyPath) -> KeyPath:
-    """Return an info's path in HDF5, from the outermost group inwards."""
+    """Return an info's path in HDF5."""
     return tuple("/".join(path).split("/"))
 
 
@@ -148,7 +144,7 @@ def _add(infos: dict[str, Any], info: ColumnRows, *parts: tuple[ColumnRows, slic
 
 
 def _plain(tree: Any) -> Any:
-    """Return a tree with text as lists, the form in which Minari writes text."""
+    """Return a tree with text as lists, as Minari expects."""
     if isinstance(tree, dict):
         return {key: _plain(child) for key, child in tree.items()}
     if isinstance(tree, tuple):
@@ -206,7 +202,7 @@ def write(
 
 
 def _reserve(folder: Path, n_bytes: int) -> None:
-    """Check that the disk has room, with a trial file: HDF5 cannot open a file with reserved space at its end."""
+    """Check with a trial file that the disk has room: HDF5 cannot open a file with reserved space at its end."""
     trial = folder / "space.tmp"
     try:
         allocate(trial, (folder / _MAIN).stat().st_size, n_bytes)
@@ -215,7 +211,6 @@ def _reserve(folder: Path, n_bytes: int) -> None:
 
 
 def _about(source: Source, out: Path, dataset_id: str | None, metadata: Mapping[str, str] | None) -> dict[str, Any]:
-    """Return the dataset's metadata, without its size."""
     for name, text in (metadata or {}).items():
         if name not in _TEXTS or not isinstance(text, str):
             raise UsageError(

@@ -124,13 +124,7 @@ _GROUP_BYTES = 8 * 2**20
 
 
 def write(source: Source, out: Path, shown: Display) -> None:
-    """Write the two tables of a source into a new folder, shard by shard.
-
-    Raises:
-        ImportError: pyarrow is not installed; the message says how to install it.
-        StorageError: A shard is damaged, or a value cannot be written.
-        OSError: The folder cannot be written; it is removed.
-    """
+    """Write the two tables of a source into a new folder, shard by shard; after an error the folder is removed."""
     arrow = needed("pyarrow", "the format Parquet", "parquet")
     parquet = needed("pyarrow.parquet", "the format Parquet", "parquet")
     writers: dict[str, Any] = {}
@@ -184,7 +178,7 @@ _MASKED = {"b": "BooleanArray", "i": "IntegerArray", "u": "IntegerArray", "f": "
 
 
 class Frames(NamedTuple):
-    """Two data frames; see `streamsampler.formats.tables` for their columns.
+    """Data frames with a row for each timestep and each trajectory; see `streamsampler.formats.tables`.
 
     Attributes:
         timesteps: A row for each timestep.
@@ -207,14 +201,14 @@ def to_pandas(
     Args:
         source: A `TrajectoryBatch`, a `TrajectoryFolder`, or the path of a file or of a folder.
         fields: See `streamsampler.formats.export`.
-        without: See there.
-        policy: See there.
+        without: As in `export`.
+        policy: As in `export`.
 
     Returns:
         `(timesteps, trajectories)`.
 
     Raises:
-        ImportError: pandas is not installed; the message says how to install it.
+        ImportError: pandas is not installed.
         DataError: The source has no trajectories.
         StorageError: The file or the folder is damaged, or an info cannot be written.
     """
@@ -266,17 +260,16 @@ def to_tensordict(
     | `policy_version` | (T,) the agent version |
     | `("next", "env_infos", KEY)`, `("agent_infos", KEY)` | (T, …); `_KEY` is the mask of an info with missing values |
 
-    Dtypes are kept: rewards are float64. A TensorDict holds numbers: other infos are omitted, with a warning that names
-    them.
+    Dtypes are kept: rewards are float64. A TensorDict holds numbers: other infos are omitted, with a warning.
 
     Args:
         source: A `TrajectoryBatch`, a `TrajectoryFolder`, or the path of a file or of a folder.
         fields: See `streamsampler.formats.export`.
-        without: See there.
-        policy: See there.
+        without: As in `export`.
+        policy: As in `export`.
 
     Raises:
-        ImportError: tensordict is not installed; the message says how to install it.
+        ImportError: tensordict is not installed.
         DataError: The source has no trajectories.
         StorageError: The file or the folder is damaged, or a space has values that are no numbers.
     """
@@ -285,7 +278,6 @@ def to_tensordict(
 
 
 def _parts(source: Source) -> Iterator[Any]:
-    """Yield a TensorDict of each shard, all with the same keys."""
     torch, tensordict = (needed(name, "the format TensorDict", "tensordict") for name in ("torch", "tensordict"))
     for path, space in source.leaf_spaces():
         if leaf_column(space).kind != "numbers":
@@ -302,13 +294,7 @@ def _parts(source: Source) -> Iterator[Any]:
 
 
 def _rows(batch: TrajectoryBatch[Any, Any], first: int, infos: Mapping[str, Any]) -> dict[KeyPath, Any]:
-    """Return the rows of a shard by key.
-
-    Args:
-        batch: The shard.
-        first: The number of trajectories before it.
-        infos: The columns of its infos.
-    """
+    """Return the rows of a shard by key; `first` is the number of trajectories before it."""
     found: dict[KeyPath, Any] = {}
     spaces: list[tuple[KeyPath, Any, Any]] = [
         (("observation",), batch.observation_space, batch.observations),

@@ -1,7 +1,7 @@
 """A test kit: environments and agents that fail at a chosen place, a chosen number of times.
 
-They can raise, hang, die, stop or leak. A fault belongs to a trajectory, not to a time or a worker, so a test fails at
-the same place each time. Guide: `streamsampler/docs/failures.md`.
+A fault belongs to a trajectory, not to a time or a worker, so a test fails at the same place each time. Guide:
+`streamsampler/docs/failures.md`.
 """
 
 from streamsampler.testing.faults import Fault, Faults, FaultyAgent, FaultyEnv, InjectedError

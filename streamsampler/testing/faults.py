@@ -27,18 +27,13 @@ from streamsampler.workers.purity import is_checking
 
 
 def make_faulty_env(update: EnvUpdate, faults: Faults) -> FaultyEnv:
-    """Make an environment with faults; a fault in "construct" happens before the environment exists."""
+    """Make an environment with faults; "construct" fails before it exists."""
     faults.maybe("construct")
     return FaultyEnv(apply_env_update(update, None), faults)
 
 
 class FaultyEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """An environment with faults; `Faults.env` makes it in the workers.
-
-    Args:
-        env: The environment.
-        faults: The faults.
-    """
+    """An environment with faults; `Faults.env` makes it in the workers."""
 
     @suggesting()
     def __init__(self, env: gymnasium.Env[Any, Any], faults: Faults) -> None:
@@ -66,12 +61,7 @@ class FaultyEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class FaultyAgent:
-    """An agent with faults; see `Faults.agent`. It acts on single observations.
-
-    Args:
-        agent: The agent.
-        faults: The faults.
-    """
+    """An agent with faults, for single observations; see `Faults.agent`."""
 
     @suggesting()
     def __init__(self, agent: Agent, faults: Faults) -> None:
@@ -221,11 +211,11 @@ class Fault:
             waits forever in native code with the GIL held; "leak" allocates `n_bytes` and continues.
         where: In the environment: "construct", "reset", "step" or "close". In the agent: "agent_construct" (when it is
             unpickled), "agent_reset", "action" or "agent_update" (`set_param_values`).
-        trajectory: The index of the failing trajectory; None for any.
+        trajectory: The failing trajectory's index; None for any.
         step: The failing timestep, from 1; for "step" and "action".
         version: The agent version of `trajectory`: 1 in a sampler's first call, 2 in its second.
         times: How often it happens, in all processes together; None for every time.
-        n_bytes: The bytes that "leak" allocates each time.
+        n_bytes: The bytes allocated by each "leak".
 
     Raises:
         UsageError: The kind or place does not exist, or a number is out of range.
@@ -310,7 +300,7 @@ class Faults:
         return FaultyAgent(as_agent(agent), self)
 
     def maybe(self, place: Place, seed: int | None = None, step: int | None = None) -> None:
-        """Fail if a fault is due here. Wrappers of other things than environments and agents may call it, too.
+        """Fail if a fault is due here. Your own wrappers may call it, too.
 
         Args:
             place: The place.
