@@ -1,6 +1,5 @@
 """Export of trajectories and evaluations to the formats of other libraries, each an extra.
 
-`export` writes a batch, a file or a folder shard by shard; `to_pandas` and `to_tensordict` return all data in memory.
 Guide: `streamsampler/docs/storage-and-formats.md`.
 """
 

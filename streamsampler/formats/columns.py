@@ -1,7 +1,7 @@
 """Columns for the formats of other libraries: their types, and their values in each shard.
 
 A column's type is decided once, over all shards of a source, so it does not depend on how files divide the
-trajectories. A column holds numbers of one dtype and shape, or text, or else JSON
+trajectories. A column holds numbers of equal dtype and shape, or text, or else JSON
 (`streamsampler/docs/storage-and-formats.md`).
 """
 
@@ -67,8 +67,8 @@ def check_out(out: Path) -> None:
 def new_folder(out: Path) -> Iterator[Path]:
     """Create the folder `out`, yield an empty folder inside it, and move its files up at the end.
 
-    If an error is raised, `out` is removed. A killed process leaves no file that looks finished. If the system refuses
-    to write, an `OSError` names `out`, even if a library raised another error.
+    An error removes `out`; a killed process leaves no file that looks finished. If the system refuses to write, an
+    `OSError` names `out`, even if a library raised another error.
     """
     out.mkdir(exist_ok=True)
     # Inside `out`: the parent directory may be another file system, or read-only.
@@ -107,14 +107,7 @@ _OBJECT = np.dtype(object)
 
 @dataclass(frozen=True)
 class Column:
-    """The type of a column.
-
-    Attributes:
-        kind: "numbers"; or "text" or "json", with rows of Python strings.
-        dtype: The dtype of its numbers; otherwise that of objects.
-        shape: The shape of a row of numbers.
-        always: Whether no row is missing.
-    """
+    """The type of a column: the dtype and shape of its numbers, or Python strings; `always` excludes missing rows."""
 
     kind: Literal["numbers", "text", "json"]
     dtype: np.dtype[Any] = _OBJECT
@@ -123,13 +116,9 @@ class Column:
 
 
 class ColumnRows(NamedTuple):
-    """The rows of a column in a shard.
+    """The rows of a column in a shard, by path from the outermost key inwards.
 
-    Attributes:
-        path: The column's path, from the outermost key inwards.
-        column: Its type.
-        rows: (N, …) the rows; missing rows have any value.
-        present: (N,) bool, false for missing rows; None if no row is missing.
+    Missing rows have any value, and are false in `present`, (N,) bool, which is None if no row is missing.
     """
 
     path: KeyPath
@@ -139,14 +128,13 @@ class ColumnRows(NamedTuple):
 
 
 class _InfoSurvey:
-    """Collects the columns of infos, shard by shard."""
+    """Collects the columns of infos."""
 
     def __init__(self) -> None:
         self._found: defaultdict[KeyPath, list[tuple[Column, int, int]]] = defaultdict(list)
         self._length = 0
 
     def look_at(self, infos: Infos, length: int, name: str) -> None:
-        """Add the infos of `length` rows."""
         self._length += length
         for path, column in columns_of(infos, length, name).columns.items():
             rows = column.values
@@ -240,25 +228,14 @@ _log = logging.getLogger("streamsampler")
 
 
 class Source:
-    """Trajectories to export, with one shard in memory at a time.
+    """Trajectories to export, with a single shard in memory at a time.
 
     Args:
-        shards: The shards, each loaded when it is indexed; at least one.
+        shards: The shards, each loaded when it is indexed.
         sizes: Trajectories and timesteps of each shard.
         facts: Their origin: seed, provenance and version of the package.
         files: The files of the shards, if any.
         leaves: The leaves to export.
-
-    Attributes:
-        n_trajectories: The number of trajectories.
-        n_timesteps: The number of timesteps.
-        observation_space: The environment's.
-        action_space: The environment's.
-        facts: See above.
-        provenance: The environment and agent among the facts.
-
-    Raises:
-        UsageError: The episodes have several agents, or a leaf does not exist.
     """
 
     def __init__(
@@ -310,17 +287,13 @@ class Source:
         return kept
 
     def leaf_spaces(self) -> Iterator[tuple[KeyPath, AnySpace]]:
-        """Yield the path and the space of each leaf of observations and actions."""
+        """Yield the path and space of each leaf."""
         for name, of in (("observations", self.observation_space), ("actions", self.action_space)):
             for path, space, _ in space_columns(of, None, (name,)):
                 yield path, space
 
     def shards(self, shown: Display | None = None) -> Iterator[tuple[int, TrajectoryBatch[Any, Any]]]:
-        """Yield each shard, with the number of trajectories before it.
-
-        `shown` shows the progress, updated when the next shard is requested. A `StorageError` names the file of a
-        damaged shard.
-        """
+        """Yield each shard, with the number of trajectories before it; a `StorageError` names a damaged file."""
         timesteps = trajectories = 0
         for number, (n_trajectories, n_timesteps) in enumerate(self._sizes):
             yield (
@@ -335,9 +308,8 @@ class Source:
     def survey(self) -> tuple[dict[str, dict[KeyPath, Column]], bool]:
         """Read the infos and seeds of all shards.
 
-        Returns:
-            The columns of env_infos, agent_infos and episode_infos, and under "all_env_infos" those of env_infos and
-            episode_infos together; and whether all seeds of trajectories are 64-bit integers.
+        Return the columns of each field of infos, and under "all_env_infos" those of env_infos and episode_infos
+        together; and whether all seeds of trajectories are 64-bit integers.
         """
         surveys = {name: _InfoSurvey() for name in (*INFOS, "all_env_infos")}
         seeds_fit = True
@@ -361,10 +333,7 @@ class Source:
 
 
 class _OfPolicy(Sequence[TrajectoryBatch[Any, Any]]):
-    """A policy's batches, from the shards in which it played.
-
-    `played` has each such shard's number, and the number of episodes in earlier shards.
-    """
+    """A policy's batches; `played` has the number of each shard in which it played, and of the episodes before it."""
 
     def __init__(self, shards: Sequence[Any], played: Sequence[tuple[int, int]], policy: str) -> None:
         self._shards, self._played, self._policy = shards, played, policy
@@ -383,18 +352,12 @@ Sourced = TrajectoryBatch[Any, Any] | TrajectoryFolder[Any, Any] | Source | str 
 
 
 def open_source(source: Sourced, leaves: Leaves | None = None, policy: str | None = None) -> Source:
-    """Open the source of an export.
-
-    Args:
-        source: A batch, a folder, the path of a file or of a folder, or a result of this function.
-        leaves: The leaves to export; None for all.
-        policy: With several agents, the policy to export.
+    """Open a batch, a folder, or the path of either; return a `Source` unchanged.
 
     Raises:
         UsageError: The source is anything else, or the policy or a leaf does not exist.
         DataError: The source has no trajectories.
-        StorageError: The file or folder is damaged, or holds no trajectories.
-        FileNotFoundError: The file or folder does not exist.
+        StorageError: The file or folder is damaged.
     """
     if isinstance(source, Source):
         return source

@@ -22,12 +22,9 @@ from streamsampler.formats.columns import Sourced, check_out, open_source
 
 @dataclass(frozen=True)
 class Format:
-    """A format of another library.
+    """A format of another library, and the names of its options.
 
-    Attributes:
-        write: Called with a `streamsampler.formats.columns.Source`, the folder (which may not exist yet), the progress
-            display, and the options.
-        options: The names of the arguments for this format alone.
+    `write` is called with a `Source`, the folder (which may not exist yet), the progress display, and the options.
     """
 
     write: Callable[..., object]
@@ -63,7 +60,7 @@ def export(
     progress: ProgressArgument = False,
     **options: Any,
 ) -> Path:
-    """Export trajectories to the format of another library, with one shard in memory at a time.
+    """Export trajectories to the format of another library, shard by shard.
 
     After an error or Ctrl-C nothing is left on the disk.
 
@@ -105,8 +102,7 @@ def save_evaluations(evaluations: Mapping[int, Evaluation], path: str | os.PathL
 
     The file has `timesteps` (n,) int64, the timesteps of training; `results` (n, N) float64, the returns; `ep_lengths`
     (n, N) int64; and, if every evaluation has successes, `successes` (n, N) bool. Readers of the callback's files can
-    read
-    it: `numpy.load`, the plots of RL Baselines3 Zoo. Writing needs only NumPy.
+    read it, such as the plots of RL Baselines3 Zoo. Writing needs only NumPy.
 
     Args:
         evaluations: The evaluations by the timesteps of training; all with the same number of trajectories.

@@ -4,12 +4,11 @@
 an explicit id, it is derived from such a path.
 
 An episode has T actions and T + 1 observations; images are not compressed. `infos` holds the infos of `env.reset` and
-`env.step`, in T + 1 rows like Minari's own collector, and under `agent_infos` those of the agent, in T rows. If a key
-is missing in some rows of an episode, `_key` is its mask, and missing rows are zeros or empty text. Infos other than
-text and numbers of one shape are JSON, as in files of batches. A `/` in a key nests, as in HDF5. Episode metadata have
-`seed`, `trajectory_index` and `agent_version`; the dataset's have `streamsampler`: the sampler's seed, the provenance
-and the version. `env_spec` is written if the environment's id is registered during the export, with an entry point for
-other programs; the command's `--import MODULE` imports the registering module.
+`env.step`, in T + 1 rows like Minari's own collector, and under `agent_infos` those of the agent, in T rows. Missing
+rows are zeros or empty text, with a mask `_key`. Infos other than text and numbers of equal shape are JSON. A `/` in a
+key nests, as in HDF5. Episode metadata have `seed`, `trajectory_index` and `agent_version`; the dataset's have
+`streamsampler`: the sampler's seed, the provenance and the version. `env_spec` is written if the environment's id is
+registered during the export; the command's `--import MODULE` imports the registering module.
 
 The space of each shard is reserved before it is written, because HDF5 aborts the process when the disk is full.
 """
@@ -46,7 +45,7 @@ _DATASET, _TEXT = 4096, 8192
 
 
 class EpisodeFile:
-    """Converts trajectories to Minari's episodes; a `StorageError` reports unsupported spaces and names of infos."""
+    """Converts trajectories to Minari's episodes, if Minari can hold their spaces and names."""
 
     def __init__(self, source: Source) -> None:
         for path, space in source.leaf_spaces():
@@ -61,7 +60,7 @@ class EpisodeFile:
         self._make = needed("minari.data_collector", "the format Minari", "minari").EpisodeBuffer
 
     def episodes_in(self, batch: TrajectoryBatch[Any, Any], first: int) -> Iterator[Any]:
-        """Yield an episode for each trajectory of a shard; `first` is the number of trajectories before it."""
+        """Yield an episode for each trajectory of a shard, the first with id `first`."""
         n_timesteps = batch.n_timesteps
         env_infos = list(info_rows(batch.env_infos, n_timesteps, self._env_columns, "env_infos"))
         resets = list(info_rows(batch.episode_infos, len(batch), self._env_columns, "episode_infos"))
@@ -89,7 +88,7 @@ class EpisodeFile:
             )
 
     def most_bytes(self, batch: TrajectoryBatch[Any, Any]) -> int:
-        """Return an upper bound of the size of a shard's episodes in HDF5."""
+        """Return an upper bound of a shard's size in HDF5."""
         n_bytes = n_text = n_datasets = 0
         for name in ("observations", "last_observations", "actions", "env_infos", "agent_infos", "episode_infos"):
             for _, leaf in trees.leaves(getattr(batch, name)):
@@ -178,7 +177,7 @@ def write(
         metadata: Some of author, author_email, code_permalink, algorithm_name and description.
 
     Raises:
-        ImportError: Minari is not installed; the message says how to install it.
+        ImportError: Minari is not installed.
         UsageError: The id or the metadata are invalid.
         StorageError: A shard is damaged, or Minari cannot hold the spaces or the infos.
         OSError: The folder cannot be written; it is removed.
@@ -249,10 +248,7 @@ def _name_of(source: Source, out: Path) -> str:
 
 
 def _env_spec(source: Source) -> Any | None:
-    """Return the environment's spec if its id is registered; nothing is imported.
-
-    A spec that Minari cannot write becomes None, with a warning.
-    """
+    """Return the spec of a registered environment; with a warning None if Minari cannot write it."""
     name, kwargs = (source.provenance.get(each) for each in ("environment", "env_kwargs"))
     registered = gymnasium.registry.get(str(name).rpartition(":")[2])
     if registered is None:

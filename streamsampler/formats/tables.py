@@ -1,6 +1,6 @@
-"""Trajectories as two tables, of timesteps and of trajectories: Parquet, pandas, and a TensorDict of timesteps.
+"""Trajectories as tables of timesteps and of trajectories: Parquet, pandas, and a TensorDict of timesteps.
 
-Parquet is written shard by shard; the others hold all data in memory. Missing infos are missing values. Guide:
+Parquet is written shard by shard; the others hold all data in memory. Guide:
 `streamsampler/docs/storage-and-formats.md`.
 """
 
@@ -49,7 +49,7 @@ _OF_FRAGMENTS = ("continued", "cut", "env_number", "earlier_length", "earlier_re
 def tables(
     source: Source, shown: Display | None = None
 ) -> Iterator[tuple[dict[str, ColumnRows], dict[str, ColumnRows]]]:
-    """Yield the rows of each shard in the tables of timesteps and trajectories, by column name."""
+    """Yield the columns of each shard in the tables of timesteps and trajectories."""
     infos, seeds_fit = source.survey()
     for first, batch in source.shards(shown):
         yield _named(_timesteps(batch, first, infos)), _named(_trajectories(batch, first, infos, seeds_fit=seeds_fit))
@@ -178,7 +178,7 @@ _MASKED = {"b": "BooleanArray", "i": "IntegerArray", "u": "IntegerArray", "f": "
 
 
 class Frames(NamedTuple):
-    """Data frames with a row for each timestep and each trajectory; see `streamsampler.formats.tables`.
+    """Data frames; see `streamsampler.formats.tables` for their columns.
 
     Attributes:
         timesteps: A row for each timestep.
@@ -199,8 +199,8 @@ def to_pandas(
     `boolean`), so integers stay integers. A cell with several numbers is an array of the row's shape.
 
     Args:
-        source: A `TrajectoryBatch`, a `TrajectoryFolder`, or the path of a file or of a folder.
-        fields: See `streamsampler.formats.export`.
+        source: As in `streamsampler.formats.export`.
+        fields: As in `export`.
         without: As in `export`.
         policy: As in `export`.
 
@@ -263,8 +263,8 @@ def to_tensordict(
     Dtypes are kept: rewards are float64. A TensorDict holds numbers: other infos are omitted, with a warning.
 
     Args:
-        source: A `TrajectoryBatch`, a `TrajectoryFolder`, or the path of a file or of a folder.
-        fields: See `streamsampler.formats.export`.
+        source: As in `streamsampler.formats.export`.
+        fields: As in `export`.
         without: As in `export`.
         policy: As in `export`.
 

@@ -1,6 +1,6 @@
 """Faults for tests of failure handling: their kind, their place, and how often they happen.
 
-The record of past faults is in a folder, shared by all processes: a fault with `times=1` happens once in all of them.
+A folder holds the record of past faults for all processes: a fault with `times=1` happens once in all of them.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class FaultyAgent:
         self._agent.set_param_values(values)  # type: ignore[attr-defined]
 
     def get_param_converter(self) -> Any:
-        """Return the agent's converter for updates of its own kind."""
+        """Return the agent's converter of updates."""
         get_converter = getattr(self._agent, "get_param_converter", None)
         return get_converter() if callable(get_converter) else _of_no_kind
 
@@ -146,7 +146,7 @@ class InjectedError(SamplerError):
 
 
 def fail(kind: Kind, place: str, n_bytes: int) -> None:
-    """Fail; returns only from "leak", and from "stop" when the process is continued."""
+    """Fail; return only from "leak", and from "stop" after SIGCONT."""
     if kind == "raise":
         raise InjectedError(f"injected in {place}")
     if kind == "leak":
@@ -242,7 +242,7 @@ class Fault:
                 raise UsageError(f"{name} is at least {least}, got {value}")
 
     def seed(self, sampler_seed: int) -> int | None:
-        """Return the seed of the environment or agent in the fault's trajectory; None for any."""
+        """Return the environment's or agent's seed in the fault's trajectory, or None."""
         if self.trajectory is None:
             return None
         seed = TrajectorySeeds(sampler_seed, self.version)[self.trajectory]
@@ -254,7 +254,7 @@ class Fault:
 class Faults:
     """Faults, and the record of those that happened.
 
-    No fault happens while a sampler checks that trajectories depend on their seeds alone (its argument `check`).
+    No fault happens while a sampler checks the dependence on seeds (its argument `check`).
 
     Args:
         folder: The folder of the record; created if it does not exist. Use a new folder: earlier records count.
@@ -285,14 +285,7 @@ class Faults:
         return self._records.folder
 
     def env(self, env: Any) -> EnvUpdate:
-        """Return `env` with these faults, for a sampler.
-
-        Args:
-            env: Any environment that a sampler accepts.
-
-        Raises:
-            UsageError: `env` is no environment.
-        """
+        """Return `env`, any environment for a sampler, with these faults."""
         return NewEnvUpdate(partial(make_faulty_env, as_env_update(env), self))
 
     def agent(self, agent: Any) -> FaultyAgent:
@@ -304,7 +297,7 @@ class Faults:
 
         Args:
             place: The place.
-            seed: The seed of the environment or the agent, inside trajectories.
+            seed: The environment's or agent's seed, inside trajectories.
             step: The timestep, from 1, in "step" and "action".
         """
         for number, fault, its_seed in self._due.get(place, ()):
@@ -315,7 +308,7 @@ class Faults:
                 fail(fault.kind, place, fault.n_bytes)
 
     def fired(self, fault: int | None = None) -> int:
-        """Return how often the fault at a position, or any fault, has happened."""
+        """Return how often a fault, or any, has happened."""
         return self._records.count(None if fault is None else str(fault))
 
     def pids(self, fault: int | None = None) -> list[int]:

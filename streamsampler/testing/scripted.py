@@ -22,7 +22,7 @@ class ScriptedEnv(gymnasium.Env[Observation, Any]):
 
     Args:
         length: Timesteps of a trajectory; or (least, most), the bounds for a random length.
-        shape: The observations' shape; they are float32. From a thousand numbers on they go through shared memory.
+        shape: The shape of the float32 observations. From a thousand numbers on they go through shared memory.
         seconds: The duration of a step, in which it sleeps.
     """
 
@@ -46,7 +46,7 @@ class ScriptedEnv(gymnasium.Env[Observation, Any]):
         return self._observe(), {}
 
     def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Return a random observation, and a reward that depends on the action."""
+        """Return random data."""
         if self._seconds:
             time.sleep(self._seconds)
         self._left -= 1
@@ -55,7 +55,7 @@ class ScriptedEnv(gymnasium.Env[Observation, Any]):
 
 
 class ScriptedAgent:
-    """An agent with random actions plus a parameter, which it records in its infos.
+    """An agent with random actions plus a parameter, also in its infos.
 
     Args:
         offset: The parameter, an integer; ``{"offset": 2}`` is an update.

@@ -58,7 +58,7 @@ class TraceReplay:
 def replay(path: str | PathLike[str]) -> TraceReplay:
     """Replay a trace through the scheduler, up to the first difference.
 
-    Instructions are compared if the trace has them, as all traces of `STREAMSAMPLER_TRACE` do.
+    Instructions are compared if the trace has them, as with `STREAMSAMPLER_TRACE`.
 
     Args:
         path: The trace, which is unpickled.
