@@ -101,7 +101,6 @@ class EpisodeFile:
 
 
 def _name(path: KeyPath) -> KeyPath:
-    """Return an info's path in HDF5."""
     return tuple("/".join(path).split("/"))
 
 
@@ -235,7 +234,6 @@ def _about(source: Source, out: Path, dataset_id: str | None, metadata: Mapping[
 
 
 def _name_of(source: Source, out: Path) -> str:
-    """Derive a dataset's id from the folder or the environment."""
     parts = out.absolute().parts
     if parts[-1] == "data" and "datasets" in parts:
         after = parts[len(parts) - parts[::-1].index("datasets") : -1]

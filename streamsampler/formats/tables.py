@@ -107,7 +107,6 @@ def _leaves(space: Any, tree: Any, root: str) -> Iterator[ColumnRows]:
 
 
 def _named(columns: Iterable[ColumnRows]) -> dict[str, ColumnRows]:
-    """Return columns by name; equal names get suffixes `~2`, `~3`, …."""
     named: dict[str, ColumnRows] = {}
     for column in columns:
         plain = name = ".".join(column.path)
@@ -156,7 +155,6 @@ def _field(arrow: Any, name: str, column: Column) -> Any:
 
 
 def _write_rows(arrow: Any, writer: Any, columns: list[ColumnRows]) -> None:
-    """Write the rows of a shard, a few megabytes at a time."""
     n_rows = len(columns[0].rows)
     n_group = max(1, _GROUP_BYTES // max(1, sum(column.rows[:1].nbytes for column in columns)))
     for start in range(0, n_rows, n_group):

@@ -127,7 +127,6 @@ class FaultyAgent:
 
 
 def _of_no_kind(update: Any) -> Any:  # noqa: ARG001 - the signature is a converter's
-    """Return `NotImplemented`: no update is of the agent's own kind."""
     return NotImplemented
 
 
