@@ -55,9 +55,10 @@ class AgentRows(NamedTuple):
         for name, n in zip(ARRAYS_OF_AGENTS, lengths, strict=True):
             array = getattr(self, name)
             if not isinstance(array, np.ndarray) or array.shape != (n,) or array.dtype != np.int64:
-                raise DataError(f"agents.{name} should be an array of int64 of shape ({n},), and is {array!r:.80}")
+                raise DataError(f"agents.{name} should be an array of int64 of shape ({n},), not {array!r:.80}")
         if len(self.numbers) and not 0 <= self.numbers.min() <= self.numbers.max() < len(self.known):
-            raise DataError(f"agents.numbers should be from 0 to {len(self.known) - 1}")
+            lowest, highest = self.numbers.min(), self.numbers.max()
+            raise DataError(f"agents.numbers should be from 0 to {len(self.known) - 1}, not {lowest} to {highest}")
 
     @classmethod
     def joined(cls, batches: Sequence[Any]) -> AgentRows | None:
@@ -69,7 +70,7 @@ class AgentRows(NamedTuple):
             known = sorted({agent for rows in each for agent in rows.known})
             each = [rows._among(known) for rows in each]
         if len(differing := {None if rows is None else rows.known for rows in each}) > 1:
-            raise DataError(f"the batches are of different agents: {', '.join(map(str, differing))}")
+            raise DataError(f"the batches have different agents: {', '.join(map(str, differing))}")
         numbers, episodes, env_timesteps = (
             np.concatenate([getattr(rows, name) for rows in each]) for name in ARRAYS_OF_AGENTS
         )

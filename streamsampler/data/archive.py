@@ -43,13 +43,13 @@ class Claim(NamedTuple):
 def opened_npz(path: Path) -> Iterator[Npz]:
     """Open a file; raise a `StorageError` if it is no `.npz` file or truncated."""
     if path.is_dir():
-        raise StorageError(f"{path} is a folder, not a file; streamsampler.load reads all of it")
+        raise StorageError(f"{path} is a folder, not a file: load it with streamsampler.load")
     with open_regular(path) as file:
         try:
             archive = zipfile.ZipFile(file)
         except Exception as reason:
             raise StorageError(
-                f"{path} is no trajectory batch: it is no .npz file, or it was cut short ({reason})"
+                f"{path} is no trajectory batch: it is not an .npz file, or it is truncated ({reason})"
             ) from None
         with archive:
             yield Npz(path, archive)
@@ -98,12 +98,12 @@ class Npz:
         claim, info = self.claim(name), self._archive.getinfo(f"{name}{_SUFFIX}")
         most = max(_TEXT_BYTES, _TEXT_RATIO * info.compress_size, _ROW_BYTES * n_rows)
         if claim.dtype != np.uint8 or len(claim.shape) != 1 or info.file_size > most:
-            text = f"a text of {claim.shape} {claim.dtype} in {info.compress_size:,} bytes"
-            self._refuse(name, ValueError(f"{text}, and may have {most:,} bytes"))
+            text = f"it is a text of {claim.shape} {claim.dtype} in {info.compress_size:,} bytes"
+            self._refuse(name, ValueError(f"{text}; at most {most:,} bytes are allowed"))
 
     def _refuse(self, name: str, reason: Exception) -> NoReturn:
         raise StorageError(
-            f"{self._path} cannot be read: {name} is damaged, cut short, or holds pickles "
+            f"{self._path} cannot be read: {name} is damaged, truncated, or holds pickles "
             f"({type(reason).__name__}: {reason})"
         ) from None
 
@@ -120,7 +120,7 @@ def _claim_of(member: Any) -> tuple[Claim, int]:
     length = member.read(struct.calcsize(length_form))
     (n_bytes,) = struct.unpack(length_form, length)
     if n_bytes > _MOST_HEADER_BYTES:
-        raise ValueError(f"its header has {n_bytes:,} bytes, and may have {_MOST_HEADER_BYTES:,}")
+        raise ValueError(f"its header has {n_bytes:,} bytes, but at most {_MOST_HEADER_BYTES:,} are allowed")
     shape, _, dtype = read(io.BytesIO(length + member.read(n_bytes)))
     return Claim(shape, dtype), len(magic) + len(length) + n_bytes
 
@@ -129,7 +129,7 @@ def _check_size(claim: Claim, n_bytes: int) -> None:
     if claim.dtype.hasobject:
         raise ValueError("it holds pickles")
     if min(claim.shape, default=0) < 0:
-        raise ValueError(f"its header says {claim.shape}")
-    said = math.prod(claim.shape) * claim.dtype.itemsize
-    if said != n_bytes:
-        raise ValueError(f"there is {'more' if said < n_bytes else 'less'} than its header says: {n_bytes:,} bytes")
+        raise ValueError(f"its header has the impossible shape {claim.shape}")
+    expected = math.prod(claim.shape) * claim.dtype.itemsize
+    if expected != n_bytes:
+        raise ValueError(f"it has {n_bytes:,} bytes, but {expected:,} according to its header")

@@ -333,7 +333,7 @@ class GrowingBatch:
             DataError: Infos have a key `_x` in one trajectory and a key `x` in another, or fields do not fit.
         """
         if not self._fits:
-            raise DataError("the trajectories of one batch must have values of the same shapes and dtypes")
+            raise DataError("all trajectories of a batch must have values of the same shapes and dtypes")
         origins = origins or Origins.join(self._origins[: self._appended.origins] or [Origins.of([])])
         if self.n_appended:
             rows: dict[str, Any] = {name: self._rows[name].tree(self._n_rows(name)) for name in _ROWS}

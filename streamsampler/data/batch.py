@@ -101,15 +101,15 @@ class BatchFragments(RawData[ObservationsT, ActionsT]):
         if len(numbers) and (numbers < 0).all():
             field = name if isinstance(name, str) else "rewards"
             raise DataError(
-                f"a grid is made of fragments, and this batch has {count(len(numbers), 'whole trajectory')}, of "
-                f"different lengths: take it from obtain_fragments, or pad it: batch.padded({field!r})"
+                f"a grid needs fragments, but this batch has {count(len(numbers), 'whole trajectory')}, of "
+                f"different lengths: use a batch of obtain_fragments, or pad this one with batch.padded({field!r})"
             )
         n_envs = int(numbers.max(initial=-1)) + 1
         timesteps = np.bincount(numbers[numbers >= 0], self.lengths[numbers >= 0], n_envs).astype(np.int64)
         if not n_envs or (np.diff(numbers) < 0).any() or (numbers < 0).any() or (timesteps != timesteps[0]).any():
             raise DataError(
-                "a grid needs a batch as obtain_fragments returned it: the same number of timesteps of each "
-                f"environment, in order; this one has {timesteps.tolist()} of environments 0 to {n_envs - 1}"
+                "a grid needs a whole batch of obtain_fragments, with the environments in order and the same number of "
+                f"timesteps for each; this one has {timesteps.tolist()} timesteps of environments 0 to {n_envs - 1}"
             )
 
         def grid(array: Array) -> Array:
@@ -124,12 +124,12 @@ class BatchFragments(RawData[ObservationsT, ActionsT]):
             n = len(self.rewards)
             if shape is None or tuple(shape[:1]) != (n,):
                 form = f"a {type(name).__name__}" if shape is None else f"of shape {tuple(shape)}"
-                raise UsageError(f"as_grid takes the name of a field or an array of {n} rows, and this is {form}")
+                raise UsageError(f"as_grid accepts the name of a field or an array of {n} rows, not {form}")
             return name
         if name not in _GRIDS:
             raise UsageError(
-                f"there is no grid of {name!r}, only of {', '.join(_GRIDS)}, and of arrays with a row for each "
-                "timestep, such as batch.as_grid(batch.values)"
+                f"as_grid has no field {name!r}: use {', '.join(_GRIDS)}, or an array with a row for each timestep, "
+                "such as batch.as_grid(batch.values)"
             )
         return getattr(self, name)
 
@@ -355,7 +355,7 @@ class TrajectoryBatch(
         if name == "mask":
             return np.arange(length) < self.lengths[:, None]
         if name not in PADDABLE:
-            raise DataError(f"there is no padded {name!r}, only {', '.join(PADDABLE)} and mask")
+            raise DataError(f"cannot pad {name!r}: use {', '.join(PADDABLE)} or mask")
         pad = batch_fields.padded_infos if name in batch_fields.INFOS else batch_fields.padded_tree
         return pad(getattr(self, name), self.lengths, length, value, name)
 
@@ -376,7 +376,7 @@ class TrajectoryBatch(
             )
         selected = np.arange(self.n_trajectories)[cast("Any", index)]
         if selected.ndim > 1:
-            raise IndexError(f"a batch has one axis, its trajectories; the index has the shape {selected.shape}")
+            raise IndexError(f"a batch has one axis, its trajectories, but the index has the shape {selected.shape}")
         selected = np.atleast_1d(selected)
         starts = self.starts[selected]
         stops = starts + self.lengths[selected]
@@ -422,13 +422,13 @@ class TrajectoryBatch(
         """
         parts = [batch for item in batches for batch in ([item] if isinstance(item, TrajectoryBatch) else item)]
         if not parts:
-            raise DataError("there is nothing to concatenate: 0 batches")
+            raise DataError("concatenate needs at least one batch, got 0 batches")
         joined: TrajectoryBatch[AnyObservationsT, AnyActionsT] = parts[0]._joined(parts)
         return joined
 
     def _joined(self, parts: Sequence[Any]) -> Any:
         if {type(part) for part in parts} != {type(self)}:
-            raise DataError("batches of one agent and of several agents cannot be joined")
+            raise DataError("cannot join batches of one agent with batches of several agents")
         return batch_fields.replaced(self, **batch_fields.joined_fields(parts))
 
     @classmethod

@@ -171,7 +171,7 @@ def batch_of_episodes(
     action_space: AnySpace,
 ) -> Any:
     if isinstance(episodes, Mapping) or not hasattr(episodes, "__iter__"):
-        raise UsageError(f"from_list takes a list of dicts, one for each episode, got {episodes!r:.60}")
+        raise UsageError(f"from_list needs a list of dicts, one for each episode, got {episodes!r:.60}")
     batches = []
     for position, each in enumerate(episodes):
         fields = _fields(each, position)
@@ -195,7 +195,7 @@ def _fields(episode: Mapping[str, Any], position: int) -> dict[str, Any]:
         if lengths != {len(rewards) + 1}:
             raise DataError(
                 f"episode {position} has {len(rewards)} rewards: without last_observation it needs {len(rewards) + 1} "
-                f"observations, and has {', '.join(map(str, sorted(lengths)))}"
+                f"observations, but has {', '.join(map(str, sorted(lengths)))}"
             )
         last = trees.map_tree(lambda leaf: leaf[-1], observations)
         observations = trees.map_tree(lambda leaf: leaf[:-1], observations)
@@ -219,7 +219,7 @@ def _fields(episode: Mapping[str, Any], position: int) -> dict[str, Any]:
 
 def _check_keys(episode: Any, position: int) -> None:
     if not isinstance(episode, Mapping):
-        raise UsageError(f"episode {position} should be a dict, and is {episode!r:.60}")
+        raise UsageError(f"episode {position} should be a dict, not {episode!r:.60}")
     if missing := [name for name in _NEEDED if name not in episode]:
         raise UsageError(f"episode {position} has no {', '.join(missing)}")
     if unknown := sorted(map(repr, episode.keys() - {*_NEEDED, *_OPTIONAL})):
@@ -234,8 +234,8 @@ def _flags(episode: Mapping[str, Any], position: int) -> dict[str, Any]:
     }
     if not (flags["terminated"] or flags["truncated"] or flags["cut"]):
         raise DataError(
-            f"episode {position} is neither terminated nor truncated: let one be true, or cut=True for an episode that "
-            "goes on"
+            f"episode {position} is neither terminated nor truncated: set one of them, or cut=True for an unfinished "
+            "episode"
         )
     arrays = {name: np.array([flag]) for name, flag in flags.items()}
     ends = {name: arrays.pop(name) for name in ("terminated", "truncated")}
@@ -247,7 +247,7 @@ def _flags(episode: Mapping[str, Any], position: int) -> dict[str, Any]:
 def _of_environment(episode: Mapping[str, Any], position: int, *, continued: bool) -> dict[str, Any]:
     if continued and (missing := next((name for name in _EARLIER if name not in episode), None)) is not None:
         raise UsageError(
-            f"episode {position} was continued, and has no {missing}: give {' and '.join(_EARLIER)}, its timesteps and "
+            f"episode {position} is continued but has no {missing}: pass {' and '.join(_EARLIER)}, its timesteps and "
             "the sum of its raw rewards in earlier calls"
         )
     earlier = number(f"earlier_return of episode {position}", episode.get("earlier_return", 0.0))
@@ -263,7 +263,7 @@ def _raw_rows(episode: Mapping[str, Any], position: int) -> RawRows | None:
     if not there:
         return None
     if len(there) < len(_RAW):
-        raise UsageError(f"episode {position} has {', '.join(there)} alone: raw data are {', '.join(_RAW)}")
+        raise UsageError(f"episode {position} has only {', '.join(there)}: raw data need all of {', '.join(_RAW)}")
     observations, last = episode["raw_observations"], episode["raw_last_observation"]
     return RawRows(observations, _one_row(last), _numbers(episode, "raw_rewards", position))
 
@@ -274,7 +274,7 @@ def _numbers(episode: Mapping[str, Any], name: str, position: int) -> Any:
     except (TypeError, ValueError) as error:
         raise DataError(f"the {name} of episode {position} should be numbers: {error}") from None
     if numbers.ndim != 1 or not len(numbers):
-        raise DataError(f"the {name} of episode {position} should be (t,), and are {numbers.shape}")
+        raise DataError(f"the {name} of episode {position} should have the shape (t,), not {numbers.shape}")
     return numbers
 
 

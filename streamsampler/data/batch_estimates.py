@@ -103,8 +103,8 @@ class BatchEstimates(BatchFields[ObservationsT, ActionsT]):
         values = self.agent_infos.get("value")
         if values is None or "_value" in self.agent_infos or np.shape(values) != self.rewards.shape:
             raise DataError(
-                "the agent recorded no value for each timestep: let its infos (what a TorchAgent's module returns) "
-                'have one number "value", or pass values'
+                'the agent did not record a value in each timestep: return one number "value" in its infos (from a '
+                "TorchAgent's module), or pass values"
             )
         return values
 
@@ -119,9 +119,9 @@ class BatchEstimates(BatchFields[ObservationsT, ActionsT]):
         there = np.asarray(self.episode_infos.get("_last_value", "last_value" in self.episode_infos))
         if missing := int((~self.terminated & ~there).sum()):
             raise DataError(
-                f"{missing} trajectories did not terminate, and the agent gave no value for what would have followed: "
-                "give it a method get_value(observation) (with get_actions and a memory, one that takes the row as the "
-                "keyword slot), or pass last_values"
+                f"{missing} of {len(self.lengths)} trajectories did not terminate, and the agent recorded no value of "
+                "their last observations: give it a method get_value(observation) (with a keyword slot, the row, if it "
+                "has get_actions and a memory), or pass last_values"
             )
         return np.where(self.terminated, 0.0, found)
 
@@ -291,7 +291,7 @@ class BatchEstimates(BatchFields[ObservationsT, ActionsT]):
         if by not in ("timestep", "trajectory", "sequence"):
             raise UsageError(f"by must be 'timestep', 'trajectory' or 'sequence', not {by!r}")
         if length is not None and by != "sequence":
-            raise UsageError(f"length={length!r} is for by='sequence', and this is by={by!r}")
+            raise UsageError(f"length={length!r} needs by='sequence', not by={by!r}")
         size, epochs, seed = positive("size", size), positive("epochs", epochs), positive("seed", seed, least=0)
         if by == "sequence":
             return self._sequences(size, seed, epochs, None if length is None else positive("length", length))
@@ -303,8 +303,8 @@ class BatchEstimates(BatchFields[ObservationsT, ActionsT]):
         states, present = _recorded_states(self.agent_infos)
         if present is not None and len(without := np.flatnonzero(~present[self.starts])):
             raise DataError(
-                f"{len(without)} of {len(self.lengths)} trajectories, at first the one at {without[0]}, are of an "
-                "agent that has recorded no state: sequences are for an agent that remembers"
+                f"{len(without)} of {len(self.lengths)} trajectories, the first at position {without[0]}, have no "
+                "recorded state: sequences need an agent with a memory"
             )
         longest = int(self.lengths.max(initial=1))
         most = longest if length is None else min(length, longest)
@@ -315,8 +315,8 @@ class BatchEstimates(BatchFields[ObservationsT, ActionsT]):
         if present is not None and not present[first].all():
             missing = first[np.argmin(present[first])]
             raise UsageError(
-                f"length={length} cuts where the agent recorded no state, at first before timestep {missing} of "
-                f"{len(self.rewards)}: give a multiple of the state_every of its TorchAgent, or None"
+                f"length={length} cuts before timestep {missing} of {len(self.rewards)}, where the agent recorded no "
+                "state: use a multiple of the state_every of its TorchAgent, or None"
             )
         last = np.minimum(first + most, (self.starts + self.lengths)[owners]) - 1
 
@@ -338,8 +338,8 @@ class BatchEstimates(BatchFields[ObservationsT, ActionsT]):
         found = _array(values, name)
         if found.shape != self.rewards.shape:
             raise DataError(
-                f"{name} have the shape {found.shape}, but the batch has {len(self.rewards)} timesteps: "
-                f"({len(self.rewards)},) is needed"
+                f"{name} have the shape {found.shape}, but should have ({len(self.rewards)},), one value for each "
+                "timestep of the batch"
             )
         return found
 
@@ -349,14 +349,14 @@ class BatchEstimates(BatchFields[ObservationsT, ActionsT]):
         if last_values is None:
             if len(ends := np.flatnonzero(~self.terminated)):
                 raise DataError(
-                    f"{len(ends)} of {n} trajectories did not terminate, at first the one at {ends[0]}: give "
-                    "last_values, the values of last_observations, for what would have followed"
+                    f"{len(ends)} of {n} trajectories did not terminate, the first at position {ends[0]}: pass "
+                    "last_values, the values of last_observations, to bootstrap from"
                 )
             return np.zeros(n)
         found = _array(last_values, "last_values")
         if found.shape != (n,):
             raise DataError(
-                f"last_values have the shape {found.shape}, but the batch has {n} trajectories: ({n},) is needed"
+                f"last_values have the shape {found.shape}, but should have ({n},), one value for each trajectory"
             )
         return np.where(self.terminated, 0.0, found)
 
@@ -365,8 +365,8 @@ def _recorded_states(infos: dict[str, Any]) -> tuple[Tree, NDArray[np.bool_] | N
     """Return the agent's recorded states, and a mask of their timesteps (None: all)."""
     if "state" not in infos:
         raise DataError(
-            "the agent recorded no state: sequences are for an agent that remembers, such as a TorchAgent of a module "
-            "with initial_state(n)"
+            "the agent recorded no state: sequences need an agent with a memory, such as a TorchAgent of a module with "
+            "initial_state(n)"
         )
     found, present = infos["state"], infos.get("_state")
     while isinstance(found, dict):
@@ -398,7 +398,7 @@ def _array(values: Any, name: str) -> Floats:
             return array.astype(np.float64, copy=False)
     except (TypeError, ValueError) as error:
         raise DataError(f"{name} should be numbers: {error}") from None
-    raise DataError(f"{name} should be real numbers, and have the dtype {array.dtype}")
+    raise DataError(f"{name} should be real numbers, but have the dtype {array.dtype}")
 
 
 def _like(given: Any, found: Floats) -> Any:

@@ -171,7 +171,10 @@ class BatchAgents(BatchFields[ObservationsT, ActionsT]):
 
     def _agent_rows(self) -> AgentRows:
         if self.agents is None:
-            raise DataError("only what one policy did, batch['policy name'] of a MultiAgentBatch, is of several agents")
+            raise DataError(
+                "only a policy's batch, batch['policy name'] of a MultiAgentBatch, has agent_ids, episode_numbers and "
+                "env_timesteps"
+            )
         return self.agents
 
 
@@ -222,7 +225,7 @@ def _check_filtered(batch: Any, n_timesteps: int, n_trajectories: int) -> None:
     for name, n_rows in (("observations", n_timesteps), ("last_observations", n_trajectories)):
         for path, leaf in trees.leaves(value_of(batch, name)):
             if len(leaf) != n_rows:
-                raise DataError(f"{name}{path} has {len(leaf)} rows, and should have {n_rows}")
+                raise DataError(f"{name}{path} has {len(leaf)} rows, but should have {n_rows}")
 
 
 def joined_fields(batches: Sequence[Any]) -> dict[str, Any]:
@@ -258,28 +261,28 @@ def check_same_spaces(batches: Sequence[Any]) -> None:
 
 def _check_lengths(lengths: Any) -> tuple[int, int]:
     if not isinstance(lengths, np.ndarray) or lengths.ndim != 1:
-        raise DataError(f"lengths should be an array of shape (N,), and is {lengths!r}")
+        raise DataError(f"lengths should be an array of shape (N,), not {lengths!r}")
     _check_array("lengths", lengths, lengths.shape, np.int64)
     if len(lengths) and lengths.min() < 1:
         position = int(lengths.argmin())
-        raise DataError(f"lengths[{position}] is {lengths[position]}, and a trajectory has at least 1 timestep")
+        raise DataError(f"lengths[{position}] is {lengths[position]}, but a trajectory has at least 1 timestep")
     return len(lengths), int(lengths.sum())
 
 
 def _check_seeds(seeds: Any, n_trajectories: int) -> None:
     if not isinstance(seeds, tuple) or not set(map(type, seeds)) <= {int}:
-        raise DataError(f"seeds should be a tuple of Python ints, and is {seeds!r}")
+        raise DataError(f"seeds should be a tuple of Python ints, not {seeds!r}")
     if len(seeds) != n_trajectories:
-        raise DataError(f"seeds has {len(seeds)} entries, and there are {n_trajectories} trajectories")
+        raise DataError(f"seeds has {len(seeds)} entries, but the batch has {n_trajectories} trajectories")
 
 
 def _check_array(name: str, array: Any, shape: tuple[int, ...], dtype: type[np.generic]) -> None:
     if not isinstance(array, np.ndarray):
-        raise DataError(f"{name} should be an array of shape {shape}, and is {array!r}")
+        raise DataError(f"{name} should be an array of shape {shape}, not {array!r}")
     if array.shape != shape:
-        raise DataError(f"{name} has the shape {array.shape}, and should have {shape}")
+        raise DataError(f"{name} has the shape {array.shape}, but should have {shape}")
     if array.dtype != dtype:
-        raise DataError(f"{name} has the dtype {array.dtype}, and should have {np.dtype(dtype)}")
+        raise DataError(f"{name} has the dtype {array.dtype}, but should have {np.dtype(dtype)}")
 
 
 def padded_tree(tree: Tree, lengths: NDArray[np.int64], length: int, value: Any, name: str) -> Tree:
@@ -312,7 +315,7 @@ def _check_filler(value: Any, dtype: np.dtype[Any], path: str) -> None:
     except (TypeError, ValueError, OverflowError):
         held = False
     if not held:
-        raise DataError(f"{path} has the dtype {dtype}, which cannot hold {value!r} to fill up with")
+        raise DataError(f"{path} has the dtype {dtype}, which cannot hold the padding value {value!r}")
 
 
 def tensors_of(fields: Mapping[str, Tree], device: Any) -> dict[str, Any]:

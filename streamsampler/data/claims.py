@@ -41,7 +41,10 @@ def _check_part(archive: Npz, said: Mapping[str, Any], names: Collection[str], b
     entry = structure["lengths"]["array"]
     claim = archive.claim(entry)
     if len(claim.shape) != 1 or claim.dtype != np.int64 or not between[0] <= claim.shape[0] <= between[1]:
-        raise DataError(f"{entry} are {claim.dtype} {claim.shape}, of {between[0]} to {between[1]} trajectories")
+        raise DataError(
+            f"{entry} are {claim.dtype} of shape {claim.shape}, but should be int64 of {between[0]} to {between[1]} "
+            "trajectories"
+        )
     lengths = archive.read(entry)
     n_trajectories, n_timesteps = len(lengths), int(lengths.sum())
     for name, its in structure.items():
@@ -52,9 +55,9 @@ def _check_part(archive: Npz, said: Mapping[str, Any], names: Collection[str], b
             own = path.strip("[]'") if name == "agents" else name
             n_rows = n_timesteps if own in _PER_TIMESTEP else n_trajectories
             if leaf.shape[:1] != (n_rows,):
-                raise DataError(f"{name}{path} has the shape {leaf.shape}, and should have {n_rows} rows")
+                raise DataError(f"{name}{path} has the shape {leaf.shape}, but should have {n_rows} rows")
             if name in _COLUMNS and (leaf.ndim != 1 or leaf.dtype.kind not in "biuf"):
-                raise DataError(f"{name}{path} are {leaf.dtype} {leaf.shape}, and should have one number in each row")
+                raise DataError(f"{name}{path} are {leaf.dtype} {leaf.shape}, but should have one number in each row")
         if name in _SPACES and f"raw_{name}" not in structure:
             space = decode_space(said["spaces"][_SPACES[name]])
             validate(space, claimed, n_timesteps if name in _PER_TIMESTEP else n_trajectories, name)

@@ -91,7 +91,7 @@ def decode(value: Any, other: Callable[[dict[str, Any]], Any] | None = None) -> 
     if kind == "tuple":
         return tuple(decode(value["items"], other))
     if other is None:
-        raise ValueError(f"there is no kind {kind!r:.80} of values")
+        raise ValueError(f"unknown kind of values: {kind!r:.80}")
     return other(value)
 
 
@@ -142,13 +142,13 @@ def read_facts(path: Path, data: bytes, what: str, facts_format: str, version: i
         facts = json.loads(data)
         found = short(facts)
     except (ValueError, RecursionError) as reason:
-        raise StorageError(f"{path} is no {what}: it is no JSON ({reason})") from None
+        raise StorageError(f"{path} is no {what}: it is not JSON ({reason})") from None
     if not isinstance(facts, dict) or facts.get("format") != facts_format:
         raise StorageError(f"{path} is no {what}: it holds {found}")
     there = facts.get("format_version")
     if type(there) is not int or not 1 <= there <= version:
         raise StorageError(
-            f"{path} has format version {there if type(there) is int else short(there)}, and streamsampler "
+            f"{path} has format version {there if type(there) is int else short(there)}, but streamsampler "
             f"{__version__} reads up to {version}: it was written by streamsampler {facts.get('package_version')!s:.40}"
         )
     return facts
@@ -158,7 +158,7 @@ def integer(facts: dict[str, Any], name: str, least: int = 0) -> int:
     """Return an integer from a JSON object; raise an exception if it is missing, no integer, or out of range."""
     value = facts[name]
     if type(value) is not int or not least <= value < LARGEST:
-        raise ValueError(f"{name} is {short(value)}, and should be an integer of at least {least}")
+        raise ValueError(f"{name} is {short(value)}, but should be an integer of at least {least}")
     return value
 
 
@@ -197,7 +197,7 @@ class OpaqueSpace(Space[Any]):
             None if dtype is None else np.dtype(dtype),
         )
         if not isinstance(record["class"], str):
-            raise TypeError(f"the class of a space is {record['class']!r}")
+            raise TypeError(f"the class of a space should be a string, not {record['class']!r}")
         self.class_name = record["class"]
         self.attributes = dict(attributes)
         self.record = dict(record)
@@ -208,11 +208,11 @@ class OpaqueSpace(Space[Any]):
 
     def contains(self, x: Any) -> bool:  # noqa: ARG002 - the signature is Gymnasium's
         """Raise a `UsageError`."""
-        raise self._unknown("cannot tell what belongs to it")
+        raise self._unknown("cannot check membership")
 
     def _unknown(self, what: str) -> UsageError:
         return UsageError(
-            f"this space {what}: it stands for a {self.class_name} that a file describes. Take the environment's own "
+            f"this space {what}: it stands for a {self.class_name} that a file describes. Use the environment's own "
             "space instead"
         )
 
@@ -368,7 +368,7 @@ def _decode_other(value: dict[str, Any]) -> Any:
         return decode_space(value["description"])
     if value["$"] == "unwritten":
         return Unwritten(value["type"], value["name"])
-    raise ValueError(f"there is no kind {value['$']!r:.80} of attributes")
+    raise ValueError(f"unknown kind of attributes: {value['$']!r:.80}")
 
 
 def _decode_custom(value: dict[str, Any]) -> AnySpace:

@@ -42,16 +42,16 @@ class Leaf:
             row = np.asarray(value)
         except (TypeError, ValueError, RuntimeError) as reason:
             raise self._error(
-                f"{self._path} is no array of shape {self.shape}: {reason}; it is {short(value)}"
+                f"{self._path} should be an array of shape {self.shape}, not {short(value)}: {reason}"
             ) from reason
         if row.dtype.kind not in "biufc":
-            raise self._error(f"{self._path} should be numbers of {self.dtype}, and is {short(value)}")
+            raise self._error(f"{self._path} should be numbers of {self.dtype}, not {short(value)}")
         if row.shape != self.shape:
-            raise self._error(f"{self._path} has the shape {row.shape}, and its space has the shape {self.shape}")
+            raise self._error(f"{self._path} has the shape {row.shape}, but its space has the shape {self.shape}")
         if not _fits(row, self.dtype):
             raise self._error(
-                f"{self._path} has the dtype {row.dtype}, its space has {self.dtype}, "
-                f"and the one does not go into the other without loss: {short(value)}"
+                f"{self._path} has the dtype {row.dtype}, but its space has {self.dtype}, and the conversion would "
+                f"lose information: {short(value)}"
             )
         return self._cast_one(row)
 
@@ -405,7 +405,7 @@ def _object_recorder(path: str, error: type[DataError], kind: type | None) -> Re
 
     def record(value: Any) -> None:
         if kind is not None and not isinstance(value, kind):
-            raise error(f"{path} should be a {kind.__name__}, and is {short(value)}")
+            raise error(f"{path} should be a {kind.__name__}, not {short(value)}")
         values.append(snapshot(value))
 
     def truncate(length: int) -> None:

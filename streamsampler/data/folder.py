@@ -46,7 +46,7 @@ def load(path: str | os.PathLike[str], *more: str | os.PathLike[str]) -> Traject
         UsageError: A folder is given twice, or a list is given.
     """
     if isinstance(path, list | tuple):
-        raise UsageError("load takes several folders one by one: load(*paths)")
+        raise UsageError("load accepts several folders one by one, not as a list: load(*paths)")
     if not more and not Path(path).is_dir():
         return load_file(path)
     # Most code needs only the members that folders and batches share.
@@ -122,7 +122,7 @@ class TrajectoryFolder(Generic[ObservationsT, ActionsT]):
             UsageError: The object has several.
         """
         if len(self.paths) > 1:
-            raise UsageError(f"this takes one folder, and there are {len(self.paths)}: take one of them")
+            raise UsageError(f"path needs a single folder, but this has {len(self.paths)}: use paths")
         return self.paths[0]
 
     @property
@@ -159,7 +159,7 @@ class TrajectoryFolder(Generic[ObservationsT, ActionsT]):
         """
         selected = np.arange(self.n_trajectories)[cast("Any", index)]
         if selected.ndim > 1:
-            raise IndexError(f"a folder has one axis, its trajectories; the index has the shape {selected.shape}")
+            raise IndexError(f"a folder has one axis, its trajectories, but the index has the shape {selected.shape}")
         self._check_some()
         selected = np.atleast_1d(selected)
         if not len(selected):
@@ -235,7 +235,7 @@ class TrajectoryFolder(Generic[ObservationsT, ActionsT]):
 
         header = storage.read(self.files[0])[1] if self.shards else {}
         if "policies" in header:
-            raise UsageError(f"{self.files[0]} has episodes of several agents: load() it, and use what one policy did")
+            raise UsageError(f"{self.files[0]} has episodes of several agents: load() it, and use a policy's batch")
         spaces = None
         if self.shards:
             with damage_raised(self.files[0]):
@@ -256,7 +256,7 @@ def _check_different(paths: Sequence[Path]) -> None:
     resolved = [path.resolve() for path in paths]
     for path, real in zip(paths, resolved, strict=True):
         if resolved.count(real) > 1:
-            raise UsageError(f"{str(path)!r} is given twice: its trajectories would be in the data twice")
+            raise UsageError(f"{str(path)!r} is given twice: its trajectories would count twice")
 
 
 def _check_same_spaces(folders: Sequence[ShardFiles]) -> None:
@@ -271,8 +271,8 @@ def _check_same_spaces(folders: Sequence[ShardFiles]) -> None:
                     found.append(decode_space(spaces[name]))
             if not same_space(found[0], found[1]):
                 raise DataError(
-                    f"{name} differs: {found[0]} in {said[0][0].parent}, {found[1]} in {path.parent}; open folders of "
-                    "different spaces one by one"
+                    f"{name} differs: {found[0]} in {said[0][0].parent}, {found[1]} in {path.parent}; open folders "
+                    "with different spaces separately"
                 )
 
 
@@ -301,7 +301,7 @@ class _Shards(Sequence[TrajectoryBatch[Any, Any]]):
 
     def __getitem__(self, index: int | slice) -> TrajectoryBatch[Any, Any] | Sequence[TrajectoryBatch[Any, Any]]:
         if isinstance(index, slice):
-            raise TypeError("shards are loaded one at a time: ask for one")
+            raise TypeError("shards are loaded one at a time: use an integer index, not a slice")
         number = range(len(self))[index]
         last = self._last
         if last is None or last[0] != number:

@@ -293,7 +293,7 @@ def check_names(columns: dict[KeyPath, InfoColumn], path: str, owners: Owners | 
             position = min(both)
         raise DataError(
             f"{name_of(path, name)} and {name_of(path, mask)} are both keys of an info, "
-            f"and {mask[-1]!r} is the name of the mask of {name[-1]!r}: rename one of them",
+            f"but {mask[-1]!r} is the name of the mask of {name[-1]!r}: rename one of them",
             position=position,
         )
 
@@ -318,9 +318,9 @@ def with_last_values(infos: InfoColumns, rows: list[int], values: list[float]) -
     """
     if (LAST_VALUE,) in infos.columns:
         raise DataError(
-            f"episode_infos[{LAST_VALUE!r}] is where the agent's values of last observations are, for "
-            "batch.last_values; but an info of the environment's reset, or a metric of a hook, has that name as well: "
-            "rename it",
+            f"episode_infos[{LAST_VALUE!r}] is reserved for the agent's values of last observations "
+            "(batch.last_values), but an info of the environment's reset, or a metric of a hook, has this name: rename "
+            "it",
             position=rows[0],
         )
     steps = None if len(rows) == infos.length else np.array(rows, dtype=np.int64)

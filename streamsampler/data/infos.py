@@ -173,7 +173,7 @@ class InfoRecorder:
     def _record_slowly(self, step: int, path: KeyPath, value: Any) -> None:
         if not isinstance(path[-1], str):
             raise DataError(
-                f"{name_of(self._path, path)}: the keys of infos are strings, and this is {path[-1]!r}", row=step
+                f"{name_of(self._path, path)}: the keys of infos must be strings, not {path[-1]!r}", row=step
             )
         if isinstance(value, dict) and all(isinstance(key, str) for key in value):
             for key, child in value.items():
@@ -298,7 +298,7 @@ def _checked(
     infos: Infos, length: int, path: str, prefix: KeyPath = ()
 ) -> Iterator[tuple[KeyPath, Array, Array | None]]:
     if not isinstance(infos, dict):
-        raise DataError(f"{name_of(path, prefix)} should be a dict of arrays, and is a {type(infos).__name__}")
+        raise DataError(f"{name_of(path, prefix)} should be a dict of arrays, not a {type(infos).__name__}")
     for key, value in infos.items():
         where = (*prefix, key)
         if isinstance(value, dict):
@@ -307,13 +307,13 @@ def _checked(
             if value.dtype != np.bool_ or value.shape != (length,):
                 raise DataError(
                     f"{name_of(path, where)}, the mask of {key[1:]!r}, should be bool of shape {(length,)}, "
-                    f"and is {value.dtype} of shape {value.shape}"
+                    f"not {value.dtype} of shape {value.shape}"
                 )
         elif not isinstance(value, np.ndarray) or value.shape[:1] != (length,):
-            raise DataError(f"{name_of(path, where)} should be an array of {length} rows, and has {_shape(value)}")
+            raise DataError(f"{name_of(path, where)} should be an array of {length} rows, but has {_shape(value)}")
         elif value.dtype == object and value.ndim != 1:
             raise DataError(
-                f"{name_of(path, where)}, of objects, should have one axis, and has the shape {value.shape}"
+                f"{name_of(path, where)}, of objects, should have one axis, but has the shape {value.shape}"
             )
         else:
             mask = infos.get(f"_{key}")

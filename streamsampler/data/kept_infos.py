@@ -60,8 +60,8 @@ class KeptInfos:
         several = policies_of(batch)
         known = {name for each in (batch, *several.values()) for tree in INFOS for name in _names(getattr(each, tree))}
         if unknown := self.mentioned - known:
-            there = f"those there are: {', '.join(map(repr, sorted(known)))}" if known else "there are none"
-            raise UsageError(f"there is no info {' or '.join(map(repr, sorted(unknown)))}; {there}")
+            there = f"only {', '.join(map(repr, sorted(known)))}" if known else "and no other info"
+            raise UsageError(f"the batch has no info {' or '.join(map(repr, sorted(unknown)))}, {there}")
         kept = self._of_one(batch)
         if not several:
             return kept

@@ -24,7 +24,7 @@ class Leaves:
     def __init__(self, fields: Sequence[str] | None = None, without: Sequence[str] = ()) -> None:
         self._fields, self._without = _checked("fields", fields or ()), _checked("without", without)
         if fields is not None and not self._fields:
-            raise UsageError("fields is empty: name what is to be kept, such as observations; None is for all")
+            raise UsageError("fields is empty: name the paths to keep, such as observations, or use None for all")
         self._named = {_root(path) for path in self._fields}
         self.roots = tuple(dict.fromkeys(map(_root, (*self._fields, *self._without))))
 
@@ -39,7 +39,7 @@ class Leaves:
         for path in (*self._fields, *self._without):
             root = _root(path)
             if root not in spaces and root not in infos:
-                raise UsageError(f"there is no {path!r}: paths begin with {', '.join([*spaces, *infos])}")
+                raise UsageError(f"there is no {path!r}: paths start with {', '.join([*spaces, *infos])}")
             if root in spaces:
                 known = [".".join((root, *names)) for names in _paths(spaces[root])]
             elif (listed := infos[root]) is not None:
@@ -51,7 +51,9 @@ class Leaves:
                 raise UsageError(f"there is no {path!r}: {there}")
         for root, space in spaces.items():
             if self.space(root, space) is None:
-                raise UsageError(f"nothing is left of {root}: keep one of {', '.join(leaf_paths(root, space))}")
+                raise UsageError(
+                    f"nothing of {root} would remain: keep at least one of {', '.join(leaf_paths(root, space))}"
+                )
 
     def space(self, path: str, space: AnySpace) -> Any:
         if isinstance(space, gym_spaces.Dict):
@@ -97,12 +99,12 @@ def leaf_paths(root: str, space: AnySpace) -> list[str]:
 def way_out(path: Sequence[str]) -> str:
     """Return advice on how to omit a leaf, given by its names; empty for a whole tree."""
     name = ".".join(path)
-    return f": leave it out by without=({name!r},), or --without {name} on the command line" if len(path) > 1 else ""
+    return f": omit it with without=({name!r},), or --without {name} on the command line" if len(path) > 1 else ""
 
 
 def _checked(name: str, paths: Any) -> tuple[str, ...]:
     if isinstance(paths, str) or not isinstance(paths, Sequence) or not all(isinstance(path, str) for path in paths):
-        raise UsageError(f"{name} is a list of paths, such as ['observations.image'], and not {paths!r:.80}")
+        raise UsageError(f"{name} must be a list of paths, such as ['observations.image'], not {paths!r:.80}")
     return tuple(paths)
 
 

@@ -62,7 +62,7 @@ class MultiAgentBatch(TrajectoryBatch[Any, Any]):
         for name, batch in self.policies.items():
             rows = batch.agents
             if rows is None or (len(batch) and not 0 <= rows.episodes.min() <= rows.episodes.max() < len(self)):
-                raise DataError(f"the trajectories of policy {name!r} should be of episodes 0 to {len(self) - 1}")
+                raise DataError(f"the trajectories of policy {name!r} should belong to episodes 0 to {len(self) - 1}")
 
     @property
     def n_env_steps(self) -> int:
@@ -85,7 +85,7 @@ class MultiAgentBatch(TrajectoryBatch[Any, Any]):
             return super().__getitem__(index)
         if index not in self.policies:
             raise KeyError(
-                f"policy {index!r} played no agent here; those that did: {', '.join(map(repr, self.policies))}"
+                f"policy {index!r} acted for no agent in this batch, only {', '.join(map(repr, self.policies))}"
             )
         return self.policies[index]
 
@@ -95,7 +95,7 @@ class MultiAgentBatch(TrajectoryBatch[Any, Any]):
             if name not in _OF_POLICIES and name not in _FIELDS_OF_POLICIES:
                 return super().__getattr__(name)
             names = ", ".join(f"batch[{policy!r}].{name}" for policy in self.policies)
-            raise AttributeError(f"a batch of several agents has no {name} of its own: {names}")
+            raise AttributeError(f"a batch of several agents has no {name}: use {names}")
 
     def __repr__(self) -> str:
         parts = [count(len(self), "episode"), count(self.n_env_steps, "environment step")]
@@ -227,9 +227,7 @@ class Episodes:
             DataError: An agent took part in no episode, or an episode had none of the agents.
         """
         if unknown := [agent for agent in agents if agent not in self._known]:
-            raise DataError(
-                f"agent {unknown[0]!r} took part in no episode; those that did: {', '.join(self.agent_ids)}"
-            )
+            raise DataError(f"agent {unknown[0]!r} took part in no episode, only {', '.join(self.agent_ids)}")
         there = np.any([self.took_part[agent] for agent in agents], axis=0)
         if not there.all():
             raise DataError(f"{' and '.join(agents)} took no part in {int((~there).sum())} of {len(self)} episodes")
@@ -364,7 +362,7 @@ def _spaces_said(name: str, pieces: Sequence[_Piece]) -> tuple[Any, Any]:
         if not same_spaces(cast("tuple[Any, Any]", each.spaces), cast("tuple[Any, Any]", first.spaces)):
             played = " and ".join(repr(it.agents.known[0]) for it in (first, each))
             raise DataError(
-                f"policy {name!r} played {played}, whose spaces differ: give each of them a policy of its own, by "
+                f"policy {name!r} acts for {played}, but their spaces differ: assign each its own policy with "
                 "policy_of="
             )
     return cast("tuple[Any, Any]", copy.deepcopy(first.spaces))
@@ -375,7 +373,7 @@ def _spaces_of(name: str, agents: Sequence[str], spaces: tuple[Any, Any]) -> tup
     for agent in agents[1:]:
         if not same_spaces((spaces[0][agent], spaces[1][agent]), first):
             raise DataError(
-                f"policy {name!r} played {agents[0]!r} and {agent!r}, whose spaces differ: give each of them a policy "
-                "of its own, by policy_of="
+                f"policy {name!r} acts for {agents[0]!r} and {agent!r}, but their spaces differ: assign each its own "
+                "policy with policy_of="
             )
     return first

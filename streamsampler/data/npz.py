@@ -220,7 +220,7 @@ def load_with_header(path: str | os.PathLike[str], make: Callable[[dict[str, Any
 
 def _seed(value: Any) -> int | None:
     if value is not None and type(value) is not int:
-        raise ValueError(f"the seed is {short(value)}")
+        raise ValueError(f"the seed should be an integer or null, not {short(value)}")
     return value
 
 
@@ -274,7 +274,7 @@ def _existing(path: Path) -> Path:
 def _read(path: Path, names: Sequence[str] | None = None) -> tuple[dict[str, Array], dict[str, Any]]:
     with opened_npz(path) as archive:
         if "header" not in archive.names:
-            raise StorageError(f"{path} is no trajectory batch: it has no entry `header`, only {short(archive.names)}")
+            raise StorageError(f"{path} is no trajectory batch: it has no array `header`, only {short(archive.names)}")
         header = read_facts(path, archive.read_text("header"), "trajectory batch", _FORMAT, _VERSION)
         if names is None or names:
             with damage_raised(path, "is damaged: its parts do not fit together ({})"):
@@ -315,5 +315,5 @@ def _restore(structure: dict[str, Any], entries: dict[str, Array]) -> Any:
         return entries[structure["array"]]
     lines = entries[structure["objects"]].tobytes().split(b"\n") if structure["length"] else []
     if len(lines) != structure["length"]:
-        raise ValueError(f"{structure['objects']} has {len(lines)} lines, and should have {structure['length']}")
+        raise ValueError(f"{structure['objects']} has {len(lines)} lines, but should have {structure['length']}")
     return object_array([decode(json.loads(line)) for line in lines])

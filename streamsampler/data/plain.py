@@ -27,7 +27,7 @@ def plain_tree(tree: Tree) -> dict[str, Any]:
     if tree.dtype.hasobject:
         return {"pickle": pickle.dumps(tree, protocol=5)}
     if tree.dtype.names is not None:
-        raise TypeError(f"arrays of {tree.dtype} are in no space")
+        raise TypeError(f"cannot convert an array of the structured dtype {tree.dtype}: no space has it")
     return {"dtype": tree.dtype.str, "shape": list(tree.shape), "bytes": tree.tobytes() or None}
 
 

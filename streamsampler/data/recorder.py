@@ -103,19 +103,21 @@ def check_fragments(fragments: Mapping[str, Any], n_trajectories: int) -> None:
     if not fragments:
         return
     if sorted(fragments) != sorted(_WHOLE):
-        raise DataError(f"fragments should have {', '.join(_WHOLE)}, and has {', '.join(map(str, fragments))}")
+        raise DataError(f"fragments should have {', '.join(_WHOLE)}, but has {', '.join(map(str, fragments))}")
     for name, (dtype, _) in _WHOLE.items():
         array = fragments[name]
         if not isinstance(array, np.ndarray) or array.shape != (n_trajectories,) or array.dtype != dtype:
             raise DataError(
-                f"fragments[{name!r}] should be an array of shape ({n_trajectories},) and dtype {np.dtype(dtype)}, and "
-                f"is {array!r}"
+                f"fragments[{name!r}] should be an array of shape ({n_trajectories},) and dtype {np.dtype(dtype)}, "
+                f"not {array!r}"
             )
     earlier, continued = fragments["earlier_lengths"], fragments["continued"]
     if (wrong := (earlier > 0) != continued).any():
         position = int(wrong.argmax())
-        said = "was continued" if continued[position] else "was not continued"
-        raise DataError(f"trajectory {position} has {earlier[position]} earlier timesteps, and {said}")
+        marked = "marked" if continued[position] else "not marked"
+        raise DataError(
+            f"trajectory {position} has {earlier[position]} earlier timesteps, but is {marked} as continued"
+        )
 
 
 def joined_fragments(parts: Sequence[tuple[Mapping[str, Any], int]]) -> dict[str, Any]:

@@ -64,11 +64,11 @@ class SequenceDataset(IterableDataset):  # type: ignore[misc]
         self._leaves = leaves = Leaves(fields)
         self._fields = leaves.roots
         if unknown := sorted(set(self._fields) - set(FIELDS)):
-            raise UsageError(f"sequences hold no {' and no '.join(unknown)}, only {', '.join(FIELDS)}")
+            raise UsageError(f"sequences cannot hold {' or '.join(unknown)}, only {', '.join(FIELDS)}")
         self._leaves = Leaves(fields, without)
         self._check_leaves(spaces)
         if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-            raise UsageError(f"seed should be an integer of at least 0, and is {seed!r}")
+            raise UsageError(f"seed should be an integer of at least 0, not {seed!r}")
         self.sequence_length = sequence_length
         self._files, self._shards, self._firsts = files, shards, firsts
         self._shuffle, self._seed = shuffle, int(seed)
@@ -78,7 +78,7 @@ class SequenceDataset(IterableDataset):  # type: ignore[misc]
     def _check_leaves(self, spaces: tuple[AnySpace, AnySpace] | None) -> None:
         if self._leaves.roots != self._fields:
             others = ", ".join(name for name in self._leaves.roots if name not in self._fields)
-            raise UsageError(f"without names {others}, and fields does not: sequences hold none of it")
+            raise UsageError(f"without names {others}, but fields does not, so sequences do not hold it")
         if spaces is not None:
             of = dict(zip(("observations", "next_observations", "actions"), (spaces[0], *spaces), strict=True))
             plain = [name for name in FIELDS if name not in of and name not in _INFOS]
@@ -167,8 +167,8 @@ def _padded(rows: Array, length: int, path: tuple[str, ...]) -> Array:
     """Return rows padded with zeros, in new memory."""
     if rows.dtype.kind not in "biufc" or rows.dtype.itemsize > 16:
         name = ".".join(path)
-        way = f"leave it out by without=({name!r},)" if len(path) > 1 else f"leave {name} out of fields"
-        raise DataError(f"{name} holds values of {rows.dtype}, which no tensor holds: {way}")
+        way = f"omit it with without=({name!r},)" if len(path) > 1 else f"leave {name} out of fields"
+        raise DataError(f"{name} has the dtype {rows.dtype}, which PyTorch lacks: {way}")
     padded = np.zeros((length, *rows.shape[1:]), rows.dtype.newbyteorder("="))
     padded[: len(rows)] = rows
     return padded

@@ -193,16 +193,16 @@ def _checked(facts: dict[str, Any]) -> Manifest:
     target = manifest.target
     for name, number in {"trajectories": manifest.n_trajectories, "timesteps": manifest.n_timesteps}.items():
         if integer(facts, name) != number:
-            raise ValueError(f"it says that there are {facts[name]} {name}, and lists {number}")
+            raise ValueError(f"its total is {facts[name]} {name}, but its shards have {number}")
     if manifest.complete and (missing := target.missing(manifest.n_trajectories, manifest.n_timesteps)):
-        raise ValueError(f"it says that it is complete, and {missing} {target.unit} are missing")
+        raise ValueError(f"it is marked as complete, but {missing} {target.unit} are missing")
     return manifest
 
 
 def _wanted(facts: dict[str, Any]) -> dict[str, int]:
     (unit,) = facts["wanted"].keys()
     if unit not in ("timesteps", "trajectories"):
-        raise ValueError(f"wanted are {short(unit)}")
+        raise ValueError(f"wanted should count timesteps or trajectories, not {short(unit)}")
     return {unit: integer(facts["wanted"], unit, 1)}
 
 
@@ -211,9 +211,9 @@ def _shards(entries: Any) -> tuple[Shard, ...]:
     following = 0
     for number, entry in enumerate(entries):
         if entry["file"] != shard_name(number):
-            raise ValueError(f"shard {number} is called {entry['file']!r:.80}")
+            raise ValueError(f"shard {number} should be {shard_name(number)}, not {entry['file']!r:.80}")
         if surprises := entry.keys() - {"file", *Shard.__dataclass_fields__}:
-            raise ValueError(f"shard {number} has {short(min(surprises))}")
+            raise ValueError(f"shard {number} has the unknown key {short(min(surprises))}")
         shard = Shard(
             integer(entry, "first_trajectory"),
             integer(entry, "trajectories", 1),
@@ -221,11 +221,13 @@ def _shards(entries: Any) -> tuple[Shard, ...]:
             integer({"dropped": 0, **entry}, "dropped"),
         )
         if shard.first_trajectory != following:
-            raise ValueError(f"shard {number} begins with {shard.first_trajectory}, and not with {following}")
+            raise ValueError(
+                f"shard {number} starts at trajectory {shard.first_trajectory}, but should start at {following}"
+            )
         following = shard.stop
         shards.append(shard)
     if following >= LARGEST:
-        raise ValueError(f"there are {following} trajectories")
+        raise ValueError(f"{following} trajectories are more than the format allows")
     return tuple(shards)
 
 
@@ -281,8 +283,8 @@ class ShardFiles:
             here, listed = header.get(name), getattr(self._manifest, name)
             if here != listed:
                 raise DamagedShardError(
-                    f"{path} is of another run: its {name} is {here!r:.200}, and the folder's {MANIFEST} says "
-                    f"{listed!r:.200}"
+                    f"{path} belongs to another run: its {name} is {here!r:.200}, but {listed!r:.200} in the folder's "
+                    f"{MANIFEST}"
                 )
 
 
@@ -291,7 +293,7 @@ def _whole(path: Path, read: Callable[[], T]) -> T:
     try:
         return read()
     except FileNotFoundError:
-        raise DamagedShardError(f"{path} is missing, and the folder's {MANIFEST} lists it") from None
+        raise DamagedShardError(f"{path} is missing, but the folder's {MANIFEST} lists it") from None
     except StorageError as error:
         raise DamagedShardError(str(error)) from error.__cause__
 
@@ -306,10 +308,10 @@ def check_shard(path: Path, shard: Shard, indices: Array, lengths: Array) -> Non
     rising = len(indices) > 0 and indices[0] >= first and indices[-1] == last and bool((np.diff(indices) > 0).all())
     fit = rising and len(indices) == len(lengths) == shard.trajectories and lengths.min() > 0
     if not fit or lengths.sum() != shard.timesteps:
-        but = f" but {shard.dropped}" if shard.dropped else ""
+        but = f" (without {shard.dropped} dropped)" if shard.dropped else ""
         raise DamagedShardError(
             f"{path} should hold trajectories {first} to {last}{but} with {shard.timesteps} timesteps, "
-            f"and holds {len(indices)} from {indices[0] if len(indices) else None} on with {lengths.sum()}"
+            f"but holds {len(indices)} from {indices[0] if len(indices) else None} on with {lengths.sum()}"
         )
 
 
@@ -328,16 +330,16 @@ def check_folder(path: Path, *, resume: bool) -> None:
             raise UsageError(f"there is no directory {str(path.parent)!r}")
         return
     if not path.is_dir():
-        raise UsageError(f"{str(path)!r} is a file, and shards need a folder")
+        raise UsageError(f"{str(path)!r} is a file, but shards need a folder")
     names = [name for name in os.listdir(path) if not is_leftover(name)]
     if MANIFEST in names:
         manifest = read_manifest(path)
         if not resume:
             n, state = len(_shard_names(path)), "complete" if manifest.complete else "incomplete"
             hint = "name another folder" if manifest.complete else "resume it or name another folder"
-            raise UsageError(f"{str(path)!r} holds trajectories already ({count(n, 'shard')}, {state}): {hint}")
+            raise UsageError(f"{str(path)!r} already holds trajectories ({count(n, 'shard')}, {state}): {hint}")
     elif names:
-        raise UsageError(f"{str(path)!r} holds something else, such as {min(names)!r}: name a new or empty folder")
+        raise UsageError(f"{str(path)!r} holds other files, such as {min(names)!r}: name a new or empty folder")
 
 
 def _shard_names(path: Path) -> set[str]:
@@ -396,7 +398,9 @@ class ShardWriter:
         known = {shard_name(number) for number in range(len(manifest.shards) + 1)}
         if others := _shard_names(self._path) - known:
             first = min(others, key=lambda name: (len(name), name))
-            raise DamagedShardError(f"{self._path / first} does not follow on {len(manifest.shards)} shards")
+            raise DamagedShardError(
+                f"{self._path / first} is not listed in {MANIFEST}, which has {len(manifest.shards)} shards"
+            )
         return manifest
 
     def begin(self, manifest: Manifest) -> None:
@@ -411,15 +415,15 @@ class ShardWriter:
             return
         there, here = self.manifest.decides(), manifest.decides()
         differences = [
-            f"{name} is {there.get(name)!r} there, and {here.get(name)!r} here"
+            f"{name} was {there.get(name)!r}, now {here.get(name)!r}"
             for name in dict.fromkeys([*there, *here])
             if _decisive(there.get(name)) != _decisive(here.get(name)) and name != "wanted"
         ]
         if differences:
             new = there.get("agent_version") != here.get("agent_version")
             raise UsageError(
-                f"{str(self._path)!r} was begun with other arguments: {'; '.join(differences)}"
-                + (". A sampler counts its calls: make a new one with the same seed" if new else "")
+                f"{str(self._path)!r} was created with other arguments: {'; '.join(differences)}"
+                + (". The agent version counts a sampler's calls: make a new sampler with the same seed" if new else "")
             )
         if there["wanted"] != here["wanted"]:
             self._extend(manifest.target)
@@ -431,7 +435,7 @@ class ShardWriter:
             nouns = {"timesteps": "timestep", "trajectories": "trajectory"}
             then, now = (count(each.number, nouns[each.unit]) for each in (before, target))
             raise UsageError(
-                f"{str(self._path)!r} was begun for {then}, and not for {now}: resume it with n_{before.unit} of "
+                f"{str(self._path)!r} was created for {then}, not for {now}: resume it with n_{before.unit} of "
                 f"{before.number} or more, or name another folder"
             )
         shards = self.shards
@@ -497,7 +501,7 @@ class ShardWriter:
     @property
     def begun(self) -> Manifest:
         if self.manifest is None:
-            raise UsageError("a folder must be begun before shards are written to it")
+            raise UsageError("call ShardWriter.begin before writing shards")
         return self.manifest
 
     def close(self) -> None:

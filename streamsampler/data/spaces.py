@@ -81,7 +81,7 @@ def space_leaves(
     elif isinstance(tree, np.ndarray):
         yield path, space, tree
     else:
-        raise error(f"{path} should be an array for {space}, and is {short(tree)}")
+        raise error(f"{path} should be an array for {space}, not {short(tree)}")
 
 
 def validate(space: AnySpace, tree: Any, length: int, path: str) -> None:
@@ -89,9 +89,9 @@ def validate(space: AnySpace, tree: Any, length: int, path: str) -> None:
     for name, leaf, array in space_leaves(space, tree, path):
         shape, dtype = row_spec(leaf)
         if array.shape != (length, *shape):
-            raise DataError(f"{name} has the shape {array.shape}, and should have {(length, *shape)}")
+            raise DataError(f"{name} has the shape {array.shape}, but should have {(length, *shape)}")
         if array.dtype != dtype:
-            raise DataError(f"{name} has the dtype {array.dtype}, and its space has {dtype}")
+            raise DataError(f"{name} has the dtype {array.dtype}, but its space has {dtype}")
 
 
 def check_actions(space: AnySpace, actions: Tree) -> tuple[int, str] | None:
@@ -132,7 +132,7 @@ def misfit(value: Any, space: gym_spaces.Dict | AnyTuple, path: str, error: type
     else:
         has = f"no parts: it is {short(value)}"
     needs = f"the keys {list(space.spaces)}" if isinstance(space, gym_spaces.Dict) else f"{len(space.spaces)} parts"
-    return error(f"{path} has {has}, and its space has {needs}")
+    return error(f"{path} has {has}, but its space has {needs}")
 
 
 def short(value: Any, width: int = 80) -> str:
@@ -189,7 +189,7 @@ def flag_of(name: str, value: Any) -> bool:
     except (TypeError, ValueError, RuntimeError):
         flag = np.empty(0)
     if flag.shape != () or flag.dtype.kind not in "biuf" or flag.item() not in (0, 1):
-        raise DataError(f"{name} should be True or False, and is {short(value)}")
+        raise DataError(f"{name} should be True or False, not {short(value)}")
     return bool(flag)
 
 
@@ -201,14 +201,14 @@ def number_of(reward: Any) -> float:
     try:
         number = np.asarray(reward)
     except (TypeError, ValueError, RuntimeError) as reason:
-        raise DataError(f"the reward should be a number, and is {short(reward)}") from reason
+        raise DataError(f"the reward should be a number, not {short(reward)}") from reason
     if number.shape != ():
         raise DataError(
-            f"the reward has the shape {number.shape}, and should have () (a vector of rewards, for several aims or "
-            f"agents, needs a wrapper that makes one number of it): {short(reward)}"
+            f"the reward has the shape {number.shape}, but should have () (a vector of rewards, for several objectives "
+            f"or agents, needs a wrapper that reduces it to a number): {short(reward)}"
         )
     if number.dtype.kind not in "biuf":
-        raise DataError(f"the reward should be a number, and is {short(reward)}")
+        raise DataError(f"the reward should be a number, not {short(reward)}")
     try:
         check_rewards(number[np.newaxis])
     except DataError as error:

@@ -27,11 +27,11 @@ def aggregate(infos: Mapping[str, Array], how: Mapping[str, Aggregation]) -> dic
     found: dict[str, float] = {}
     for name, word in how.items():
         if word not in _HOW:
-            raise UsageError(f"an info can be aggregated by {', '.join(_HOW)}; for {name!r} it is {word!r}")
+            raise UsageError(f"an info can be aggregated by {', '.join(_HOW)}, not by {word!r} as for {name!r}")
         if name not in infos:
             continue
         if (values := _numbers(infos, name)) is None:
-            raise UsageError(f"the info {name!r} cannot be aggregated: it is not one number in each timestep")
+            raise UsageError(f"cannot aggregate the info {name!r}: it is not one number in each timestep")
         if len(values):
             found[name] = float(values[-1] if word == "last" else values.sum() if word == "sum" else values.mean())
     return found

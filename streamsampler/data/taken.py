@@ -41,7 +41,9 @@ def check_chosen(recorded: Any, name: str | None) -> None:
     if recorded is None:
         raise UsageError("actions=True needs the recorded trajectory: pass recorded=batch")
     if name is not None:
-        raise UsageError("actions=True needs the actions that the agent chose: with record_taken= others are recorded")
+        raise UsageError(
+            "actions=True needs the actions chosen by the agent, but record_taken= recorded the environment's"
+        )
 
 
 def check_taken(rollouts: Rollouts, name: str, space: AnySpace) -> None:
@@ -52,10 +54,10 @@ def check_taken(rollouts: Rollouts, name: str, space: AnySpace) -> None:
         DataError: The info holds no action of the space; with `position` and `timestep`.
     """
     if not isinstance(space, _OF_ONE_ARRAY):
-        raise UsageError(f"record_taken={name!r} needs actions that are one array or number each, and no {space}")
+        raise UsageError(f"record_taken={name!r} needs actions that are a single array or number, not {space}")
     columns = rollouts.env_infos.columns
     if any(path[0] == name and len(path) > 1 for path in columns):
-        raise DataError(f"info[{name!r}] is a dict, and should be an action of {space}")
+        raise DataError(f"info[{name!r}] is a dict, but should be an action of {space}")
     if (column := columns.get((name,))) is None:
         return
     steps = np.arange(rollouts.env_infos.length) if column.steps is None else column.steps
@@ -109,6 +111,6 @@ class TakenActions:
         if self._is_missing and not self._is_known:
             self._is_known = True
             _LOG.warning(
-                "record_taken=%r: no info of this name was in any timestep, so that the agent's own actions are "
-                "recorded; is it spelt as the environment does?", self.name,
+                "record_taken=%r: the environment returned no info of this name, so the agent's own actions were "
+                "recorded; check its spelling", self.name,
             )  # fmt: skip

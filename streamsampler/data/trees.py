@@ -76,9 +76,7 @@ def n_rows_of(tree: Any) -> int:
     """Return the number of rows; raise a `UsageError` for a tree without leaves."""
     for _, leaf in leaves(tree):
         return len(leaf)
-    raise UsageError(
-        "how many actions to choose cannot be seen from these observations: their space has no parts with arrays"
-    )
+    raise UsageError("cannot infer the number of actions from these observations: their space has no arrays")
 
 
 def take(tree: TreeT, index: slice | Array) -> TreeT:

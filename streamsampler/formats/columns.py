@@ -53,14 +53,12 @@ def check_out(out: Path) -> None:
         names = os.listdir(out)
         if names == [_UNFINISHED]:
             raise UsageError(
-                f"{str(out)!r} holds an export that was killed, or that still runs: remove the folder, or name another"
+                f"{str(out)!r} holds an export that was killed or is still running: remove the folder, or name another"
             )
         if names:
-            raise UsageError(
-                f"{str(out)!r} holds something already, such as {min(names)!r}: name a new or empty folder"
-            )
+            raise UsageError(f"{str(out)!r} is not empty: it holds {min(names)!r}; name a new or empty folder")
     elif out.exists() or out.is_symlink():
-        raise UsageError(f"{str(out)!r} is a file, and this format needs a folder")
+        raise UsageError(f"{str(out)!r} is a file, but this format needs a folder")
 
 
 @contextlib.contextmanager
@@ -255,8 +253,8 @@ class Source:
         first = shards[0]
         if isinstance(first, MultiAgentBatch):
             raise UsageError(
-                "these are episodes of several agents: export what one policy did, by policy=NAME, or --policy NAME on "
-                f"the command line; there are {', '.join(map(repr, first.policies))}"
+                "cannot export episodes of several agents together: select a policy with policy=NAME, or --policy NAME "
+                f"on the command line, among {', '.join(map(repr, first.policies))}"
             )
         self.observation_space, self.action_space = first.observation_space, first.action_space
         if leaves:
@@ -363,8 +361,8 @@ def open_source(source: Sourced, leaves: Leaves | None = None, policy: str | Non
         return source
     if not isinstance(source, TrajectoryBatch | TrajectoryFolder | str | os.PathLike):
         raise UsageError(
-            "trajectories are exported from a batch, a folder or a path (several folders are one "
-            f"TrajectoryFolder(first, second)), not from {source!r:.80}"
+            "can export only a batch, a folder or a path (several folders as TrajectoryFolder(first, second)), not "
+            f"{source!r:.80}"
         )
     if isinstance(source, str | os.PathLike) and Path(source).is_dir():
         source = TrajectoryFolder(source)
@@ -392,21 +390,21 @@ def _source(
     n_episodes = 0
     for number, shard in enumerate(shards):
         if not isinstance(shard, MultiAgentBatch):
-            raise UsageError(f"there is one agent, and no policy {policy!r}: leave policy out")
+            raise UsageError(f"the batch has a single agent, so no policy {policy!r}: leave policy out")
         names |= shard.policies.keys()
         if (batch := shard.policies.get(policy)) is not None:
             played[number, n_episodes] = batch.n_trajectories, batch.n_timesteps
         n_episodes += len(shard)
     if not played:
-        raise UsageError(f"policy {policy!r} played no agent; those that did: {', '.join(map(repr, sorted(names)))}")
+        raise UsageError(f"policy {policy!r} acted for no agent, only {', '.join(map(repr, sorted(names)))}")
     return Source(_OfPolicy(shards, [*played], policy), [*played.values()], facts, leaves=leaves)
 
 
 def _of_folder(folder: TrajectoryFolder[Any, Any], leaves: Leaves | None, policy: str | None) -> Source:
     if not folder.shards:
-        raise DataError("there are no trajectories to export: the folder holds none yet")
+        raise DataError("there are no trajectories to export: the folder has none yet")
     if not folder.complete:
-        _log.warning("%r: what is exported is what is there now", folder)
+        _log.warning("%r is incomplete: only its present shards are exported", folder)
     package_version = folder.package_version
     facts = {"seed": folder.seed, "provenance": dict(folder.provenance), "package_version": package_version}
     return _source(folder.shards, folder.shard_sizes, facts, folder.files, leaves, policy)

@@ -41,8 +41,8 @@ def format_named(name: str, options: Mapping[str, Any]) -> Format:
     """Return a format; a `UsageError` lists the existing formats or options."""
     if name not in FORMATS:
         raise UsageError(
-            f"there is no format {name!r} of trajectories, only {', '.join(FORMATS)}: 'minari' is HDF5, evaluations "
-            "are written by streamsampler.formats.save_evaluations, and to_tensordict makes a TensorDict"
+            f"unknown format {name!r}: use {' or '.join(FORMATS)} ('minari' is HDF5); save_evaluations and "
+            "to_tensordict in streamsampler.formats write evaluations and make a TensorDict"
         )
     if wrong := sorted(options.keys() - FORMATS[name].options):
         raise UsageError(f"the format {name!r} takes no {wrong[0]}{meant(wrong[0], sorted(FORMATS[name].options))}")
@@ -118,15 +118,15 @@ def save_evaluations(evaluations: Mapping[int, Evaluation], path: str | os.PathL
     """
     for timesteps, evaluation in evaluations.items():
         if isinstance(timesteps, bool) or not isinstance(timesteps, int | np.integer) or timesteps < 0:
-            raise UsageError(f"timesteps are integers of at least 0, and {timesteps!r} is none")
+            raise UsageError(f"timesteps must be integers of at least 0, not {timesteps!r}")
         if not isinstance(evaluation, Evaluation):
-            raise UsageError(f"save_evaluations takes evaluations, not {evaluation!r:.80}")
+            raise UsageError(f"save_evaluations needs evaluations, not {evaluation!r:.80}")
     sizes = {timesteps: len(evaluation) for timesteps, evaluation in evaluations.items()}
     if not sizes:
         raise UsageError("there are no evaluations to write")
     if len(set(sizes.values())) > 1:
         found = ", ".join(f"{size} at timestep {timesteps}" for timesteps, size in sizes.items())
-        raise UsageError(f"evaluations.npz holds as many trajectories for each evaluation, and there are {found}")
+        raise UsageError(f"all evaluations in a file must have the same number of trajectories, but there are {found}")
     inorder = sorted(evaluations.items())
     arrays = {
         "timesteps": np.array([timesteps for timesteps, _ in inorder], np.int64),

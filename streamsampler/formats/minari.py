@@ -51,7 +51,7 @@ class EpisodeFile:
         for path, space in source.leaf_spaces():
             if not isinstance(space, _HELD):
                 raise StorageError(
-                    f"Minari cannot hold {'.'.join(path)}, a space of the kind {type(space).__name__}{way_out(path)}"
+                    f"Minari cannot hold {'.'.join(path)}, a {type(space).__name__} space{way_out(path)}"
                 )
             _check_name(path, path)
         infos, _ = source.survey()
@@ -106,7 +106,7 @@ def _name(path: KeyPath) -> KeyPath:
 
 def _check_name(path: KeyPath, name: KeyPath) -> None:
     if any(part in ("", ".") or "/" in part or "\0" in part for part in name):
-        raise StorageError(f"Minari cannot hold {'.'.join(path)}: that cannot be a name in HDF5")
+        raise StorageError(f"Minari cannot hold {'.'.join(path)}: this is no valid name in HDF5")
 
 
 def _check_infos(env_columns: Mapping[KeyPath, Column], agent_columns: Mapping[KeyPath, Column]) -> None:
@@ -120,7 +120,7 @@ def _check_infos(env_columns: Mapping[KeyPath, Column], agent_columns: Mapping[K
     groups = {name[:depth] for name in names for depth in range(1, len(name))}
     twice = next((name for name in names if name in groups or names.count(name) > 1), None)
     if twice is not None:
-        raise StorageError(f"Minari cannot hold two infos under the name {'/'.join(twice)!r}: rename one of them")
+        raise StorageError(f"Minari cannot hold two infos with the name {'/'.join(twice)!r}: rename one of them")
 
 
 def _add(infos: dict[str, Any], info: ColumnRows, *parts: tuple[ColumnRows, slice]) -> None:
@@ -212,7 +212,7 @@ def _about(source: Source, out: Path, dataset_id: str | None, metadata: Mapping[
     for name, text in (metadata or {}).items():
         if name not in _TEXTS or not isinstance(text, str):
             raise UsageError(
-                f"the metadata of a Minari dataset are texts, some of {', '.join(_TEXTS)}; not {name}={text!r}"
+                f"the metadata of a Minari dataset are strings, some of {', '.join(_TEXTS)}, not {name}={text!r}"
             )
     minari = needed("minari", "the format Minari", _EXTRA)
     parse = needed("minari.dataset.minari_dataset", "the format Minari", _EXTRA).parse_dataset_id
@@ -222,7 +222,7 @@ def _about(source: Source, out: Path, dataset_id: str | None, metadata: Mapping[
     except (ValueError, TypeError):
         raise UsageError(
             f"{name!r} is no id of a Minari dataset, such as 'cartpole/random-v0': letters, digits, '_' and '-', a "
-            "namespace of two at least, and a version"
+            "namespace of at least two characters, and a version"
         ) from None
     return {
         "algorithm_name": str(source.provenance.get("agent") or "unknown"),
@@ -264,7 +264,7 @@ def _env_spec(source: Source) -> Any | None:
             type(spec).from_json(spec.to_json())
     except Exception as reason:  # registered with a lambda, or with wrappers that JSON cannot hold
         _log.warning(
-            "the dataset has no env_spec, and Minari cannot make the environment %r again: %s. Register it with "
+            "the dataset has no env_spec, so Minari cannot recreate the environment %r: %s. Register it with "
             'entry_point="module:Class" in a module that other programs can import',
             name, reason,
         )  # fmt: skip

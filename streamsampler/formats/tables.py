@@ -280,7 +280,7 @@ def _parts(source: Source) -> Iterator[Any]:
     for path, space in source.leaf_spaces():
         if leaf_column(space).kind != "numbers":
             raise StorageError(
-                f"a TensorDict holds numbers, and {'.'.join(path)} is a {type(space).__name__} space{way_out(path)}"
+                f"a TensorDict holds numbers, but {'.'.join(path)} is a {type(space).__name__} space{way_out(path)}"
             )
     infos, _ = source.survey()
     numbers = {name: _tensor_numbers(infos[name], name) for name in _WHERE}
@@ -322,6 +322,6 @@ def _rows(batch: TrajectoryBatch[Any, Any], first: int, infos: Mapping[str, Any]
 def _tensor_numbers(columns: dict[KeyPath, Column], name: str) -> dict[KeyPath, Column]:
     kept = {path: column for path, column in columns.items() if column.kind == "numbers"}
     if left_out := [f"{name}[{'/'.join(path)!r}]" for path in columns.keys() - kept.keys()]:
-        _log.warning("a TensorDict holds numbers, and %s %s left out", ", ".join(sorted(left_out)),
+        _log.warning("a TensorDict holds only numbers: %s %s omitted", ", ".join(sorted(left_out)),
                      "is" if len(left_out) == 1 else "are")  # fmt: skip
     return kept

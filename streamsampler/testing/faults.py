@@ -230,15 +230,17 @@ class Fault:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise UsageError(f"the kind of a fault is one of {', '.join(KINDS)}; got {self.kind!r}")
+            raise UsageError(f"the kind of a fault must be one of {', '.join(KINDS)}, not {self.kind!r}")
         if self.where not in PLACES:
-            raise UsageError(f"a fault happens in one of {', '.join(PLACES)}; got {self.where!r}")
+            raise UsageError(f"the place of a fault must be one of {', '.join(PLACES)}, not {self.where!r}")
         if self.trajectory is not None and self.where not in _IN_TRAJECTORIES:
-            raise UsageError(f"{self.where} is outside trajectories: leave trajectory={self.trajectory} out")
+            raise UsageError(
+                f"a fault in {self.where!r} belongs to no trajectory: leave trajectory={self.trajectory} out"
+            )
         for name, least in {"trajectory": 0, "step": 1, "version": 1, "times": 1, "n_bytes": 0}.items():
             value = getattr(self, name)
             if value is not None and value < least:
-                raise UsageError(f"{name} is at least {least}, got {value}")
+                raise UsageError(f"{name} must be at least {least}, got {value}")
 
     def seed(self, sampler_seed: int) -> int | None:
         """Return the environment's or agent's seed in the fault's trajectory, or None."""
@@ -270,7 +272,9 @@ class Faults:
 
     def __init__(self, folder: str | os.PathLike[str], *faults: Fault, seed: int | None = None) -> None:
         if seed is None and any(fault.trajectory is not None for fault in faults):
-            raise UsageError("a fault names a trajectory: pass the sampler's seed, from which trajectories are known")
+            raise UsageError(
+                "a fault names a trajectory: pass the sampler's seed, which determines the trajectories' seeds"
+            )
         self.faults = faults
         self._records = Records(folder)
         known = check_seed(seed) if seed is not None else 0

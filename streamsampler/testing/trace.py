@@ -52,7 +52,7 @@ class TraceReplay:
             text += f"\n{''.join(traceback.format_exception(self.error)).rstrip()}"
         if self.difference is not None:
             return f"{text}\nDIFFERENT: {self.difference}"
-        return f"{text}\nthe same as in the trace, in {self.n_compared} answers"
+        return f"{text}\nthe same as in the trace, in {self.n_compared} results"
 
 
 def replay(path: str | PathLike[str]) -> TraceReplay:
@@ -84,7 +84,7 @@ def _read(path: str | PathLike[str]) -> list[Any]:
             raise StorageError(f"{path} is no trace of a scheduler")
         version = header.removeprefix(HEADER).strip().decode(errors="replace")
         if version != __version__:
-            raise StorageError(f"{path} is of streamsampler {version}, and this is {__version__}")
+            raise StorageError(f"{path} was recorded by streamsampler {version}, but this is {__version__}")
         try:
             found = list(unpickled(file))
         except Exception as error:  # unpickling may raise anything
@@ -147,9 +147,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Replay the trace that the command line names; return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m streamsampler.testing.trace",
-        description="Run the events of a trace through the scheduler again. A trace is a pickle: load only those that "
+        description="Replay a recorded trace of scheduler events. A trace is a pickle: load only traces from sources "
         "you trust.",
-        epilog="Exit status: 0 if the scheduler does the same as in the trace, 1 if not, 2 if it is no trace.",
+        epilog="Exit status: 0 if the scheduler returns the same as in the trace, 1 if not, 2 if FILE is no trace.",
     )
     parser.add_argument("file", help="from ProtocolError.save_trace, or STREAMSAMPLER_TRACE")
     path = parser.parse_args(arguments).file

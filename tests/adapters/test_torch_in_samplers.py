@@ -104,9 +104,9 @@ def test_values_of_timesteps_and_of_what_would_follow(options):
 def test_agents_without_values():
     with LocalSampler("random", "CartPole-v1", **OPTIONS) as sampler:
         batch = sampler.obtain_trajectories(12)
-    with pytest.raises(DataError, match="no value for each timestep"):
+    with pytest.raises(DataError, match="did not record a value in each timestep"):
         batch.advantages()
-    with pytest.raises(DataError, match="did not terminate, and the agent gave no value"):
+    with pytest.raises(DataError, match="did not terminate, and the agent recorded no value"):
         _ = batch.last_values
 
 

@@ -91,7 +91,7 @@ def test_random_agents_of_ones_own_loop_take_masks_or_look_into_observations():
     several = RandomAgent(spaces.MultiDiscrete([2, 3]))
     masks = np.array([[0, 1]] * 3, np.int8), np.array([[0, 0, 1]] * 3, np.int8)
     assert np.array_equal(several.get_actions({"action_mask": masks})[0], [[1, 2]] * 3)
-    with pytest.raises(UsageError, match="how many actions"):
+    with pytest.raises(UsageError, match="the number of actions"):
         agent.get_actions({})
 
 

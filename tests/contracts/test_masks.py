@@ -325,7 +325,7 @@ def test_random_actions_are_drawn_on_observations_without_parts():
         with local("random", Empty, **options) as sampler:
             batches.append(sampler.obtain_trajectories(6))
     assert all(np.array_equal(batch.actions, batches[0].actions) for batch in batches)
-    with pytest.raises(UsageError, match="how many actions"):
+    with pytest.raises(UsageError, match="the number of actions"):
         RandomAgent(Empty.action_space).get_actions({})
 
 

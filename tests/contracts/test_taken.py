@@ -98,7 +98,7 @@ def test_it_can_be_replayed_and_goes_into_files(tmp_path):
         index = int(batch.lengths.argmax())
         version = sampler.agent_version
         assert sampler.replay(version, index, recorded=batch).same
-        with pytest.raises(UsageError, match="actions=True needs the actions that the agent chose"):
+        with pytest.raises(UsageError, match="actions=True needs the actions chosen by the agent"):
             sampler.replay(version, index, recorded=batch, actions=True)
     actions = folder.to_batch().actions
     assert 0 < actions.sum() < len(actions), "the agent chooses 0 alone"
@@ -121,7 +121,7 @@ def test_folders_and_files_say_it(tmp_path):
     for given, options in sources:
         for index in range(6):
             assert replay(given, index, agent=agent, env=Slippery, **options).same
-        with pytest.raises(UsageError, match="actions=True needs the actions that the agent chose"):
+        with pytest.raises(UsageError, match="actions=True needs the actions chosen by the agent"):
             replay(given, 0, env=Slippery, actions=True, **options)
     assert not all(replay(batch, index, agent=agent, env=Slippery).same for index in range(6))
 
@@ -169,7 +169,7 @@ def test_it_has_the_form_of_actions(options):
     [
         ([0.5, 2.0], r"info\['action_taken'\] is outside the action space: ndarray array\(\[0.5, 2"),
         ([np.nan, 0.0], r"info\['action_taken'\] is outside the action space"),
-        ([0.5], r"info\['action_taken'\] has the shape \(1,\), and its space has the shape \(2,\)"),
+        ([0.5], r"info\['action_taken'\] has the shape \(1,\), but its space has the shape \(2,\)"),
         ("left", r"info\['action_taken'\] should be numbers of float32"),
         ({"x": 0.5}, r"info\['action_taken'\] is a dict"),
     ],
@@ -202,7 +202,7 @@ def test_actions_of_several_arrays_or_agents_are_an_error():
     for agent, env in given:
         with (
             LocalSampler(agent, env, **TAKEN) as sampler,
-            pytest.raises(RolloutError, match="needs actions that are one array or number each"),
+            pytest.raises(RolloutError, match="needs actions that are a single array or number"),
         ):
             sampler.obtain_trajectories(1)
 
@@ -211,7 +211,7 @@ def test_a_name_that_no_environment_uses_is_warned_of_once(caplog, tmp_path):
     with of_zeros(lambda: Saying([0.0, 0.0]), record_taken="taken_action") as sampler:
         for _ in range(3):
             assert "action_taken" in sampler.obtain_trajectories(2).env_infos
-    warning = "record_taken='taken_action': no info of this name was in any timestep"
+    warning = "record_taken='taken_action': the environment returned no info of this name"
     assert caplog.text.count(warning) == 1
     for n in (1, 2):
         with of_zeros(lambda: Saying([0.0, 0.0]), record_taken="taken_action") as sampler:

@@ -157,11 +157,19 @@ def test_infos_are_padded_with_their_masks_and_final_infos_are_those_of_the_last
 def test_what_cannot_be_padded(batch):
     batch = dataclasses.replace(batch, env_infos={"time": np.arange(6)}, agent_infos={"flag": np.zeros(6, bool)})
     cases: list[Any] = [
-        ("env_infos", {"value": np.nan}, r"env_infos\['time'\] has the dtype int64, which cannot hold nan"),
-        ("actions", {"value": 0.5}, "actions has the dtype int64, which cannot hold 0.5"),
-        ("actions", {"value": "x"}, "actions has the dtype int64, which cannot hold 'x'"),
-        ("step_types", {"value": 300}, "step_types has the dtype int8, which cannot hold 300"),
-        ("agent_infos", {"value": 2}, r"agent_infos\['flag'\] has the dtype bool, which cannot hold 2"),
+        (
+            "env_infos",
+            {"value": np.nan},
+            r"env_infos\['time'\] has the dtype int64, which cannot hold the padding value nan",
+        ),
+        ("actions", {"value": 0.5}, "actions has the dtype int64, which cannot hold the padding value 0.5"),
+        ("actions", {"value": "x"}, "actions has the dtype int64, which cannot hold the padding value 'x'"),
+        ("step_types", {"value": 300}, "step_types has the dtype int8, which cannot hold the padding value 300"),
+        (
+            "agent_infos",
+            {"value": 2},
+            r"agent_infos\['flag'\] has the dtype bool, which cannot hold the padding value 2",
+        ),
         ("rewards", {"length": 2}, r"2 timesteps.* 3"),
         ("lengths", {}, "'lengths'"),
     ]
@@ -330,11 +338,11 @@ def test_episodes_that_do_not_fit_are_errors():
     assert fine.last_observations.ravel().tolist() == [3, 3], "one more observation takes the place of the last one"
     assert (fine.rewards.tolist(), fine.indices.tolist()) == ([1, 2, 3] * 2, [0, 1])
     cases: list[Any] = [
-        ({"rewards": [1.0]}, DataError, "1 rewards: without last_observation it needs 2 observations, and has 4"),
-        ({"rewards": []}, DataError, r"should be \(t,\)"),
+        ({"rewards": [1.0]}, DataError, "1 rewards: without last_observation it needs 2 observations, but has 4"),
+        ({"rewards": []}, DataError, r"should have the shape \(t,\)"),
         ({"reward": [1.0]}, UsageError, "unknown keys: 'reward'"),
         ({"truncated": False}, DataError, "episode 1 is neither terminated nor truncated"),
-        ({"terminated": "False"}, DataError, "terminated of episode 1 should be True or False, and is str 'False'"),
+        ({"terminated": "False"}, DataError, "terminated of episode 1 should be True or False, not str 'False'"),
         ({"truncated": np.ones(3, bool)}, DataError, "truncated of episode 1 should be True or False"),
         ({"actions": np.zeros(2, np.int64)}, DataError, "actions"),
         ({"actions": np.array([0, 7, 0])}, DataError, r"episode 1: action is outside its space: .*7.*, at timestep 1"),
@@ -344,7 +352,11 @@ def test_episodes_that_do_not_fit_are_errors():
         ({"seed": "x"}, UsageError, "seed of episode 1 must be an integer"),
         ({"agent_version": 1.5}, UsageError, "agent_version of episode 1 must be an integer"),
         ({"env_number": 0.5}, UsageError, "env_number of episode 1 must be an integer"),
-        ({"raw_rewards": np.zeros(3)}, UsageError, "episode 1 has raw_rewards alone: raw data are raw_observations"),
+        (
+            {"raw_rewards": np.zeros(3)},
+            UsageError,
+            "episode 1 has only raw_rewards: raw data need all of raw_observations",
+        ),
     ]
     for change, error, words in cases:
         with pytest.raises(error, match=words):

@@ -106,11 +106,11 @@ def test_weights_beyond_all_numbers_are_clipped_and_what_terminated_needs_no_las
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((np.zeros(4), np.zeros(2)), r"values have the shape \(4,\), but the batch has 3 timesteps: \(3,\) is needed"),
+        ((np.zeros(4), np.zeros(2)), r"values have the shape \(4,\), but should have \(3,\)"),
         ((np.zeros((3, 1)), np.zeros(2)), r"values have the shape \(3, 1\)"),
         ((np.zeros(3), 0.0), r"last_values have the shape \(\)"),
-        ((np.zeros(3), np.zeros(3)), r"last_values have the shape \(3,\), but the batch has 2 trajectories"),
-        ((np.zeros(3),), "1 of 2 trajectories did not terminate, at first the one at 1: give last_values"),
+        ((np.zeros(3), np.zeros(3)), r"last_values have the shape \(3,\), but should have \(2,\)"),
+        ((np.zeros(3),), "1 of 2 trajectories did not terminate, the first at position 1: pass last_values"),
         ((["a", "b", "c"], np.zeros(2)), "values should be real numbers"),
         ((np.zeros(3) + 1j, np.zeros(2)), "values should be real numbers"),
     ],

@@ -117,14 +117,14 @@ def test_nested_spaces_and_batches(folder, tmp_path):
     assert np.array_equal(items[0]["observations"]["image"][:1].numpy(), nested[0].observations["image"][:1])
     assert items[0]["next_observations"]["task"][1].shape == (4, 2)
     assert int(items[0]["step_types"][0]) == 0
-    with pytest.raises(DataError, match=r"env_infos.event.name holds values of object, .* leave it out by without"):
+    with pytest.raises(DataError, match=r"env_infos.event.name has the dtype object, .* omit it with without"):
         list(nested.torch_dataset(4, fields=("env_infos",)))
 
 
 def test_what_cannot_work_is_an_error(folder, monkeypatch):
     for arguments, words in (
         ({"sequence_length": 0}, "sequence_length"),
-        ({"fields": ("observation",)}, "sequences hold no observation, only observations"),
+        ({"fields": ("observation",)}, "sequences cannot hold observation, only observations"),
         ({"seed": -1}, "seed should be an integer of at least 0"),
     ):
         with pytest.raises(UsageError, match=words):

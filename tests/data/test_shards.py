@@ -206,12 +206,12 @@ def test_going_on_with_something_else_is_refused(tmp_path):
         writer.begin(WANTED)
     before = contents(tmp_path / "folder")
     cases: list[Any] = [
-        ({"seed": 8}, "seed is 7 there, and 8 here"),
-        ({"shard_size": 5}, "shard_size is 6 there, and 5 here"),
-        ({"wanted": {"trajectories": 8}}, "was begun for 9 trajectories, and not for 8 trajectories: resume it with"),
-        ({"wanted": {"timesteps": 99}}, "was begun for 9 trajectories, and not for 99 timesteps: resume it with"),
-        ({"provenance": {"environment": "X", "agent": "a"}}, "agent is None there, and 'a' here"),
-        ({"package_version": "0.0"}, "package_version is "),
+        ({"seed": 8}, "seed was 7, now 8"),
+        ({"shard_size": 5}, "shard_size was 6, now 5"),
+        ({"wanted": {"trajectories": 8}}, "was created for 9 trajectories, not for 8 trajectories: resume it with"),
+        ({"wanted": {"timesteps": 99}}, "was created for 9 trajectories, not for 99 timesteps: resume it with"),
+        ({"provenance": {"environment": "X", "agent": "a"}}, "agent was None, now 'a'"),
+        ({"package_version": "0.0"}, "package_version was "),
     ]
     for change, words in cases:
         with ShardWriter(tmp_path / "folder", resume=True) as writer, pytest.raises(UsageError, match=words):
@@ -224,7 +224,7 @@ def test_going_on_with_something_else_is_refused(tmp_path):
 def test_what_is_there_already_is_not_written_over(batch, tmp_path):
     folder, other = tmp_path / "folder", tmp_path / "other"
     with ShardWriter(folder) as writer:
-        with pytest.raises(UsageError, match="begun"):
+        with pytest.raises(UsageError, match="begin before writing"):
             writer.write(batch)
         writer.begin(WANTED)
     with pytest.raises(UsageError, match=r"0 shards, incomplete\): resume it"):
@@ -234,8 +234,8 @@ def test_what_is_there_already_is_not_written_over(batch, tmp_path):
     (other / "thesis.txt").write_text("years of work")
     for path, resume, words in (
         (folder, False, r"3 shards, complete\): name another folder"),
-        (other, False, r"something else, such as 'thesis\.txt'"),
-        (other, True, r"something else, such as 'thesis\.txt'"),
+        (other, False, r"other files, such as 'thesis\.txt'"),
+        (other, True, r"other files, such as 'thesis\.txt'"),
         (other / "thesis.txt", False, "is a file"),
         (tmp_path / "nowhere" / "folder", False, "no directory"),
     ):
@@ -249,7 +249,10 @@ def test_shards_that_are_lost_damaged_or_too_many_are_named(batch, tmp_path):
     zero, one, two, seven = (folder / shard_name(number) for number in (0, 1, 2, 7))
     for change, words in (
         (lambda: one.rename(seven), r"shard-000001\.npz is missing"),
-        (lambda: (seven.rename(one), seven.write_bytes(b"")), r"shard-000007\.npz does not follow on 3 shards"),
+        (
+            lambda: (seven.rename(one), seven.write_bytes(b"")),
+            r"shard-000007\.npz is not listed in manifest\.json, which has 3 shards",
+        ),
         (lambda: (seven.unlink(), two.write_bytes(two.read_bytes()[:-100])), r"shard-000002\.npz"),
         (lambda: two.write_bytes(zero.read_bytes()), r"000002\.npz should hold trajectories 6 to 8 with 7 timesteps"),
     ):
@@ -336,8 +339,11 @@ def test_a_manifest_that_is_damaged(path):
         (lambda facts: facts.update(format="something"), "it holds dict {'format': 'something'"),
         (lambda facts: facts.update(format_version=2), r"has format version 2, .* reads up to 1"),
         (lambda facts: facts.pop("seed"), r"manifest\.json is damaged: KeyError: 'seed'"),
-        (lambda facts: facts["shards"].pop(0), "damaged.*shard 0 is called 'shard-000001.npz'"),
-        (lambda facts: facts["shards"][1].update(first_trajectory=4), "shard 1 begins with 4, and not with 3"),
+        (lambda facts: facts["shards"].pop(0), "damaged.*shard 0 should be shard-000000.npz, not 'shard-000001.npz'"),
+        (
+            lambda facts: facts["shards"][1].update(first_trajectory=4),
+            "shard 1 starts at trajectory 4, but should start at 3",
+        ),
         (lambda facts: facts["shards"][1].update(surprise=4), "surprise"),
     ):
         facts = json.loads(manifest)
@@ -369,7 +375,7 @@ def test_what_is_no_folder_of_shards(tmp_path):
             read(tmp_path)
         with pytest.raises(FileNotFoundError):
             read(tmp_path / "nothing")
-    with pytest.raises(StorageError, match=r"is a folder, .* streamsampler\.load reads all"):
+    with pytest.raises(StorageError, match=r"is a folder, .* streamsampler\.load"):
         TrajectoryBatch.load(tmp_path)
 
 
@@ -387,18 +393,18 @@ def test_several_folders_are_one(batch, path, tmp_path):
     assert folder.to_batch() == whole
     assert folder[[10, 2]] == whole[[10, 2]]
     assert repr(folder).startswith(f"TrajectoryFolder('{path}', '{tmp_path / 'other'}', 12 trajectories")
-    with pytest.raises(UsageError, match="takes one folder, and there are 2"):
+    with pytest.raises(UsageError, match="needs a single folder, but this has 2"):
         print(folder.path)
     with pytest.raises(StorageError, match=r"shard-000000\.npz is no folder of trajectories"):
         streamsampler.load(path, path / shard_name(0))
     (tmp_path / "link").symlink_to(path)
     for same in (path, tmp_path / "link"):
-        with pytest.raises(UsageError, match="is given twice: its trajectories would be in the data twice"):
+        with pytest.raises(UsageError, match="is given twice: its trajectories would count twice"):
             streamsampler.load(path, tmp_path / "other", same)
 
 
 def test_a_list_of_folders_is_answered_with_the_call(path):
-    with pytest.raises(UsageError, match=r"one by one: load\(\*paths\)"):
+    with pytest.raises(UsageError, match=r"one by one, not as a list: load\(\*paths\)"):
         streamsampler.load(cast("Any", [path, path]))
 
 
@@ -407,5 +413,5 @@ def test_folders_of_different_spaces_are_refused_when_they_are_opened(batch, pat
     with pytest.raises(DataError, match=r"action_space differs: .* in .*, Discrete\(99\) in .*other; open"):
         streamsampler.load(path, tmp_path / "other")
     (tmp_path / "other" / shard_name(0)).unlink()
-    with pytest.raises(StorageError, match="is missing, and the folder's"):
+    with pytest.raises(StorageError, match="is missing, but the folder's"):
         streamsampler.load(path, tmp_path / "other")

@@ -208,7 +208,7 @@ def test_values_that_fit_after_a_cast(space, value, stored):
     [
         (FLOATS, np.zeros(3, np.float32), r"observation .*\(3,\).*\(2,\)"),
         (FLOATS, None, "numbers.*NoneType"),
-        (FLOATS, [1, [2, 3]], r"no array of shape \(2,\)"),
+        (FLOATS, [1, [2, 3]], r"should be an array of shape \(2,\)"),
         (FLOATS, [0, 123456789.0], "holds 123456789.0 as float64, which would become 123456792.0"),
         (FLOATS, [0, 2**24 + 1], "16777217 as int64, which would become 16777216.0"),
         (HALF, np.float32(2049), "2049.0 as float32, which would become 2048.0"),

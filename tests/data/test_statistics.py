@@ -141,9 +141,9 @@ def test_infos_are_aggregated_where_they_were_there():
     ):
         assert aggregate(infos, how) == expected  # type: ignore[arg-type]
     for wrong, words in (
-        ({"vector": "mean"}, "the info 'vector' cannot be aggregated"),
-        ({"words": "mean"}, "the info 'words' cannot be aggregated"),
-        ({"always": "median"}, "aggregated by mean, sum, last, histogram; for 'always' it is 'median'"),
+        ({"vector": "mean"}, "cannot aggregate the info 'vector'"),
+        ({"words": "mean"}, "cannot aggregate the info 'words'"),
+        ({"always": "median"}, "aggregated by mean, sum, last, histogram, not by 'median' as for 'always'"),
     ):
         with pytest.raises(UsageError, match=words):
             aggregate(infos, wrong)  # type: ignore[arg-type]

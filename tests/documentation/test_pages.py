@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.documentation.blocks import DOCS, blocks, pages, prose
+from tests.documentation.blocks import DOCS, blocks, pages
 from tests.documentation.page_runs import check
 
 PAGES = [path.stem for path in pages()]
@@ -25,8 +25,6 @@ WITH_EXTRAS = [
     for name in PAGES
     if extras_of(name)
 ]
-# Of 1,000 words of prose at most so many: sentences that need more of these read as translated.
-MOST_OFTEN = {"what": 3, "that": 9, "one": 2, "there": 1, "whose": 0.3}
 
 
 @pytest.mark.slow
@@ -38,9 +36,6 @@ def test_code_without_extras_runs_and_prints_what_the_page_says(name, tmp_path):
 @pytest.mark.parametrize("name", WITH_EXTRAS)
 def test_code_runs_and_prints_what_the_page_says(name, tmp_path):
     check(DOCS / f"{name}.md", tmp_path, "--extras", *extras_of(name))
-
-
-# ------------------------------------------------------------------ links
 
 
 def slug(heading: str) -> str:
@@ -65,16 +60,3 @@ def test_links_lead_to_pages_and_headings(name):
         if not target.exists() or (anchor and anchor not in anchors(target)):
             wrong.append(link)
     assert wrong == []
-
-
-# ------------------------------------------------------------------ words
-
-
-def frequencies(text: str) -> dict[str, float]:
-    words = re.findall(r"[a-z']+", prose(text).lower())
-    return {word: 1000 * words.count(word) / len(words) for word in MOST_OFTEN}
-
-
-def test_sentences_name_things():
-    found = frequencies("\n".join(path.read_text() for path in [*pages(), DOCS.parent.parent / "README.md"]))
-    assert {word: often for word, often in found.items() if often > MOST_OFTEN[word]} == {}

@@ -344,8 +344,8 @@ def test_what_is_of_another_run_is_refused_with_both_values(tmp_path):
     broken: list[tuple[str, type[Exception], str]] = [
         ("compared.json", StorageError, "compared.json holds a comparison, and no evaluation that could go on"),
         ("other.json", StorageError, "other.json is no evaluation of streamsampler: it holds"),
-        ("text.json", StorageError, "text.json is no evaluation of streamsampler: it is no JSON"),
-        ("cut.json", StorageError, "cut.json is no evaluation of streamsampler: it is no JSON"),
+        ("text.json", StorageError, "text.json is no evaluation of streamsampler: it is not JSON"),
+        ("cut.json", StorageError, "cut.json is no evaluation of streamsampler: it is not JSON"),
         ("holes.json", StorageError, "holes.json is damaged: the indices of its trajectories do not fit"),
         ("x.npz", UsageError, "x.npz': the evaluation is written as JSON"),
         ("nowhere/x.json", UsageError, "there is no directory"),

@@ -61,7 +61,7 @@ def missions(tmp_path_factory):
 
 
 def test_text_in_an_observation_is_left_out_of_what_is_trained_on(missions):
-    with pytest.raises(DataError, match=r"observations.mission holds .* leave it out by without=\('obs"):
+    with pytest.raises(DataError, match=r"observations.mission holds .* omit it with without=\('obs"):
         next(iter(missions.torch_dataset(4)))
     without = ("observations.mission", "observations.pair.1", "next_observations.mission", "next_observations.pair.1")
     fields = ("observations", "next_observations", "rewards", "env_infos.lap")
@@ -79,10 +79,10 @@ def test_text_in_an_observation_is_left_out_of_what_is_trained_on(missions):
 
 def test_what_a_library_cannot_hold_is_left_out_of_its_export(missions, tmp_path):
     for call, words in (
-        (lambda: to_tensordict(missions), r"observations.mission is a Sequence space: leave it out by without=\('obs"),
+        (lambda: to_tensordict(missions), r"observations.mission is a Sequence space: omit it with without=\('obs"),
         (
             lambda: export(missions, tmp_path / "m", to="minari"),
-            r"hold observations.mission, .*: leave it out by",
+            r"hold observations.mission, .*: omit it with",
         ),
     ):
         with pytest.raises(StorageError, match=rf"{words}.*--without observations.mission on the command line"):
@@ -125,12 +125,12 @@ def test_a_batch_a_file_and_a_folder_give_the_same_leaves(missions, tmp_path):
         ({"fields": ["observations.imge"]}, "no 'observations.imge': its leaves are observations.image, obs.*pair.2"),
         (
             {"fields": ["observation.image"]},
-            "no 'observation.image': paths begin with observations, act.*",
+            "no 'observation.image': paths start with observations, act.*",
         ),
         ({"without": ["env_infos.laps"]}, "no 'env_infos.laps': its leaves are env_infos.lap, env_infos.note"),
         ({"without": ["actions"]}, "nothing is left of actions"),
         ({"fields": ["observations.image"], "without": ["observations"]}, "nothing is left of observations: keep one"),
-        ({"without": "actions"}, r"without is a list of paths, such as \['observations.image'\], and not 'actions'"),
+        ({"without": "actions"}, r"without must be a list of paths, such as \['observations.image'\], not 'actions'"),
         ({"fields": []}, "fields is empty"),
         ({"fields": [3]}, "fields is a list of paths"),
     ],
@@ -145,7 +145,7 @@ def test_a_path_that_leads_nowhere_is_an_error_that_lists_the_leaves(arguments, 
     [
         ({"fields": ["observations.imge"]}, "no 'observations.imge': its leaves are observations.image"),
         ({"fields": ["rewards.x"]}, "no 'rewards.x'"),
-        ({"without": ["next_observations.mission"]}, "without names next_observations, and fields does not"),
+        ({"without": ["next_observations.mission"]}, "without names next_observations, but fields does not"),
         ({"fields": ["observations"], "without": ["observations"]}, "nothing is left of observations"),
     ],
 )

@@ -142,14 +142,14 @@ def test_more_can_be_appended_by_minari_itself_and_the_space_that_is_reserved_is
 def test_what_minari_cannot_hold_is_an_error(odd, tmp_path):
     with LocalSampler("random", lambda: Echo(spaces.Sequence(spaces.Discrete(3))), seed=1) as it:
         batch = it.obtain_trajectories(2)
-    with pytest.raises(StorageError, match=r"Minari cannot hold observations, a space of the kind Sequence$"):
+    with pytest.raises(StorageError, match=r"Minari cannot hold observations, a Sequence space$"):
         export(batch, tmp_path / "out", to="minari")
     rows = np.zeros(odd.n_timesteps)
     for infos, words in (
-        ({"a//b": rows}, "cannot be a name in HDF5"),
-        ({"a/b": rows, "a": {"b": rows}}, "two infos under the name 'a/b'"),
-        ({"a/b": rows, "a": rows}, "two infos under the name 'a'"),
-        ({"agent_infos": rows}, "two infos under the name 'agent_infos'"),
+        ({"a//b": rows}, "no valid name in HDF5"),
+        ({"a/b": rows, "a": {"b": rows}}, "two infos with the name 'a/b'"),
+        ({"a/b": rows, "a": rows}, "two infos with the name 'a'"),
+        ({"agent_infos": rows}, "two infos with the name 'agent_infos'"),
     ):
         with pytest.raises(StorageError, match=words):
             export(dataclasses.replace(odd, env_infos=infos), tmp_path / "out", to="minari")
@@ -158,7 +158,7 @@ def test_what_minari_cannot_hold_is_an_error(odd, tmp_path):
             export(odd, tmp_path / "out", to="minari", dataset_id=dataset_id)
     wrong: list[Any] = [{"athor": "me"}, {"author": 5}]
     for metadata in wrong:
-        with pytest.raises(UsageError, match="the metadata of a Minari dataset are texts, some of author"):
+        with pytest.raises(UsageError, match="the metadata of a Minari dataset are strings, some of author"):
             export(odd, tmp_path / "out", to="minari", metadata=metadata)
     assert os.listdir(tmp_path) == []
 
@@ -188,7 +188,7 @@ def test_an_environment_registered_with_a_class_can_be_recovered(entry_point, mo
     spec = minari.MinariDataset(tmp_path / "out").spec.env_spec
     if module is None:
         assert spec is None
-        assert "no env_spec, and Minari cannot make the environment 'Counting-v0' again: " in caplog.text
+        assert "no env_spec, so Minari cannot recreate the environment 'Counting-v0': " in caplog.text
         assert 'entry_point="module:Class"' in caplog.text
     else:
         assert spec.entry_point == f"{module}:Counting"

@@ -66,9 +66,9 @@ def test_what_the_file_cannot_hold_is_an_error_and_the_file_before_stays(evaluat
     for wrong, words in (
         ({}, "no evaluations to write"),
         ({1: evaluation, 2: fewer}, "5 at timestep 1, 2 at timestep 2"),
-        ({-1: evaluation}, "-1 is none"),
-        ({"1": evaluation}, "'1' is none"),
-        ({1: 2}, "takes evaluations, not 2"),
+        ({-1: evaluation}, "at least 0, not -1"),
+        ({"1": evaluation}, "at least 0, not '1'"),
+        ({1: 2}, "needs evaluations, not 2"),
     ):
         with pytest.raises(UsageError, match=words):
             save_evaluations(wrong, path)  # type: ignore[arg-type]

@@ -196,8 +196,8 @@ def test_what_is_there_stays(odd, tmp_path):
     (tmp_path / "full" / "mine").touch()
     (tmp_path / "empty").mkdir()
     for name, words in (
-        ("file", "is a file, and this format needs a folder"),
-        ("full", "holds something already, such as 'mine'"),
+        ("file", "is a file, but this format needs a folder"),
+        ("full", "is not empty: it holds 'mine'"),
         ("nowhere/out", "there is no directory"),
     ):
         with pytest.raises(UsageError, match=words):
@@ -211,11 +211,11 @@ def test_what_is_there_stays(odd, tmp_path):
 def test_what_cannot_be_exported_is_an_error(odd, tmp_path):
     (tmp_path / "text.npz").write_text("words")
     cases: list[Any] = [
-        (odd, {"to": "excel"}, UsageError, f"no format 'excel' of trajectories, only {', '.join(FORMATS)}:"),
+        (odd, {"to": "excel"}, UsageError, f"unknown format 'excel': use {' or '.join(FORMATS)} "),
         (odd, {"to": "parquet", "dataset_id": "a/b-v0"}, UsageError, "takes no dataset_id"),
-        (odd, {"to": "sb3"}, UsageError, "evaluations are written by"),
+        (odd, {"to": "sb3"}, UsageError, "save_evaluations .* write evaluations"),
         (5, {"to": "parquet"}, UsageError, "not from 5"),
-        (["a", "b"], {"to": "parquet"}, UsageError, "several folders are one TrajectoryFolder"),
+        (["a", "b"], {"to": "parquet"}, UsageError, "several folders as TrajectoryFolder"),
         (odd[:0], {"to": "parquet"}, DataError, "no trajectories to export"),
         (tmp_path / "nowhere.npz", {"to": "parquet"}, FileNotFoundError, "nowhere"),
         (tmp_path / "text.npz", {"to": "parquet"}, StorageError, "no trajectory batch"),
@@ -272,7 +272,7 @@ def test_files_get_their_names_when_they_are_complete(to, library, odd_folder, t
     assert seen == [[], *[[".export.tmp"]] * len(odd_folder.shards)]
     assert len(os.listdir(tmp_path / "out")) == 2
     (tmp_path / "killed" / ".export.tmp").mkdir(parents=True)
-    with pytest.raises(UsageError, match="holds an export that was killed, or that still runs: remove the folder"):
+    with pytest.raises(UsageError, match="holds an export that was killed or is still running: remove the folder"):
         export(odd_folder, tmp_path / "killed", to=to)
 
 

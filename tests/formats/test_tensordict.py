@@ -64,5 +64,5 @@ def test_what_is_no_number_is_an_error():
     space = gymnasium.spaces.Tuple((gymnasium.spaces.Discrete(3), gymnasium.spaces.Text(4)))
     with LocalSampler("random", lambda: Echo(space), seed=1) as sampler:
         batch = sampler.obtain_trajectories(2)
-    with pytest.raises(StorageError, match=r"holds numbers, and observations\.1 is a Text space: leave it out"):
+    with pytest.raises(StorageError, match=r"holds numbers, but observations\.1 is a Text space: omit it"):
         to_tensordict(batch)

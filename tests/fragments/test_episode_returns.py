@@ -102,9 +102,9 @@ def test_a_list_of_episodes_says_what_came_before_those_that_go_on(two_batches):
     both = batch.observation_space, batch.action_space
     for missing in ("earlier_length", "earlier_return"):
         lacking = [{key: value for key, value in episode.items() if key != missing} for episode in episodes]
-        with pytest.raises(UsageError, match=f"episode 0 was continued, and has no {missing}"):
+        with pytest.raises(UsageError, match=f"episode 0 is continued but has no {missing}"):
             TrajectoryBatch.from_list(lacking, *both)
-    with pytest.raises(DataError, match="has 0 earlier timesteps, and was continued"):
+    with pytest.raises(DataError, match="has 0 earlier timesteps, but is marked as continued"):
         TrajectoryBatch.from_list([{**episode, "earlier_length": 0} for episode in episodes], *both)
 
 

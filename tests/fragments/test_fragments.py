@@ -166,13 +166,13 @@ def test_files_and_parts_of_batches(tmp_path):
     assert batch[1:].cut.tolist() == batch.cut[1:].tolist()
     joined = TrajectoryBatch.concatenate(batch, whole)
     assert joined.env_numbers.tolist() == [*batch.env_numbers.tolist(), -1, -1]
-    with pytest.raises(DataError, match="a grid needs a batch"):
+    with pytest.raises(DataError, match="a grid needs a whole batch"):
         joined.as_grid("rewards")
-    with pytest.raises(UsageError, match=r"no grid of 'lengths', only .* such as batch.as_grid\(batch.values\)"):
+    with pytest.raises(UsageError, match=r"no field 'lengths': use .* such as batch.as_grid\(batch.values\)"):
         batch.as_grid("lengths")
     assert (batch.as_grid(batch.observations) == batch.as_grid("observations")).all()
     for wrong, form in ((np.zeros((3, 6)), r"of shape \(3, 6\)"), ([1.0, 2.0], "a list")):
-        with pytest.raises(UsageError, match=rf"the name of a field or an array of 18 rows, and this is {form}"):
+        with pytest.raises(UsageError, match=rf"the name of a field or an array of 18 rows, not {form}"):
             batch.as_grid(wrong)
 
 

@@ -109,7 +109,7 @@ def test_after_ctrl_c_the_same_call_completes_the_folder(whole: Path, tmp_path: 
         interrupted(sampler, tmp_path / "out")
         there = TrajectoryFolder(tmp_path / "out")
         assert (there.complete, len(there.shards)) == (False, 2)
-        with pytest.raises(UsageError, match="agent_version is 1 there, and 2 here"):
+        with pytest.raises(UsageError, match="agent_version was 1, now 2"):
             sample_to_folder(sampler, tmp_path / "out", **AMOUNT, resume=True)
         assert len(sampler.obtain_trajectories(1)) == 1, "the sampler is usable"
     seen = Follower()
@@ -317,7 +317,7 @@ def test_an_extension_that_is_interrupted_goes_on(tmp_path: Path, at: int) -> No
     extended(out, [{"n_timesteps": 230}])  # whose last shard is short
     with make() as sampler:
         interrupted(sampler, out, at, resume=True)
-    with make() as sampler, pytest.raises(UsageError, match="was begun for 500 timesteps, and not for 230"):
+    with make() as sampler, pytest.raises(UsageError, match="was created for 500 timesteps, not for 230"):
         sample_to_folder(sampler, out, n_timesteps=230, shard_size=100, resume=True)
     extended(out, [{"n_timesteps": 500}])
     extended(tmp_path / "one", [{"n_timesteps": 500}])
@@ -329,11 +329,11 @@ def test_an_extension_that_is_interrupted_goes_on(tmp_path: Path, at: int) -> No
     [
         (
             {"n_timesteps": 499},
-            "begun for 500 timesteps, and not for 499 timesteps: resume it with n_timesteps of 500 or more",
+            "created for 500 timesteps, not for 499 timesteps: resume it with n_timesteps of 500 or more",
         ),
         (
             {"n_trajectories": 1},
-            "begun for 500 timesteps, and not for 1 trajectory: resume it with n_timesteps of 500 or more",
+            "created for 500 timesteps, not for 1 trajectory: resume it with n_timesteps of 500 or more",
         ),
     ],
 )
@@ -350,24 +350,24 @@ def test_an_unfinished_folder_is_not_resumed_with_other_arguments(tmp_path: Path
         interrupted(sampler, out)
     before = contents(out)
     others: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-        ({"seed": 4}, {}, "seed is 3 there, and 4 here"),
-        ({"max_episode_length": 9}, {}, "max_episode_length is None there, and 9 here"),
-        ({"on_failure": "drop"}, {}, "on_failure is 'raise' there, and 'drop' here"),
-        ({"worker_threads": None}, {}, "worker_threads is 1 there, and None here"),
-        ({"env": "Acrobot-v1"}, {}, "environment is 'CartPole-v1' there, and 'Acrobot-v1' here"),
-        ({"env": PerWorker(["CartPole-v1"] * 2)}, {}, "n_workers is None there, and 2 here"),
-        ({}, {"shard_size": 101}, "shard_size is 100 there, and 101 here"),
-        ({}, {"provenance": {"agent": "b"}}, "agent is None there, and 'b' here"),
-        ({}, {"provenance": {"environment": "b"}}, "environment is 'CartPole-v1' there, and 'b' here"),
+        ({"seed": 4}, {}, "seed was 3, now 4"),
+        ({"max_episode_length": 9}, {}, "max_episode_length was None, now 9"),
+        ({"on_failure": "drop"}, {}, "on_failure was 'raise', now 'drop'"),
+        ({"worker_threads": None}, {}, "worker_threads was 1, now None"),
+        ({"env": "Acrobot-v1"}, {}, "environment was 'CartPole-v1', now 'Acrobot-v1'"),
+        ({"env": PerWorker(["CartPole-v1"] * 2)}, {}, "n_workers was None, now 2"),
+        ({}, {"shard_size": 101}, "shard_size was 100, now 101"),
+        ({}, {"provenance": {"agent": "b"}}, "agent was None, now 'b'"),
+        ({}, {"provenance": {"environment": "b"}}, "environment was 'CartPole-v1', now 'b'"),
     ]
     for options, arguments, words in others:
-        with make(**options) as sampler, pytest.raises(UsageError, match="begun with other arguments") as caught:
+        with make(**options) as sampler, pytest.raises(UsageError, match="created with other arguments") as caught:
             sample_to_folder(sampler, out, **{**AMOUNT, **arguments}, resume=True)
         assert words in str(caught.value)
-        assert "counts its calls" not in str(caught.value)
+        assert "counts a sampler's calls" not in str(caught.value)
     with make() as sampler:
         sampler.obtain_samples(1)
-        with pytest.raises(UsageError, match="counts its calls: make a new one with the same seed"):
+        with pytest.raises(UsageError, match="counts a sampler's calls: make a new sampler with the same seed"):
             sample_to_folder(sampler, out, **AMOUNT, resume=True)
     assert contents(out) == before
     (out / shard_name(1)).unlink()
@@ -411,7 +411,7 @@ def test_what_is_no_sampler_or_no_folder_is_refused(whole: Path, tmp_path: Path)
     assert os.listdir(tmp_path) == []
     with make() as sampler:
         with pytest.raises(
-            UsageError, match=r"holds trajectories already \(\d+ shards, complete\): name another folder"
+            UsageError, match=r"already holds trajectories \(\d+ shards, complete\): name another folder"
         ):
             sample_to_folder(sampler, whole, **AMOUNT)
         with ShardWriter(tmp_path / "out"), pytest.raises(StorageError, match="is being written by another process"):

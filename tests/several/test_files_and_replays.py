@@ -71,12 +71,12 @@ def test_what_batches_of_policies_can_do(tmp_path: Path) -> None:
     found: Any = load(red[2:4].save(tmp_path / "red.npz"))
     for name in ("agent_ids", "episode_numbers", "env_timesteps", "observations", "actions", "rewards"):
         assert getattr(found, name).tolist() == getattr(red[2:4], name).tolist()
-    with pytest.raises(KeyError, match="policy 'x' played no agent here; those that did: 'blue', 'red'"):
+    with pytest.raises(KeyError, match="policy 'x' acted for no agent in this batch, only 'blue', 'red'"):
         batch["x"]
     for name in ("advantages", "minibatches", "padded", "to_torch", "next_observations"):
-        with pytest.raises(AttributeError, match=rf"no {name} of its own: batch\['blue'\].{name}"):
+        with pytest.raises(AttributeError, match=rf"no {name}: use batch\['blue'\].{name}"):
             getattr(batch, name)
-    with pytest.raises(DataError, match="of several agents"):
+    with pytest.raises(DataError, match="only a policy's batch"):
         _ = sampled("random", "CartPole-v1", n=1).agent_ids
 
 
@@ -185,9 +185,7 @@ def test_tables_say_whose_a_row_is_and_are_of_one_policy(tmp_path: Path) -> None
     assert trajectories["episode"].rows.tolist() == blue.episode_numbers.tolist()
     assert timesteps["env_timestep"].rows.tolist() == blue.env_timesteps.tolist()
     for source in (batch, path):
-        with pytest.raises(
-            UsageError, match=r"one policy did, by policy=NAME, or --policy NAME .* there are 'blue', 'red'"
-        ):
+        with pytest.raises(UsageError, match=r"with policy=NAME, or --policy NAME .* among 'blue', 'red'"):
             open_source(source)
     assert command("export", path, "--to", "parquet", "--out", tmp_path / "tables").exit_code != 0
 
@@ -212,9 +210,9 @@ def test_what_one_policy_did_is_exported_from_batches_files_and_folders(tmp_path
     assert result.exit_code == 0, result.stderr
     rows = pandas.read_parquet(tmp_path / "tables" / "trajectories.parquet")
     assert rows["index"].tolist() == batch["blue"].indices.tolist()
-    with pytest.raises(UsageError, match="policy 'green' played no agent; those that did: 'blue', 'red'"):
+    with pytest.raises(UsageError, match="policy 'green' acted for no agent, only 'blue', 'red'"):
         to_pandas(folder, policy="green")
-    with pytest.raises(UsageError, match="there is one agent, and no policy 'red': leave policy out"):
+    with pytest.raises(UsageError, match="a single agent, so no policy 'red': leave policy out"):
         to_pandas(batch["blue"], policy="red")
 
 

@@ -386,7 +386,7 @@ def test_the_joint_view_of_the_guide_is_an_environment_of_one_agent() -> None:
 )
 def test_what_only_a_policy_has_is_an_error_that_says_where_it_is(name: str) -> None:
     batch = sampled()
-    words = rf"a batch of several agents has no {name} of its own: batch\['blue'\].{name}, batch\['red'\].{name}"
+    words = rf"a batch of several agents has no {name}: use batch\['blue'\].{name}, batch\['red'\].{name}"
     with pytest.raises(AttributeError, match=words):
         getattr(batch, name)
     assert not hasattr(batch, name)

@@ -260,11 +260,11 @@ class Locked(Wordless):
 def test_what_cannot_be(new_manager):
     manager = new_manager(Wordless, n_envs=2, seed=0, on_failure="raise")
     manager.reset()
-    with pytest.raises(ActionError, match="environment 1: action should be a str, and is int 3"):
+    with pytest.raises(ActionError, match=r"environment 1: action should be a str, .*int 3"):
         manager.step(["a", 3])
     with pytest.raises(ActionError, match="a batch for action should be a sequence of 2 values, and is str 'ab'"):
         manager.step("ab")
-    with pytest.raises(RolloutError, match=r"environment \d raised in step.*observation should be a str, and is int 5"):
+    with pytest.raises(RolloutError, match=r"environment \d raised in step.*observation should be a str, .*int 5"):
         manager.step(["a", "b"])
     with EnvManager(Locked, n_envs=1, seed=0, on_failure="raise") as one:
         one.reset()

@@ -17,7 +17,7 @@ from tests.stepping.environments import Counting, Graded, Varied
 NUMBERS = r"env_ids must be a sequence of the numbers of environments, or None for all, got "
 TIMEOUT = r"timeout must be a number of seconds, 0 or more, or None for any time, got "
 LACKS = "an environment's number must be "
-NUMBERS_ARE = "action should be numbers of int64, and is "
+NUMBERS_ARE = "action should be numbers of int64, not "
 
 # What is called, and a part of the message.
 USAGE: list[tuple[Any, str]] = [
@@ -55,7 +55,7 @@ ACTIONS: list[tuple[Any, str]] = [
     (np.array([1, 2, 3]), r"a batch of 2 has the shape \(3,\), and should have \(2,\)"),
     (0, r"a batch of 2 has the shape \(\), and should have \(2,\)"),
     ([[1, 2], [1]], "a batch for action is no array: .*inhomogeneous"),
-    (np.array([1.5, 2]), "has the dtype float64, its space has int64"),
+    (np.array([1.5, 2]), "has the dtype float64, but its space has int64"),
     (np.array(["a", "b"]), NUMBERS_ARE + "str_ .*a"),
     ({1: 1, 0: "a"}, f"environment 0: {NUMBERS_ARE}str 'a'"),
     ([1, 2**70], "environment 1: action"),
@@ -115,11 +115,11 @@ def test_actions_of_nested_spaces():
         good = manager.random_actions()
         whole = {"choice": 1, "force": [0, 0]}
         wrong: list[tuple[Any, str]] = [
-            ({"choice": good["choice"]}, r"has the keys \['choice'\], and its space has the keys \['choice', 'force'"),
+            ({"choice": good["choice"]}, r"has the keys \['choice'\], but its space has the keys \['choice', 'force'"),
             ({**good, "force": good["force"][:1]}, r"a batch of 2 has the shape \(1, 2\), .* action\['force'\] has"),
             (good["force"], r"action has no parts: it is ndarray"),
             (np.array(3), "a batch for action should be a sequence of 2 values, and is ndarray"),
-            ({0: whole, 1: {"choice": 1}}, r"action has the keys \['choice'\], and its space has"),
+            ({0: whole, 1: {"choice": 1}}, r"action has the keys \['choice'\], but its space has"),
             ({0: whole, 1: {"choice": 1, "power": 1}}, r"action has the keys \['choice', 'power'\]"),
             ({0: whole, 1: 3}, "action has no parts: it is int 3"),
         ]

@@ -165,9 +165,9 @@ def test_scripted_lengths_shapes_and_parameters():
         (lambda folder: Fault("explode"), "one of raise, system_exit"),  # type: ignore[arg-type]
         (lambda folder: Fault("kill", "nowhere"), "one of construct, reset"),  # type: ignore[arg-type]
         (lambda folder: Fault("kill", "close", trajectory=1), "leave trajectory=1 out"),
-        (lambda folder: Fault("kill", trajectory=-1), "trajectory is at least 0, got -1"),
-        (lambda folder: Fault("kill", step=0), "step is at least 1, got 0"),
-        (lambda folder: Fault("kill", times=0), "times is at least 1, got 0"),
+        (lambda folder: Fault("kill", trajectory=-1), "trajectory must be at least 0, got -1"),
+        (lambda folder: Fault("kill", step=0), "step must be at least 1, got 0"),
+        (lambda folder: Fault("kill", times=0), "times must be at least 1, got 0"),
         (lambda folder: Faults(folder, Fault("kill", trajectory=1)), "pass the sampler's seed"),
         (lambda folder: FailPoint("nowhere", worker=0, folder=folder), "one of start, continue"),
         (lambda folder: FailPoint("sent", worker=-1, folder=folder), "worker is at least 0"),

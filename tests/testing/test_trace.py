@@ -232,7 +232,10 @@ def test_what_is_no_trace_is_refused(tmp_path, capsys):
     for content, text in [
         (b"", "is no trace of a scheduler"),
         (b"streamsampler\n" + whole, "is no trace of a scheduler"),
-        (whole.replace(__version__.encode(), b"0.0.7", 1), rf"is of streamsampler 0.0.7, and this is {__version__}"),
+        (
+            whole.replace(__version__.encode(), b"0.0.7", 1),
+            rf"was recorded by streamsampler 0.0.7, but this is {__version__}",
+        ),
         (HEADER + __version__.encode() + b"\n", "ends before the first call"),
         (HEADER + __version__.encode() + b"\nno pickle", "cannot be read: UnpicklingError"),
     ]:

@@ -103,7 +103,7 @@ def test_another_shape_is_refused_wherever_it_comes_also_with_as_many_numbers(sh
     worker, _ = worker_of(env, act)
     with pytest.raises(ObservationError) as caught:
         run(worker, 4, first=10)
-    assert f"has the shape {shape}, and its space has the shape (2, 3)" in str(caught.value)
+    assert f"has the shape {shape}, but its space has the shape (2, 3)" in str(caught.value)
     # Number 400 is the last trajectory's final one.
     trajectory, timestep = (3, 100) if at == 400 else divmod(at, 100)
     assert str(caught.value).endswith(f"at timestep {timestep} of its trajectory")

@@ -107,7 +107,7 @@ def test_vec_worker_asks_an_agent_with_a_memory_while_it_remembers_the_trajector
 def test_vec_worker_asks_no_agent_that_cannot_tell_its_rows_apart():
     with LocalSampler(Batched(), "CartPole-v1", seed=1, max_episode_length=5, **VEC) as sampler:
         batch = sampler.obtain_trajectories(4)
-    with pytest.raises(DataError, match=r"with get_actions and a memory, one that takes the row as the keyword slot"):
+    with pytest.raises(DataError, match=r"with a keyword slot, the row, if it has get_actions and a memory"):
         batch.last_values  # noqa: B018
 
 
@@ -148,7 +148,7 @@ class Valuing:
         return self.value
 
 
-TAKEN = "an info of the environment's reset, or a metric of a hook, has that name"
+TAKEN = "an info of the environment's reset, or a metric of a hook, has this name"
 NO_NUMBER = r"get_value\(observation\) must return one number.* returned "
 
 
