@@ -61,7 +61,7 @@ def missions(tmp_path_factory):
 
 
 def test_text_in_an_observation_is_left_out_of_what_is_trained_on(missions):
-    with pytest.raises(DataError, match=r"observations.mission holds .* omit it with without=\('obs"):
+    with pytest.raises(DataError, match=r"observations.mission has the dtype object, .* omit it with without=\('obs"):
         next(iter(missions.torch_dataset(4)))
     without = ("observations.mission", "observations.pair.1", "next_observations.mission", "next_observations.pair.1")
     fields = ("observations", "next_observations", "rewards", "env_infos.lap")
@@ -128,11 +128,14 @@ def test_a_batch_a_file_and_a_folder_give_the_same_leaves(missions, tmp_path):
             "no 'observation.image': paths start with observations, act.*",
         ),
         ({"without": ["env_infos.laps"]}, "no 'env_infos.laps': its leaves are env_infos.lap, env_infos.note"),
-        ({"without": ["actions"]}, "nothing is left of actions"),
-        ({"fields": ["observations.image"], "without": ["observations"]}, "nothing is left of observations: keep one"),
+        ({"without": ["actions"]}, "nothing of actions would remain"),
+        (
+            {"fields": ["observations.image"], "without": ["observations"]},
+            "nothing of observations would remain: keep at least one",
+        ),
         ({"without": "actions"}, r"without must be a list of paths, such as \['observations.image'\], not 'actions'"),
         ({"fields": []}, "fields is empty"),
-        ({"fields": [3]}, "fields is a list of paths"),
+        ({"fields": [3]}, "fields must be a list of paths"),
     ],
 )
 def test_a_path_that_leads_nowhere_is_an_error_that_lists_the_leaves(arguments, words, missions):
@@ -146,7 +149,7 @@ def test_a_path_that_leads_nowhere_is_an_error_that_lists_the_leaves(arguments, 
         ({"fields": ["observations.imge"]}, "no 'observations.imge': its leaves are observations.image"),
         ({"fields": ["rewards.x"]}, "no 'rewards.x'"),
         ({"without": ["next_observations.mission"]}, "without names next_observations, but fields does not"),
-        ({"fields": ["observations"], "without": ["observations"]}, "nothing is left of observations"),
+        ({"fields": ["observations"], "without": ["observations"]}, "nothing of observations would remain"),
     ],
 )
 def test_a_data_set_refuses_a_path_that_leads_nowhere(arguments, words, missions):

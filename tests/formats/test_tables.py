@@ -214,7 +214,7 @@ def test_what_cannot_be_exported_is_an_error(odd, tmp_path):
         (odd, {"to": "excel"}, UsageError, f"unknown format 'excel': use {' or '.join(FORMATS)} "),
         (odd, {"to": "parquet", "dataset_id": "a/b-v0"}, UsageError, "takes no dataset_id"),
         (odd, {"to": "sb3"}, UsageError, "save_evaluations .* write evaluations"),
-        (5, {"to": "parquet"}, UsageError, "not from 5"),
+        (5, {"to": "parquet"}, UsageError, "not 5"),
         (["a", "b"], {"to": "parquet"}, UsageError, "several folders as TrajectoryFolder"),
         (odd[:0], {"to": "parquet"}, DataError, "no trajectories to export"),
         (tmp_path / "nowhere.npz", {"to": "parquet"}, FileNotFoundError, "nowhere"),

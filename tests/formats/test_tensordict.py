@@ -54,7 +54,7 @@ def test_a_batch_and_a_folder_as_tensors(odd, odd_folder, caplog):
     tensors = to_tensordict(odd)
     check(tensors, odd)
     assert (tensors == to_tensordict(odd_folder)).all()
-    left_out = "env_infos['event/name'], env_infos['late'], env_infos['list'], env_infos['nothing'] are left out"
+    left_out = "env_infos['event/name'], env_infos['late'], env_infos['list'], env_infos['nothing'] are omitted"
     assert left_out in caplog.text
     assert np.shares_memory(tensors["observation", "image"].numpy(), odd.observations["image"])
     assert np.shares_memory(tensors["next", "reward"].numpy(), odd.rewards)
