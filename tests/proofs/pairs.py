@@ -134,7 +134,7 @@ REFUSALS: list[Refusal] = [
     Refusal({"agent": {"rows alone"}, "worker": {"default", "seams"}, "inference": _IN_WORKERS}, "worker",
             "has get_actions alone"),
     Refusal({"agent": {"policies"}, "world": {"world"}}, "worker", "is for environments of several agents"),
-    Refusal({"world": _GAMES, "taken": {"taken"}}, "worker", "needs actions that are one array"),
+    Refusal({"world": _GAMES, "taken": {"taken"}}, "worker", "needs actions that are a single array"),
 ]  # fmt: skip
 
 
