@@ -121,7 +121,7 @@ def _export_trajectories(paths: list[Path], name: str, out: Path, options: dict[
     """Write trajectories, and return a description of the export."""
     from streamsampler.data.folder import TrajectoryFolder
     from streamsampler.data.leaves import Leaves
-    from streamsampler.formats.columns import open_source
+    from streamsampler.formats.sources import open_source
     from streamsampler.formats.export import export as exported
     from streamsampler.formats.export import format_named
 
@@ -147,7 +147,7 @@ def _export_evaluations(paths: list[Path], out: Path, options: dict[str, Any]) -
     from streamsampler.cli.targets import checked_file
     from streamsampler.core.words import count
     from streamsampler.evaluation.evaluation import Evaluation
-    from streamsampler.formats.export import save_evaluations
+    from streamsampler.formats.evaluations import save_evaluations
 
     if options["dataset_id"] or options["metadata"]:
         raise click.UsageError("--dataset-id and --metadata are for trajectories: give --to minari.")

@@ -35,7 +35,9 @@ from streamsampler.data import trees
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.info_columns import KeyPath
 from streamsampler.data.leaves import way_out
-from streamsampler.formats.columns import Column, ColumnRows, Source, allocate, info_rows, new_folder
+from streamsampler.formats.columns import Column, ColumnRows, info_rows
+from streamsampler.formats.export_folder import allocate, new_folder
+from streamsampler.formats.sources import Source
 
 _HELD = (gym_spaces.Box, gym_spaces.Discrete, gym_spaces.MultiDiscrete, gym_spaces.MultiBinary, gym_spaces.Text)
 _LARGEST = 2**63

@@ -21,8 +21,8 @@ from streamsampler.data import trees
 from streamsampler.data.codec import decode
 from streamsampler.errors import StorageError, UsageError
 from streamsampler.formats import export
-from streamsampler.formats.columns import open_source
 from streamsampler.formats.minari import EpisodeFile
+from streamsampler.formats.sources import open_source
 from tests.scripted.envs import Counting, Echo
 
 pytestmark = pytest.mark.extras

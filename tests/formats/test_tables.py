@@ -114,7 +114,7 @@ def test_parts_of_episodes_are_told_from_episodes():
 
 
 def test_row_groups_are_small_however_large_a_shard(odd, tmp_path, monkeypatch):
-    monkeypatch.setattr("streamsampler.formats.tables._GROUP_BYTES", 4_000)
+    monkeypatch.setattr("streamsampler.formats.parquet._GROUP_BYTES", 4_000)
     export(odd, tmp_path / "out", to="parquet")
     file = parquet.ParquetFile(tmp_path / "out" / "timesteps.parquet")
     assert file.num_row_groups > 5

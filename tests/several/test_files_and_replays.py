@@ -15,7 +15,7 @@ from streamsampler.cli.app import cli
 from streamsampler.errors import DataError, StorageError, UnwritableInfoError, UsageError
 from streamsampler.filters import RunningNorm
 from streamsampler.formats import to_pandas
-from streamsampler.formats.columns import open_source
+from streamsampler.formats.sources import open_source
 from streamsampler.formats.tables import tables
 from tests.data.damage import forget_shards
 from tests.scripted.games import Chooser, Comings, Turns
