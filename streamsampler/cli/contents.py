@@ -16,9 +16,10 @@ from streamsampler.core.errors import DamagedShardError, StorageError
 from streamsampler.core.words import table
 from streamsampler.data import npz as storage
 from streamsampler.data.batch_fields import sums
-from streamsampler.data.codec import damage_raised, decode_space
+from streamsampler.data.json_facts import damage_raised
 from streamsampler.data.shards import Manifest, ShardFiles, read_manifest, shard_name
 from streamsampler.data.shards import load as load_file
+from streamsampler.data.space_codec import decode_space
 from streamsampler.evaluation.charts import returns_of
 from streamsampler.evaluation.comparison import Comparison
 from streamsampler.evaluation.evaluation import Evaluation

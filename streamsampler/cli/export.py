@@ -121,9 +121,9 @@ def _export_trajectories(paths: list[Path], name: str, out: Path, options: dict[
     """Write trajectories, and return a description of the export."""
     from streamsampler.data.folder import TrajectoryFolder
     from streamsampler.data.leaves import Leaves
-    from streamsampler.formats.sources import open_source
     from streamsampler.formats.export import export as exported
     from streamsampler.formats.export import format_named
+    from streamsampler.formats.sources import open_source
 
     if options["timesteps"]:
         raise click.UsageError("--timesteps needs --to sb3, because it belongs to evaluations.")

@@ -103,8 +103,8 @@ def _agent(path: Path, options: Mapping[str, Any]) -> Any:
     from streamsampler.cli.agents import load_policies
     from streamsampler.core.errors import UsageError
     from streamsampler.data import npz as storage
-    from streamsampler.data.codec import decode_space
     from streamsampler.data.shards import shard_name
+    from streamsampler.data.space_codec import decode_space
 
     header = storage.read(path / shard_name(0) if path.is_dir() else path)[1]
     said: Mapping[str, Any] = header.get("policies") or {}

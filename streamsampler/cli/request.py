@@ -22,9 +22,9 @@ from streamsampler.cli.targets import unused_beside
 from streamsampler.core.errors import DamagedShardError, SamplerError, UnwritableInfoError
 from streamsampler.core.version import __version__
 from streamsampler.data.batch import TrajectoryBatch
-from streamsampler.data.codec import check_writable
 from streamsampler.data.kept_infos import KeptInfos
 from streamsampler.data.shards import MANIFEST, read_manifest
+from streamsampler.data.space_codec import check_writable
 from streamsampler.data.statistics import Stats
 from streamsampler.environments.ids import with_version
 from streamsampler.evaluation.agents import make_sampler

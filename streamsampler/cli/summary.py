@@ -10,7 +10,7 @@ from streamsampler.cli.request import Request, RequestOutcome
 from streamsampler.cli.tallies import Tally
 from streamsampler.core.version import __version__
 from streamsampler.core.words import count, duration, table
-from streamsampler.data.statistics import timers_text
+from streamsampler.data.timers import timers_text
 
 _LEFT_OVER = ("stale", "surplus", "abandoned")
 _UNITS = ("trajectories", "timesteps")

@@ -10,7 +10,8 @@ import click
 from streamsampler.cli.streams import failure
 from streamsampler.core.atomic import temporary_beside
 from streamsampler.core.errors import StorageError, UsageError
-from streamsampler.data.shards import MANIFEST, check_folder
+from streamsampler.data.shard_writer import check_folder
+from streamsampler.data.shards import MANIFEST
 
 _FORMATS = frozenset((
     ".arrow", ".avro", ".csv", ".db", ".eps", ".feather", ".gif", ".gz", ".h5", ".hdf", ".hdf5", ".ipc", ".jpeg",

@@ -79,8 +79,6 @@ class AgentRows(NamedTuple):
 
 ARRAYS_OF_AGENTS = "numbers", "episodes", "env_timesteps"
 """The array fields of `AgentRows`."""
-
-
 _PER_TIMESTEP = "observations", "actions", "rewards"
 _PER_TRAJECTORY = "last_observations", "terminated", "truncated", "lengths"
 

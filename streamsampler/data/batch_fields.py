@@ -16,7 +16,6 @@ from streamsampler.core.extras import needed
 from streamsampler.data import trees
 from streamsampler.data.agent_rows import AgentRows
 from streamsampler.data.infos import concatenate_infos, is_mask, validate_infos
-from streamsampler.data.recorder import check_fragments, joined_fragments
 from streamsampler.data.spaces import AnySpace, same_space, validate
 from streamsampler.data.statistics import Stats
 from streamsampler.data.trees import Array, Tree
@@ -204,7 +203,9 @@ def check_batch(batch: Any) -> None:
     _check_array("rewards", batch.rewards, (n_timesteps,), np.float64)
     _check_seeds(batch.seeds, n_trajectories)
     check_fragments(batch.fragments, n_trajectories)
-    ended = batch.terminated | batch.truncated | batch.cut
+    ended = batch.terminated | batch.truncated
+    if batch.fragments:
+        ended |= batch.fragments["cut"]
     if not ended.all():
         position = int(ended.argmin())
         raise DataError(f"trajectory {position} of {n_trajectories} is neither terminated nor truncated")
@@ -245,6 +246,48 @@ def joined_fields(batches: Sequence[Any]) -> dict[str, Any]:
         "fingerprints": frozenset().union(*(it.fingerprints for it in batches)),
         "raw": RawRows.joined(batches),
         "agents": AgentRows.joined(batches),
+    }
+
+
+_WHOLE: dict[str, tuple[type[np.generic], Any]] = {
+    "continued": (np.bool_, False),
+    "cut": (np.bool_, False),
+    "env_numbers": (np.int64, -1),
+    "earlier_lengths": (np.int64, 0),
+    "earlier_returns": (np.float64, 0.0),
+}
+"""The arrays of a batch's field `fragments`: their dtypes, and their values for whole trajectories."""
+
+
+def check_fragments(fragments: Mapping[str, Any], n_trajectories: int) -> None:
+    """Raise a `DataError` unless a batch's field `fragments` is empty or has the right arrays."""
+    if not fragments:
+        return
+    if sorted(fragments) != sorted(_WHOLE):
+        raise DataError(f"fragments should have {', '.join(_WHOLE)}, but has {', '.join(map(str, fragments))}")
+    for name, (dtype, _) in _WHOLE.items():
+        array = fragments[name]
+        if not isinstance(array, np.ndarray) or array.shape != (n_trajectories,) or array.dtype != dtype:
+            raise DataError(
+                f"fragments[{name!r}] should be an array of shape ({n_trajectories},) and dtype {np.dtype(dtype)}, "
+                f"not {array!r}"
+            )
+    earlier, continued = fragments["earlier_lengths"], fragments["continued"]
+    if (wrong := (earlier > 0) != continued).any():
+        position = int(wrong.argmax())
+        marked = "marked" if continued[position] else "not marked"
+        raise DataError(
+            f"trajectory {position} has {earlier[position]} earlier timesteps, but is {marked} as continued"
+        )
+
+
+def joined_fragments(parts: Sequence[tuple[Mapping[str, Any], int]]) -> dict[str, Any]:
+    """Join the field `fragments` of batches, given with their numbers of trajectories; empty fields count as whole."""
+    if not any(fragments for fragments, _ in parts):
+        return {}
+    return {
+        name: np.concatenate([fragments.get(name, np.full(n, whole, dtype)) for fragments, n in parts])
+        for name, (dtype, whole) in _WHOLE.items()
     }
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from streamsampler.core.errors import DataError
 from streamsampler.data.archive import Npz
-from streamsampler.data.codec import decode_space
+from streamsampler.data.space_codec import decode_space
 from streamsampler.data.spaces import validate
 from streamsampler.data.trees import leaves
 

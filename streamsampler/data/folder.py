@@ -20,9 +20,10 @@ from streamsampler.core.words import count
 from streamsampler.data import npz as storage
 from streamsampler.data.batch import Index, TrajectoryBatch, brackets
 from streamsampler.data.batch_fields import ActionsT, AnyActionsT, AnyObservationsT, ObservationsT
-from streamsampler.data.codec import damage_raised, decode_space
+from streamsampler.data.json_facts import damage_raised
 from streamsampler.data.shards import ShardFiles, read_manifest
 from streamsampler.data.shards import load as load_file
+from streamsampler.data.space_codec import decode_space
 from streamsampler.data.spaces import same_space
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from streamsampler.core.by_position import by_position
 from streamsampler.core.errors import DataError
-from streamsampler.data.spaces import changed, may_change
+from streamsampler.data.casting import changed, may_change
 from streamsampler.data.trees import Array, object_array
 
 KeyPath: TypeAlias = tuple[str, ...]

@@ -23,8 +23,10 @@ from streamsampler.data.agent_rows import ARRAYS_OF_AGENTS, AgentRows
 from streamsampler.data.archive import opened_npz
 from streamsampler.data.batch_fields import RawRows, value_of
 from streamsampler.data.claims import check_claims, entries_of
-from streamsampler.data.codec import damage_raised, decode, decode_space, encode, encode_space, read_facts
+from streamsampler.data.codec import decode, encode
+from streamsampler.data.json_facts import damage_raised, read_facts
 from streamsampler.data.kept_infos import InfosArgument, KeptInfos, policies_of, unwritable_infos
+from streamsampler.data.space_codec import decode_space, encode_space
 from streamsampler.data.spaces import short
 from streamsampler.data.trees import Array, object_array
 

@@ -14,7 +14,8 @@ import numpy as np
 
 from streamsampler.core.times import Times
 from streamsampler.core.timing import Gauge, ScriptTimes
-from streamsampler.data.statistics import DroppedTrajectory, EndedEpisodes, FoundAnomaly, Stats, Timer
+from streamsampler.data.statistics import DroppedTrajectory, EndedEpisodes, FoundAnomaly, Stats
+from streamsampler.data.timers import Timer
 from streamsampler.data.trees import Array, Tree
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -23,8 +23,8 @@ from streamsampler.data.spaces import AnySpace, check_actions, flag_of, reward_r
 from streamsampler.data.trees import Tree
 
 __all__ = [
-    "EnvFragment", "EpisodeState", "PolicyRollouts", "RolloutRecorder", "Rollouts", "check_fragments",
-    "joined_fragments", "lengths_of", "packed_floats", "place_of", "refuse_actions_outside",
+    "EnvFragment", "EpisodeState", "PolicyRollouts", "RolloutRecorder", "Rollouts", "lengths_of",
+    "packed_floats", "place_of", "refuse_actions_outside",
 ]  # fmt: skip
 
 
@@ -86,48 +86,6 @@ def lengths_of(rollouts: Any) -> tuple[int, ...]:
         start, stop = stop, stop + fragment.n_episodes
         of_groups[fragment.group] = of_groups.get(fragment.group, 0) + sum(lengths[start:stop])
     return tuple(of_groups.values())
-
-
-_WHOLE: dict[str, tuple[type[np.generic], Any]] = {
-    "continued": (np.bool_, False),
-    "cut": (np.bool_, False),
-    "env_numbers": (np.int64, -1),
-    "earlier_lengths": (np.int64, 0),
-    "earlier_returns": (np.float64, 0.0),
-}
-"""The arrays of a batch's field `fragments`: their dtypes, and their values for whole trajectories."""
-
-
-def check_fragments(fragments: Mapping[str, Any], n_trajectories: int) -> None:
-    """Raise a `DataError` unless a batch's field `fragments` is empty or has the right arrays."""
-    if not fragments:
-        return
-    if sorted(fragments) != sorted(_WHOLE):
-        raise DataError(f"fragments should have {', '.join(_WHOLE)}, but has {', '.join(map(str, fragments))}")
-    for name, (dtype, _) in _WHOLE.items():
-        array = fragments[name]
-        if not isinstance(array, np.ndarray) or array.shape != (n_trajectories,) or array.dtype != dtype:
-            raise DataError(
-                f"fragments[{name!r}] should be an array of shape ({n_trajectories},) and dtype {np.dtype(dtype)}, "
-                f"not {array!r}"
-            )
-    earlier, continued = fragments["earlier_lengths"], fragments["continued"]
-    if (wrong := (earlier > 0) != continued).any():
-        position = int(wrong.argmax())
-        marked = "marked" if continued[position] else "not marked"
-        raise DataError(
-            f"trajectory {position} has {earlier[position]} earlier timesteps, but is {marked} as continued"
-        )
-
-
-def joined_fragments(parts: Sequence[tuple[Mapping[str, Any], int]]) -> dict[str, Any]:
-    """Join the field `fragments` of batches, given with their numbers of trajectories; empty fields count as whole."""
-    if not any(fragments for fragments, _ in parts):
-        return {}
-    return {
-        name: np.concatenate([fragments.get(name, np.full(n, whole, dtype)) for fragments, n in parts])
-        for name, (dtype, whole) in _WHOLE.items()
-    }
 
 
 @by_position

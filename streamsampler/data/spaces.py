@@ -1,4 +1,4 @@
-"""Gymnasium spaces: how their values are stored, and which values belong to them.
+"""Values of Gymnasium's spaces: how they are stored, and which belong to a space.
 
 Box, Discrete, MultiDiscrete and MultiBinary are stored as arrays of the space's dtype, Dict and Tuple as dicts and
 tuples of their children, and every other space (Text, Sequence, Graph, ...) as a 1-d array of objects.
@@ -7,7 +7,6 @@ tuples of their children, and every other space (Text, Sequence, Graph, ...) as 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from functools import cache
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -16,6 +15,7 @@ from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
 from streamsampler.core.errors import DataError
+from streamsampler.data.casting import changed
 from streamsampler.data.trees import Array, Tree, same
 
 AnySpace: TypeAlias = Space[Any]
@@ -138,37 +138,6 @@ def misfit(value: Any, space: gym_spaces.Dict | AnyTuple, path: str, error: type
 def short(value: Any, width: int = 80) -> str:
     text = " ".join(repr(value).split())
     return f"{type(value).__name__} {text if len(text) <= width else text[: width - 3] + '...'}"
-
-
-@cache
-def may_change(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
-    """Return whether a cast can change any value as `changed` defines it."""
-    if target.kind not in "fc" or source.kind not in "iuf":
-        return False
-    limits = np.finfo(target)
-    if source.kind == "f":
-        theirs = np.finfo(source)
-        return bool(theirs.nmant > limits.nmant or theirs.maxexp > limits.maxexp)
-    return bool(max(abs(int(np.iinfo(source).min)), int(np.iinfo(source).max)) > 2 ** (limits.nmant + 1))
-
-
-def changed(values: NDArray[Any], target: np.dtype[Any]) -> NDArray[np.bool_]:
-    """Return a mask of the numbers changed by a cast beyond rounding; `target` covers their range and kind.
-
-    An integer or a float of integral value becomes another number, or a finite value becomes infinite.
-    """
-    if not may_change(values.dtype, target):
-        return np.zeros(values.shape, dtype=np.bool_)
-    with np.errstate(all="ignore"):
-        cast = values.astype(np.finfo(target).dtype)  # for a complex dtype, that of its parts
-        if values.dtype.kind == "f":
-            back = cast.astype(values.dtype)
-            other = np.isfinite(values) & (back != values)
-            return np.asarray(other & ((values == np.trunc(values)) | np.isinf(back)))
-        limits = np.iinfo(values.dtype)
-        # The dtype's integers range from its minimum to below a power of two, and floats represent both bounds exactly.
-        inside = (cast >= float(limits.min)) & (cast < float(limits.max + 1))
-        return np.asarray(~inside | (np.where(inside, cast, 0).astype(values.dtype) != values))
 
 
 FLAGS = frozenset((bool, np.bool_))

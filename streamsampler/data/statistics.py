@@ -3,148 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streamsampler.core.errors import UsageError
 from streamsampler.core.times import Times
-from streamsampler.core.timing import Blocks, Gauges, Measured, ScriptTimes, merge_gauges
+from streamsampler.core.timing import Gauges, Measured, ScriptTimes, merge_gauges
 from streamsampler.core.words import count, duration, table
+from streamsampler.data.aggregation import Aggregation, aggregate, metrics_of, present_numbers
+from streamsampler.data.timers import Timer
 from streamsampler.data.trees import Array
 from streamsampler.protocol.messages import Checked, Report
-
-Aggregation = Literal["mean", "sum", "last", "histogram"]
-HOW_METRICS = ("mean", "sum", "last")
-_HOW = (*HOW_METRICS, "histogram")
-
-
-def aggregate(infos: Mapping[str, Array], how: Mapping[str, Aggregation]) -> dict[str, float]:
-    """Aggregate infos to numbers, for each name present in any timestep; `how` is that of `Stats.take_infos`."""
-    found: dict[str, float] = {}
-    for name, word in how.items():
-        if word not in _HOW:
-            raise UsageError(f"an info can be aggregated by {', '.join(_HOW)}, not by {word!r} as for {name!r}")
-        if name not in infos:
-            continue
-        if (values := _numbers(infos, name)) is None:
-            raise UsageError(f"cannot aggregate the info {name!r}: it is not one number in each timestep")
-        if len(values):
-            found[name] = float(values[-1] if word == "last" else values.sum() if word == "sum" else values.mean())
-    return found
-
-
-def _numbers(infos: Mapping[str, Array], name: str) -> Array | None:
-    """Return an info's present values; None unless each is a number."""
-    values, mask = infos.get(name), infos.get(f"_{name}")
-    if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.kind not in "biuf":
-        return None
-    return values if mask is None else values[mask]
-
-
-def metrics_of(infos: Mapping[str, Array], how: Mapping[str, Any]) -> dict[str, float]:
-    """Aggregate the metrics among episode infos, except those without a number in each trajectory."""
-    return aggregate(infos, {name: how[name] for name in sorted(how) if _numbers(infos, name) is not None})
-
-
-class MetricsSoFar:
-    """Aggregates metrics while trajectories arrive.
-
-    The results do not depend on how trajectories are grouped: values are added singly, in order.
-    """
-
-    def __init__(self) -> None:
-        self._found: dict[str, tuple[float, int, float]] = {}  # sum, count, last value
-        self._others = set[str]()  # metrics without a number in some trajectory
-
-    def add(self, infos: Mapping[str, Array], names: Iterable[str]) -> None:
-        for name in names:
-            if name not in infos or name in self._others:
-                continue
-            if (values := _numbers(infos, name)) is None:
-                self._others.add(name)
-                self._found.pop(name, None)
-                continue
-            for value in values.tolist():
-                total, n, _ = self._found.get(name, (0, 0, 0))
-                self._found[name] = total + value, n + 1, value
-
-    def update(self, metrics: dict[str, float], how: Mapping[str, str]) -> None:
-        for name in self._others:
-            metrics.pop(name, None)
-        for name, (total, n, last) in self._found.items():
-            word = how[name]
-            metrics[name] = float(last if word == "last" else total if word == "sum" else total / n)
-
-
-@dataclass
-class Timer:
-    """The time spent in a node of the tree of timers.
-
-    Attributes:
-        seconds: The time, with its children's.
-        count: How often it was entered; 0 for phases and the root, which are not counted.
-        timesteps: The timesteps run in the same time; 0 if unknown.
-        children: Its parts by name; the remaining time is its own.
-    """
-
-    seconds: float = 0.0
-    count: int = 0
-    timesteps: int = 0
-    children: dict[str, Timer] = field(default_factory=dict)
-
-    @property
-    def self_seconds(self) -> float:
-        """Its own time, without its children's."""
-        return max(0.0, self.seconds - sum(child.seconds for child in self.children.values()))
-
-    @property
-    def ms_per_timestep(self) -> float:
-        """Milliseconds per timestep; 0 without timesteps."""
-        return 1_000 * self.seconds / self.timesteps if self.timesteps else 0.0
-
-    def add(self, blocks: Blocks) -> None:
-        """Add measured blocks to the children."""
-        for name, times, seconds, within in blocks:
-            child = self.children.setdefault(name, Timer())
-            child.count += times
-            child.seconds += seconds
-            child.add(within)
-
-    def merge(self, other: Timer) -> None:
-        """Add another tree."""
-        self.seconds += other.seconds
-        self.count += other.count
-        self.timesteps += other.timesteps
-        for name, child in other.children.items():
-            self.children.setdefault(name, Timer()).merge(child)
-
-    def walk(self, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Timer]]:
-        """Yield all timers with their paths, depth first; this timer's own path is `path`."""
-        yield path, self
-        for name, child in self.children.items():
-            yield from child.walk((*path, name))
-
-
-def timers_text(tree: Timer) -> str:
-    rows = [("", "share", "ms/timestep", "own", "entries")]
-    for path, timer in tree.walk():
-        own = 1_000 * timer.self_seconds / tree.timesteps if tree.timesteps else 0.0
-        rows.append((
-            "  " * (len(path) - 1) + path[-1] if path else "all",
-            f"{timer.seconds / tree.seconds if tree.seconds else 0.0:.1%}",
-            f"{timer.ms_per_timestep:.4g}",
-            f"{own:.4g}" if timer.children else "",
-            f"{timer.count:,}" if timer.count else "",
-        ))  # fmt: skip
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows
-    )
-
 
 _NO_SUMS = {
     "workers", "worker_timesteps", "timed", "gauges_of_workers", "script", "recent", "infos", "histograms",
@@ -427,7 +299,7 @@ class Stats:
         found = aggregate(infos, how)
         self.infos = dict.fromkeys(how, math.nan) | self.infos | found
         for name in found:
-            if how[name] == "histogram" and (values := _numbers(infos, name)) is not None:
+            if how[name] == "histogram" and (values := present_numbers(infos, name)) is not None:
                 self.histograms[name] = values.copy()  # the batch may be large
         self._remember({f"infos/{name}": value for name, value in found.items()})
         return found

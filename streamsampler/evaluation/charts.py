@@ -19,7 +19,7 @@ from streamsampler.core.errors import DataError, StorageError, UsageError
 from streamsampler.core.words import count
 from streamsampler.data import npz as storage
 from streamsampler.data.batch_fields import sums
-from streamsampler.data.codec import damage_raised
+from streamsampler.data.json_facts import damage_raised
 from streamsampler.data.shards import ShardFiles, read_manifest
 from streamsampler.evaluation.chart_style import COLOURS, checked_picture, draw_legend, short, written_figure
 from streamsampler.evaluation.comparison import Comparison, Pairs

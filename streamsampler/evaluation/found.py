@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self, cast
 from streamsampler.core.atomic import write_whole
 from streamsampler.core.errors import StorageError, UsageError
 from streamsampler.core.reading import read_regular
-from streamsampler.data.codec import read_facts
+from streamsampler.data.json_facts import read_facts
 from streamsampler.data.trees import same
 from streamsampler.evaluation.journal import FORMAT_VERSION, JournalContents, head_of, journal_lines, read_journal
 

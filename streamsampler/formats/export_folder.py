@@ -14,8 +14,6 @@ from streamsampler.core.errors import UsageError
 
 _ERRNO = re.compile(r"errno = (\d+)")
 """The system's error number in messages of HDF5."""
-
-
 _UNFINISHED = ".export.tmp"
 
 

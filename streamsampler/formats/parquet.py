@@ -12,7 +12,7 @@ import numpy as np
 
 from streamsampler.core.extras import needed
 from streamsampler.core.progress import Display
-from streamsampler.data.codec import encode_space
+from streamsampler.data.space_codec import encode_space
 from streamsampler.formats.columns import Column, ColumnRows
 from streamsampler.formats.export_folder import new_folder
 from streamsampler.formats.sources import Source

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from tensordict import TensorDict
 
 _log = logging.getLogger("streamsampler")
-
-
 _WHERE = {"env_infos": ("next", "env_infos"), "agent_infos": ("agent_infos",)}
 
 

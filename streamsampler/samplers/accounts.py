@@ -6,17 +6,11 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
+from streamsampler.data.aggregation import MetricsSoFar
 from streamsampler.data.anomalies import Anomaly
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.segments import Segment
-from streamsampler.data.statistics import (
-    REMEMBERED,
-    DroppedTrajectory,
-    EndedEpisodes,
-    FoundAnomaly,
-    MetricsSoFar,
-    Stats,
-)
+from streamsampler.data.statistics import REMEMBERED, DroppedTrajectory, EndedEpisodes, FoundAnomaly, Stats
 from streamsampler.engines.base import EnvsRestored, Logged
 from streamsampler.protocol.gathering import Gathering
 from streamsampler.protocol.instructions import Reason

@@ -17,7 +17,8 @@ from streamsampler.data.batch_fields import ActionsT, ObservationsT
 from streamsampler.data.folder import TrajectoryFolder
 from streamsampler.data.kept_infos import InfosArgument, KeptInfos
 from streamsampler.data.portions import Target
-from streamsampler.data.shards import Manifest, ShardWriter
+from streamsampler.data.shard_writer import ShardWriter
+from streamsampler.data.shards import Manifest
 from streamsampler.samplers.base import Sampler
 
 _log = logging.getLogger("streamsampler")

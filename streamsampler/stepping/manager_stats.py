@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamsampler.data.statistics import Aggregation, Stats
+from streamsampler.data.aggregation import Aggregation
+from streamsampler.data.statistics import Stats
 from streamsampler.stepping.env_times import WorkerReport
 
 

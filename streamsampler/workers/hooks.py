@@ -15,7 +15,7 @@ from typing import Any
 from streamsampler.core.awaiting import has_coroutines
 from streamsampler.core.errors import UsageError
 from streamsampler.core.serialization import Payload, dumps, loads
-from streamsampler.data.statistics import HOW_METRICS
+from streamsampler.data.aggregation import HOW_METRICS
 from streamsampler.environments.updates import AnyEnv
 from streamsampler.protocol.messages import Phase
 from streamsampler.workers.base import AbnormalTrajectoryError, Worker

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from streamsampler.core.awaiting import Pendings
 from streamsampler.core.errors import ActionError, UsageError, WorkerError
 from streamsampler.data import trees
-from streamsampler.data.copying import Leaf
 from streamsampler.data.digests import digest
+from streamsampler.data.leaf_rows import Leaf
 from streamsampler.data.recorder import RolloutRecorder, Rollouts
 from streamsampler.data.spaces import AnySpace
 from streamsampler.data.trees import Array, snapshot

@@ -12,7 +12,8 @@ from gymnasium import spaces as S
 
 import streamsampler
 from streamsampler.data.npz import read, save
-from streamsampler.data.shards import MANIFEST, ShardWriter, load, shard_name
+from streamsampler.data.shard_writer import ShardWriter
+from streamsampler.data.shards import MANIFEST, load, shard_name
 from streamsampler.errors import DamagedShardError, StorageError
 from streamsampler.evaluation.comparison import Comparison
 from streamsampler.evaluation.evaluation import Evaluation

@@ -20,9 +20,10 @@ from hypothesis import strategies as st
 from streamsampler import LocalSampler, RandomAgent
 from streamsampler.data import trees
 from streamsampler.data.batch import TrajectoryBatch
-from streamsampler.data.codec import OpaqueSpace, Unwritten, check_writable, decode, decode_space, encode, encode_space
+from streamsampler.data.codec import decode, encode
 from streamsampler.data.npz import read, read_trees, save
 from streamsampler.data.shards import Manifest, Shard, _as_json, load
+from streamsampler.data.space_codec import OpaqueSpace, Unwritten, check_writable, decode_space, encode_space
 from streamsampler.errors import StorageError, UsageError
 from tests.data.test_batch import batches
 from tests.data.test_recorder import batch_of, tickets

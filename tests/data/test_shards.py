@@ -20,7 +20,8 @@ from streamsampler import TrajectoryBatch, TrajectoryFolder
 from streamsampler.data import npz as storage
 from streamsampler.data import shards as files
 from streamsampler.data.portions import Portion, Target
-from streamsampler.data.shards import MANIFEST, Manifest, ShardWriter, read_manifest, shard_name
+from streamsampler.data.shard_writer import ShardWriter
+from streamsampler.data.shards import MANIFEST, Manifest, read_manifest, shard_name
 from streamsampler.errors import DataError, StorageError, UsageError
 from tests.data.test_recorder import batch_of, tickets
 from tests.patience import PATIENCE

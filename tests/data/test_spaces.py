@@ -11,7 +11,7 @@ from gymnasium import spaces as S
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamsampler.data import copying, trees
+from streamsampler.data import leaf_rows, trees
 from streamsampler.data.copying import make_recorder
 from streamsampler.data.digests import digest
 from streamsampler.data.spaces import check_actions, row_spec, same_space, same_spaces, validate
@@ -97,7 +97,7 @@ def test_an_array_made_from_an_unpickled_one_takes_the_quick_way(monkeypatch, sh
     value, space = unpickled + unpickled, S.Box(0, 5, shape, np.float32)
     assert value.dtype == space.dtype
     assert value.dtype is not space.dtype
-    monkeypatch.setattr(copying.Leaf, "convert", None)
+    monkeypatch.setattr(leaf_rows.Leaf, "convert", None)
     assert np.array_equal(rows_of(space, [value])[0], value)
     for each in (space, S.Discrete(3), S.MultiBinary(2)):
         assert row_spec(pickle.loads(pickle.dumps(each)))[1] is row_spec(each)[1]

@@ -5,13 +5,9 @@ import pytest
 
 from streamsampler.core.times import Times
 from streamsampler.core.timing import Measured
-from streamsampler.data.statistics import (
-    DroppedTrajectory,
-    EndedEpisodes,
-    Stats,
-    aggregate,
-    timers_text,
-)
+from streamsampler.data.aggregation import aggregate
+from streamsampler.data.statistics import DroppedTrajectory, EndedEpisodes, Stats
+from streamsampler.data.timers import timers_text
 from streamsampler.errors import UsageError
 from streamsampler.protocol.messages import Report, Ticket
 from streamsampler.workers.hooks import check_aggregation

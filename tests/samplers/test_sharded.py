@@ -17,7 +17,8 @@ import pytest
 
 from streamsampler import LocalSampler, MultiprocessingSampler, PerWorker, TrajectoryFolder, VecWorker, sample_to_folder
 from streamsampler.data import npz as storage
-from streamsampler.data.shards import ShardWriter, shard_name
+from streamsampler.data.shard_writer import ShardWriter
+from streamsampler.data.shards import shard_name
 from streamsampler.errors import ClosedError, DamagedShardError, RolloutError, StorageError, UsageError
 from streamsampler.filters import RunningNorm, RunningReturnNorm
 from streamsampler.samplers.streaming import Stream

@@ -17,9 +17,10 @@ from gymnasium import spaces as gym_spaces
 from numpy.typing import NDArray
 
 from streamsampler.core.errors import ActionError, DataError, ObservationError
-from streamsampler.data.copying import Allocate, Leaf
+from streamsampler.data.copying import Allocate
 from streamsampler.data.info_columns import with_last_values
 from streamsampler.data.infos import InfoRecorder
+from streamsampler.data.leaf_rows import Leaf
 from streamsampler.data.recorder import Rollouts, refuse_actions_outside
 from streamsampler.data.spaces import AnySpace, misfit, short
 from streamsampler.data.trees import Array, Tree, leaves, snapshot
