@@ -77,7 +77,7 @@ def _first(tree: Any) -> Any:
     return trees.map_tree(lambda leaf: leaf[0], tree)
 
 
-def _said_of_fragments(one: Any) -> dict[str, Any]:
+def _fragment_entries(one: Any) -> dict[str, Any]:
     if not one.fragments:
         return {}
     return {name: kind(one.fragments[field][0]) for name, (field, kind) in _OF_FRAGMENTS.items()}
@@ -89,7 +89,7 @@ def _raw_data(one: Any) -> dict[str, Any]:
     return dict(zip(_RAW, (raw.observations, _first(raw.last_observations), raw.rewards), strict=True))
 
 
-_TODAYS = {
+_COUNTERPARTS = {
     "terminals": "`terminated`, (N,), one for each trajectory",
     "dones": "`terminated` and `truncated`, (N,), one for each trajectory",
     "to_trajectory_list": "`to_list()`",
@@ -107,7 +107,7 @@ class BatchEpisodes(BatchFields[ObservationsT, ActionsT]):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            raise missing_attribute(self, name, _TODAYS)
+            raise missing_attribute(self, name, _COUNTERPARTS)
 
     def to_list(self) -> list[dict[str, Any]]:
         """Return a dict for each of the N trajectories, each of t timesteps; `from_list` accepts them.
@@ -137,7 +137,7 @@ class BatchEpisodes(BatchFields[ObservationsT, ActionsT]):
                 "index": int(one.indices[0]),
                 "seed": one.seeds[0],
                 "agent_version": int(one.agent_versions[0]),
-                **_said_of_fragments(one),
+                **_fragment_entries(one),
                 **_raw_data(one),
             }
             for one in cast(Any, self)

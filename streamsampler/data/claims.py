@@ -31,13 +31,13 @@ def check_claims(archive: Npz, header: Mapping[str, Any], names: Collection[str]
     """Raise a `DataError` unless the arrays `names` fit the header, or any exception if the header is damaged."""
     n_trajectories = len(header["seeds"])
     _check_part(archive, header, names, (n_trajectories, n_trajectories))
-    for said in header.get("policies", {}).values():
-        _check_part(archive, said, names, (0, n_trajectories * len(said["agent_ids"])))
+    for part in header.get("policies", {}).values():
+        _check_part(archive, part, names, (0, n_trajectories * len(part["agent_ids"])))
 
 
-def _check_part(archive: Npz, said: Mapping[str, Any], names: Collection[str], between: tuple[int, int]) -> None:
+def _check_part(archive: Npz, part: Mapping[str, Any], names: Collection[str], between: tuple[int, int]) -> None:
     """Check the arrays of the batch or of a policy; `between` bounds the number of trajectories."""
-    structure = {name: {"array": name} for name in _ARRAYS} | said["structure"]
+    structure = {name: {"array": name} for name in _ARRAYS} | part["structure"]
     entry = structure["lengths"]["array"]
     claim = archive.claim(entry)
     if len(claim.shape) != 1 or claim.dtype != np.int64 or not between[0] <= claim.shape[0] <= between[1]:
@@ -59,7 +59,7 @@ def _check_part(archive: Npz, said: Mapping[str, Any], names: Collection[str], b
             if name in _COLUMNS and (leaf.ndim != 1 or leaf.dtype.kind not in "biuf"):
                 raise DataError(f"{name}{path} are {leaf.dtype} {leaf.shape}, but should have one number in each row")
         if name in _SPACES and f"raw_{name}" not in structure:
-            space = decode_space(said["spaces"][_SPACES[name]])
+            space = decode_space(part["spaces"][_SPACES[name]])
             validate(space, claimed, n_timesteps if name in _PER_TIMESTEP else n_trajectories, name)
 
 

@@ -98,7 +98,7 @@ def _small_recorder(leaf: Leaf) -> Recorder:
     takes_floats_of, ndarray = leaf.takes_floats_of, np.ndarray
     rows: list[bytes] = []
     others = _OtherDtypes()
-    append, note = rows.append, others.note
+    append, add_dtype = rows.append, others.add
 
     def record(value: Any) -> None:
         if value.__class__ is not ndarray or value.shape != shape:
@@ -106,7 +106,7 @@ def _small_recorder(leaf: Leaf) -> Recorder:
         # Arrays made from unpickled arrays have an equal dtype, but not the same object.
         elif value.dtype is not dtype and value.dtype != dtype:
             if takes_floats_of(value.dtype):
-                note(len(rows), value.dtype)
+                add_dtype(len(rows), value.dtype)
             else:
                 value = convert(value)
         append(value.tobytes())
@@ -141,7 +141,7 @@ class _OtherDtypes:
         self.numbers: list[int] = []
         self._dtypes: list[np.dtype[Any]] = []
 
-    def note(self, number: int, dtype: np.dtype[Any]) -> None:
+    def add(self, number: int, dtype: np.dtype[Any]) -> None:
         self.numbers.append(number)
         self._dtypes.append(dtype)
 

@@ -110,8 +110,8 @@ def _of_agents(recorded: MultiAgentBatch, replayed: MultiAgentBatch, *, prefix: 
         if one is None or other is None:
             first = int((one or other).env_timesteps[0])  # type: ignore[union-attr]
             if not (prefix and first >= len(recorded.rewards)):
-                said = ["missing" if it is None else "there" for it in (one, other)]
-                yield Difference(first, "observation", f" of agent {agent!r}", *said)
+                presence = ["missing" if it is None else "there" for it in (one, other)]
+                yield Difference(first, "observation", f" of agent {agent!r}", *presence)
         elif found := first_difference(one, other, prefix=prefix and bool(one.truncated[0])):
             steps = max(one.env_timesteps, other.env_timesteps, key=len).tolist()
             steps.append(len(recorded.rewards) if takes_turns else steps[-1] + 1)

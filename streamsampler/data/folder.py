@@ -261,18 +261,18 @@ def _check_different(paths: Sequence[Path]) -> None:
 
 
 def _check_same_spaces(folders: Sequence[ShardFiles]) -> None:
-    said: list[tuple[Path, Any]] = [(folder.path(0), folder.header(0).get("spaces")) for folder in folders]
-    for path, its in said[1:]:
-        if its == said[0][1]:  # nearly always, and without decoding
+    stored: list[tuple[Path, Any]] = [(folder.path(0), folder.header(0).get("spaces")) for folder in folders]
+    for path, own in stored[1:]:
+        if own == stored[0][1]:  # nearly always, and without decoding
             continue
         for name in ("observation_space", "action_space"):
             found = []
-            for each, spaces in (said[0], (path, its)):
+            for each, spaces in (stored[0], (path, own)):
                 with damage_raised(each):
                     found.append(decode_space(spaces[name]))
             if not same_space(found[0], found[1]):
                 raise DataError(
-                    f"{name} differs: {found[0]} in {said[0][0].parent}, {found[1]} in {path.parent}; open folders "
+                    f"{name} differs: {found[0]} in {stored[0][0].parent}, {found[1]} in {path.parent}; open folders "
                     "with different spaces separately"
                 )
 

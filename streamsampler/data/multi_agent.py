@@ -326,7 +326,7 @@ def _policy_batch(
     if (agents := AgentRows.joined(pieces)) is None:
         return None
     if agents.is_open:
-        own = _spaces_said(name, pieces)
+        own = _reported_spaces(name, pieces)
     else:
         own = _spaces_of(name, [agents.known[number] for number in np.unique(agents.numbers).tolist()], spaces)
     episodes = agents.episodes
@@ -356,7 +356,7 @@ def _fragments_of(
     }
 
 
-def _spaces_said(name: str, pieces: Sequence[_Piece]) -> tuple[Any, Any]:
+def _reported_spaces(name: str, pieces: Sequence[_Piece]) -> tuple[Any, Any]:
     first = pieces[0]
     for each in pieces[1:]:
         if not same_spaces(cast("tuple[Any, Any]", each.spaces), cast("tuple[Any, Any]", first.spaces)):

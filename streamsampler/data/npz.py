@@ -133,19 +133,19 @@ def _policy(name: str, batch: Any, entries: dict[str, Array]) -> dict[str, Any]:
     }
 
 
-def _fields_of(said: Mapping[str, Any], entries: dict[str, Array]) -> dict[str, Any]:
+def _fields_of(part: Mapping[str, Any], entries: dict[str, Array]) -> dict[str, Any]:
     """Return the fields of a batch from its part of the header."""
-    structure = said["structure"]
+    structure = part["structure"]
     fields = {name: _restore(each, entries) for name, each in structure.items() if not name.startswith("raw_")}
     fields |= {name: entries[name] for name in _ARRAYS if name not in structure}
     fields["raw"] = _raw(fields, structure, entries)
     if "agents" in structure:
-        fields["agents"] = AgentRows(tuple(said["agent_ids"]), **fields["agents"], is_open="agents_are_open" in said)
-    return fields | {name: decode_space(said["spaces"][name]) for name in _SPACES}
+        fields["agents"] = AgentRows(tuple(part["agent_ids"]), **fields["agents"], is_open="agents_are_open" in part)
+    return fields | {name: decode_space(part["spaces"][name]) for name in _SPACES}
 
 
-def _fields_of_policy(said: Mapping[str, Any], joint: Mapping[str, Any], entries: dict[str, Array]) -> dict[str, Any]:
-    fields = _fields_of(said, entries)
+def _fields_of_policy(part: Mapping[str, Any], joint: Mapping[str, Any], entries: dict[str, Array]) -> dict[str, Any]:
+    fields = _fields_of(part, entries)
     seeds = tuple(joint["seeds"][episode] for episode in fields["agents"].episodes.tolist())
     return {**fields, "seeds": seeds, "seed": joint["seed"]}
 
@@ -215,8 +215,8 @@ def load_with_header(path: str | os.PathLike[str], make: Callable[[dict[str, Any
     with damage_raised(path, "is damaged: its parts do not fit together ({})"):
         fields = _fields_of(header, entries) | {"seeds": tuple(header["seeds"]), "seed": _seed(header["seed"])}
         if "policies" in header:
-            said = header["policies"].items()
-            fields["policies"] = {name: make(_fields_of_policy(each, fields, entries)) for name, each in said}
+            parts = header["policies"].items()
+            fields["policies"] = {name: make(_fields_of_policy(each, fields, entries)) for name, each in parts}
         return make(fields), header
 
 

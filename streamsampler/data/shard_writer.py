@@ -175,7 +175,7 @@ class ShardWriter:
 
     def write(self, batch: TrajectoryBatch[Any, Any]) -> None:
         """Write the next shard; existing files are unchanged if it fails."""
-        self._note_fingerprints(batch.fingerprints)
+        self._list_fingerprints(batch.fingerprints)
         path = self._path / shard_name(len(self.shards))
         storage.save(batch, path, provenance=self.begun.provenance, compress=self._compress)
         first = self.following
@@ -192,7 +192,7 @@ class ShardWriter:
             (self._path / MANIFEST).unlink(missing_ok=True)
             self.manifest = None
 
-    def _note_fingerprints(self, found: Iterable[str]) -> None:
+    def _list_fingerprints(self, found: Iterable[str]) -> None:
         """List new fingerprints, unless they agree with a listed fingerprint, before their shards are written."""
         listed = set(self.begun.fingerprints)
         for bits in sorted(found, key=len, reverse=True):  # those covering more libraries first

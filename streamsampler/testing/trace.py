@@ -71,10 +71,10 @@ def replay(path: str | PathLike[str]) -> TraceReplay:
     replayer = _Replayer(Scheduler(**state) if isinstance(state, dict) else state)
     n_until_last_call = max((n for n, entry in enumerate(entries) if isinstance(entry, tuple)), default=0)
     for number, entry in enumerate(entries):
-        replayer.take(entry, is_last=number >= n_until_last_call)
-        if replayer.course.difference is not None:
+        replayer.replay(entry, is_last=number >= n_until_last_call)
+        if replayer.result.difference is not None:
             break
-    return replayer.course
+    return replayer.result
 
 
 def _read(path: str | PathLike[str]) -> list[Any]:
@@ -98,49 +98,49 @@ class _Replayer:
     """Processes the entries of a trace, in order; see `protocol.trace`."""
 
     def __init__(self, scheduler: Scheduler) -> None:
-        self.course = TraceReplay()
+        self.result = TraceReplay()
         self._scheduler = scheduler
         self._call = ""
-        self._said: list[Any] | str | None = None  # the last call's result: instructions, or an error
+        self._answer: list[Any] | str | None = None  # the last call's result: instructions, or an error
 
-    def take(self, entry: Any, *, is_last: bool) -> None:
-        said, self._said = self._said, None
+    def replay(self, entry: Any, *, is_last: bool) -> None:
+        answer, self._answer = self._answer, None
         if isinstance(entry, str):
             # If the trace already has the last call's result, the error came from elsewhere.
-            self._compare(entry, entry if said is None else said if isinstance(said, str) else "no error")
+            self._compare(entry, entry if answer is None else answer if isinstance(answer, str) else "no error")
         elif isinstance(entry, list):
-            found = said if isinstance(said, list) else self._scheduler.pop_instructions()
+            found = answer if isinstance(answer, list) else self._scheduler.pop_instructions()
             # An interrupt may have come before the last instructions.
             self._compare(entry, found[: len(entry)] if is_last else found)
-        elif isinstance(said, str) and isinstance(self.course.error, ProtocolError):
-            self._compare("no error", said)
+        elif isinstance(answer, str) and isinstance(self.result.error, ProtocolError):
+            self._compare("no error", answer)
         else:
             self._run(*entry)
 
     def _run(self, name: str, *arguments: Any) -> None:
-        course, options = self.course, {}
+        result, options = self.result, {}
         if arguments and isinstance(arguments[-1], dict):
             *arguments, options = arguments  # type: ignore[assignment]
-        course.calls[name] += 1
-        course.n_events += len(arguments[0]) if name == "handle" else 0
-        self._call = f"call {course.calls.total()}, {name}{tuple(arguments)}"
+        result.calls[name] += 1
+        result.n_events += len(arguments[0]) if name == "handle" else 0
+        self._call = f"call {result.calls.total()}, {name}{tuple(arguments)}"
         try:
-            said = getattr(self._scheduler, name)(*arguments, **options)
+            answer = getattr(self._scheduler, name)(*arguments, **options)
         except Exception as error:
-            course.error, self._said = error, text_of(error)
+            result.error, self._answer = error, text_of(error)
             return
         if name in _ANSWERED:
-            self._said = said
-            course.n_instructions += len(said)
+            self._answer = answer
+            result.n_instructions += len(answer)
 
     def _compare(self, before: list[Any] | str, now: list[Any] | str) -> None:
-        self.course.n_compared += 1
+        self.result.n_compared += 1
         if before == now:
             return
         if isinstance(before, list) and isinstance(now, list):
             n_equal = next(n for n, (one, other) in enumerate(zip_longest(before, now)) if one != other)
             before, now = before[n_equal:], now[n_equal:]
-        self.course.difference = f"{self._call}\n  trace: {before}\n  now:   {now}"
+        self.result.difference = f"{self._call}\n  trace: {before}\n  now:   {now}"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -154,12 +154,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("file", help="from ProtocolError.save_trace, or STREAMSAMPLER_TRACE")
     path = parser.parse_args(arguments).file
     try:
-        course = replay(path)
+        result = replay(path)
     except (OSError, StorageError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(course)
-    return 0 if course.difference is None else 1
+    print(result)
+    return 0 if result.difference is None else 1
 
 
 if __name__ == "__main__":
