@@ -110,7 +110,7 @@ def _of_agents(recorded: MultiAgentBatch, replayed: MultiAgentBatch, *, prefix: 
         if one is None or other is None:
             first = int((one or other).env_timesteps[0])  # type: ignore[union-attr]
             if not (prefix and first >= len(recorded.rewards)):
-                presence = ["missing" if it is None else "there" for it in (one, other)]
+                presence = ["missing" if it is None else "present" for it in (one, other)]
                 yield Difference(first, "observation", f" of agent {agent!r}", *presence)
         elif found := first_difference(one, other, prefix=prefix and bool(one.truncated[0])):
             steps = max(one.env_timesteps, other.env_timesteps, key=len).tolist()
@@ -135,7 +135,7 @@ def _first_in(one: Any, other: Any, what: str, n: int, base: int = 0) -> Iterato
     leaves, others = dict(trees.leaves(one)), dict(trees.leaves(other))
     if leaves.keys() != others.keys():
         path = min(leaves.keys() ^ others.keys())
-        yield Difference(base, what, path, *(("there" if path in it else "missing") for it in (leaves, others)))
+        yield Difference(base, what, path, *(("present" if path in it else "missing") for it in (leaves, others)))
         return
     rows = [(row, path) for path in leaves if (row := _first_row(leaves[path][:n], others[path][:n])) is not None]
     if rows:
@@ -157,6 +157,6 @@ def _first_row(one: trees.Array, other: trees.Array) -> int | None:
 
 def _end_at(trajectory: TrajectoryBatch[Any, Any], n: int) -> str:
     if len(trajectory.rewards) > n:
-        return "it goes on"
+        return "it continues"
     flags = {"terminated": trajectory.terminated[0], "truncated": trajectory.truncated[0]}
     return f"it is {' and '.join(name for name, flag in flags.items() if flag)} after {count(n, 'timestep')}"

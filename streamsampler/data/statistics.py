@@ -197,7 +197,7 @@ class Stats:
             "abandoned": _amount(self.abandoned_trajectories, self.abandoned_timesteps),
             "lost": count(self.lost_timesteps, "timestep"),
             "checked": _amount(self.checked_trajectories, self.checked_timesteps),
-            "failed": f"{count(self.failed_trajectories, 'trajectory')}; {self.dropped_trajectories:,} were left out",
+            "failed": f"{count(self.failed_trajectories, 'trajectory')}; {self.dropped_trajectories:,} were dropped",
             **({"timed out": count(self.timed_out, "trajectory")} if self.timed_out else {}),
             "anomalies": f"{self.anomalies:,}" + (f", first {self.first_anomaly}" if self.first_anomaly else ""),
             "restarts": f"{self.restarts:,} of {count(len(self.workers), 'worker')}; {self.hangs:,} hung, "

@@ -46,7 +46,7 @@ def test_the_first_of_several_in_the_order_in_which_they_happen(places):
 
 def test_ends():
     assert first_difference(ONE, run(lambda: Steps(LENGTH))) is None
-    words = "it is terminated after 6 timesteps", "it goes on"
+    words = "it is terminated after 6 timesteps", "it continues"
     for pair, told in (((ONE, LONG), words), ((LONG, ONE), words[::-1])):
         found = first_difference(*pair)
         assert (found.timestep, found.what, found.recorded, found.replayed) == (LENGTH - 1, "end", *told)

@@ -30,7 +30,7 @@ def test_each_account_is_in_the_table():
         "abandoned": "5 trajectories, 6 timesteps",
         "lost": "7 timesteps",
         "checked": "8 trajectories, 9 timesteps",
-        "failed": "10 trajectories; 11 were left out",
+        "failed": "10 trajectories; 11 were dropped",
         "anomalies": "12",
         "restarts": "13 of 2 workers; 14 hung, 15 had too much memory",
         "wall time": "1 min 40 s in calls, 500 timesteps per second",

@@ -269,8 +269,8 @@ def test_actions_alone_tell_how_the_environment_goes_on():
         batch = sampler.obtain_trajectories(2)
     assert replay(batch, 1, env=partial(Steps, 4), actions=True).same
     longer = replay(batch, 1, env=partial(Steps, 9), actions=True)
-    assert (longer.difference.replayed, len(longer.trajectory.rewards)) == ("it goes on", 5)
-    assert replay(batch, 1, env=partial(Steps, 2), actions=True).difference.recorded == "it goes on"
+    assert (longer.difference.replayed, len(longer.trajectory.rewards)) == ("it continues", 5)
+    assert replay(batch, 1, env=partial(Steps, 2), actions=True).difference.recorded == "it continues"
     with pytest.raises(UsageError, match="without an agent: leave it out"):
         replay(batch, 1, env=Steps, agent="random", actions=True)
 
