@@ -121,7 +121,7 @@ class LazyPolicy(nn.LazyLinear):
 
 
 def test_lazy_modules_are_refused_by_name_until_they_were_called():
-    with pytest.raises(UsageError, match=f"the module {LAZY}.*Call the module once before"):
+    with pytest.raises(UsageError, match=f"the module {LAZY}.*Call the module once first"):
         TorchAgent(module := lazy(), DISCRETE)
     with pytest.raises(UsageError, match="the policy has lazy parameters"):
         SB3Agent(LazyPolicy(2))

@@ -238,33 +238,33 @@ LOGITS = torch.zeros(1, 2)
 @pytest.mark.parametrize(
     ("module", "said"),
     [
-        (Wrong(lambda n: torch.zeros(5)), r"initial_state\(1\) should be a tensor with 1 rows.*and is \(5,\)"),
-        (Wrong(lambda n: None), r"initial_state\(1\) should be .* and is a NoneType"),
-        (Wrong(lambda n: ()), r"initial_state\(1\) should be .* and is \(\)"),
-        (Wrong(lambda n: (torch.zeros(n, 1), 3)), r"and is \(\(1, 1\) float32, a int\)"),
-        (Wrong(returned=lambda x, s: LOGITS), r"should return \(outputs, state\), and returned \(1, 2\)"),
+        (Wrong(lambda n: torch.zeros(5)), r"initial_state\(1\) should be a tensor with 1 rows.*but is \(5,\)"),
+        (Wrong(lambda n: None), r"initial_state\(1\) should be .* but is a NoneType"),
+        (Wrong(lambda n: ()), r"initial_state\(1\) should be .* but is \(\)"),
+        (Wrong(lambda n: (torch.zeros(n, 1), 3)), r"but is \(\(1, 1\) float32, a int\)"),
+        (Wrong(returned=lambda x, s: LOGITS), r"should return \(outputs, state\), but returned \(1, 2\)"),
         (
             Wrong(returned=lambda x, s: (LOGITS, s, s)),
-            r"should return .*, and returned \(\(1, 2\) float32, ",
+            r"should return .*, but returned \(\(1, 2\) float32, ",
         ),
         (
             Wrong(returned=lambda x, s: (LOGITS, s[:, :2])),
-            r"a state that is \(1, 5\) float32, and returned one that is \(1, 2\) float32",
+            r"the state \(1, 5\) float32, but returned \(1, 2\) float32",
         ),
         (
             Wrong(returned=lambda x, s: (LOGITS, (s,))),
-            r"a state that is \(1, 5\) float32, and returned one that is \(\(1, 5\) float32\)",
+            r"the state \(1, 5\) float32, but returned \(\(1, 5\) float32\)",
         ),
-        (Wrong(returned=lambda x, s: (LOGITS, {"h": s})), r"returned one that is \{'h': \(1, 5\) float32\}"),
+        (Wrong(returned=lambda x, s: (LOGITS, {"h": s})), r"but returned \{'h': \(1, 5\) float32\}"),
         (
             Wrong(returned=lambda x, s: (LOGITS, s.double())),
-            r"returned one that is \(1, 5\) float64: it should have the same shapes and dtypes",
+            r"but returned \(1, 5\) float64: shapes and dtypes must be the same",
         ),
-        (Wrong(lambda n: {0: torch.zeros(n, 5)}), r"a dict by name of such tensors, and is \{0: \(1, 5\) float32\}"),
+        (Wrong(lambda n: {0: torch.zeros(n, 5)}), r"a dict by name of such tensors, but is \{0: \(1, 5\) float32\}"),
         (Wrong(lambda n: torch.zeros(n, 5, dtype=torch.bfloat16)), "a tensor of torch.bfloat16 cannot be recorded"),
         (
             Wrong(returned=lambda x, s: ({"logits": LOGITS, "state": LOGITS}, s)),
-            "is recorded as 'state': give its own output another name",
+            "is recorded as 'state': give its own output 'state' another name",
         ),
     ],
 )

@@ -281,7 +281,7 @@ def test_statistics_that_do_not_suit(tmp_path):
     (tmp_path / "other.pkl").write_bytes(pickle.dumps({"a": 1}))
     for name, error, words in (
         ("no.pkl", UsageError, r"no\.pkl is not a file of VecNormalize\.save"),
-        ("other.pkl", UsageError, "is a VecNormalize or the file of one"),
+        ("other.pkl", UsageError, "must be a VecNormalize or its file"),
         ("nothing.pkl", OSError, "nothing"),
     ):
         with pytest.raises(error, match=words):
@@ -345,7 +345,7 @@ def of(statistics: Any, **options: Any) -> Any:
     ("filters", "env", "words"),
     [
         (Filters(RunningNorm()), "Pendulum-v1", "no statistics yet"),
-        (Filters(of(moments(3))), "CartPole-v1", r"statistics of the shape \(3,\), and .* \(4,\)"),
+        (Filters(of(moments(3))), "CartPole-v1", r"statistics of the shape \(3,\), but .* \(4,\)"),
         (Filters(of({"a": moments(3)})), dict_env, "of the keys a, but the environment has observations Dict"),
         (Filters(of({"a": moments(3), "b": moments(3), "c": None})), dict_env, r"\['b'\] has .* the shape \(3,\)"),
         (
@@ -361,7 +361,7 @@ def test_what_cannot_be_read_or_written(tmp_path, filters, env, words):
     assert not (tmp_path / "a.pkl").exists()
     for source, said in (
         (3, "this is not a VecNormalize, but a int"),
-        (normalized(dict_env, norm_obs_keys=["a"]), "normalises a alone"),
+        (normalized(dict_env, norm_obs_keys=["a"]), "normalises only a"),
     ):
         with pytest.raises(UsageError, match=said):
             read_vec_normalize(source)
