@@ -132,7 +132,7 @@ REFUSALS: list[Refusal] = [
       for each in _of_calls(call, "staleness=", staleness={"1"})),
     # By workers, which make the environment.
     Refusal({"agent": {"rows alone"}, "worker": {"default", "seams"}, "inference": _IN_WORKERS}, "worker",
-            "has get_actions alone"),
+            "has only get_actions"),
     Refusal({"agent": {"policies"}, "world": {"world"}}, "worker", "is for environments of several agents"),
     Refusal({"world": _GAMES, "taken": {"taken"}}, "worker", "needs actions that are a single array"),
 ]  # fmt: skip
