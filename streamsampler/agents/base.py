@@ -267,7 +267,7 @@ def adapter_line(obj: Any) -> str | None:
 
 
 def is_module(obj: Any) -> bool:
-    """Return whether an object is a torch module, without importing torch."""
+    """Return whether an object is a torch module; torch is not imported for that."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(obj, torch.nn.Module)
 
@@ -305,7 +305,7 @@ def is_row_independent(agent: Any) -> bool:
 
 
 def reset_agent_function(agent: Any) -> Callable[[int], None] | None:
-    """Return a function that resets an agent with a seed at a trajectory's start; None without `reset`.
+    """Return a function to reset an agent with a seed at a trajectory's start; None without `reset`.
 
     Raises:
         UsageError: `reset` demands other arguments than a seed, a mask, both or nothing.
@@ -336,8 +336,8 @@ def reset_agent_function(agent: Any) -> Callable[[int], None] | None:
 def shared_agent(agent: Any) -> Agent | None:
     """Return another agent with the same parameters and its own memory; None if the agent must be copied instead.
 
-    `sharing_parameters` (see `Agent`) must be of the agent's own class: with one found by `__getattr__` of a wrapper,
-    the result would lack the wrapper.
+    `sharing_parameters` (see `Agent`) must be of the agent's own class, not found by a wrapper's `__getattr__`: the
+    result would lack the wrapper.
 
     Raises:
         UsageError: The method returned the agent itself, or an object without its methods.
@@ -378,7 +378,7 @@ def takes_seed(reset: Callable[..., Any]) -> bool:
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
-    """Return a signature; None where Python knows none (functions written in C)."""
+    """Return a signature, or None (functions written in C)."""
     try:
         return inspect.signature(function)
     except (TypeError, ValueError):

@@ -1,11 +1,11 @@
 """Random numbers for the rows of a batch: each row draws from its own trajectory's stream.
 
-Seeding a generator per trajectory costs microseconds, and with a generator for the whole batch, a row's numbers would
-depend on the number of rows. Therefore number p of a trajectory is a hash of its seed and p: a counter-based generator
-in the sense of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). The hash is SplitMix64 (Steele,
-Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014) with David Stafford's thirteenth mixer,
-started at a hash of the seed. Normal numbers come in pairs by Box and Muller's method (Annals of Mathematical
-Statistics, 1958), which rejects nothing, so all rows use the same number of words.
+Seeding a generator per trajectory costs microseconds, and with a generator for the batch, a row's numbers would depend
+on the number of rows. Therefore number p of a trajectory is a hash of its seed and p: a counter-based generator in the
+sense of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). The hash is SplitMix64 (Steele, Lea and
+Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014) with David Stafford's thirteenth mixer. Normal
+numbers come in pairs by Box and Muller's method (Annals of Mathematical Statistics, 1958), which rejects nothing, so
+all rows use the same number of words.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Numbers = NDArray[np.float64]
 
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)  # 2**64 divided by the golden ratio
 _CALLS = 32
-"""Calls whose numbers are computed at a time per row: about the timesteps of a short trajectory."""
+"""Numbers for this many calls are computed at a time per row: about the timesteps of a short trajectory."""
 _MANY = 2048
 """Above this many numbers, only two calls' numbers are computed at a time."""
 
@@ -48,9 +48,9 @@ class Draws(OfRows):
     An agent receives it as the keyword ``draws`` of its `get_actions`. A row's numbers depend on its trajectory's seed
     and the number of earlier draws of the same kind in the trajectory; not on other rows, nor on the sizes of draws.
 
-    The caller starts trajectories in rows: ``prepared = draws.prepare(seeds)`` computes the first numbers of many
-    trajectories together, then ``draws.begin(row, prepared, position)`` starts each. A row before its first trajectory
-    draws from the stream of seed 0.
+    The caller starts trajectories in rows: ``prepared = draws.prepare(seeds)`` for many trajectories together, then
+    ``draws.begin(row, prepared, position)`` for each. Before its first trajectory, a row draws from the stream of seed
+    0.
 
     Args:
         n_rows: The number of rows.
@@ -209,9 +209,7 @@ class _NumberStream:
     buffer row starts a trajectory.
 
     Attributes:
-        rows: The buffer, n arrays of (size + 2,).
-        flat: The buffer as one array.
-        begins: Each row's first position in `flat`.
+        flat: The buffer as one array; `rows` are its rows (size + 2,), `begins` their first positions.
         at: (n,) each row's next position in `flat`; setting a single value is faster in `at_view`.
         left: The least number of unused numbers of all rows.
         windows: By k, a view (…, k) of `flat` from each position on, and n times k.

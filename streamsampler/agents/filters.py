@@ -99,7 +99,7 @@ class Filters:
         return Filters(*(it.get(policy) if isinstance(it, Mapping) else it for it in (self.observation, self.reward)))
 
     def facts(self) -> dict[str, str]:
-        """Return the filters' entries in provenance: their `repr`, which identifies statistics, or their class."""
+        """Return the filters' entries in provenance: their `repr`, or their class."""
         each = {"observation_filter": self.observation, "reward_filter": self.reward}
         return {name: _text(given) for name, given in each.items() if given is not None}
 
@@ -158,7 +158,7 @@ class Filters:
         return Filters(observation, _merged("reward_filter", self.reward, [one for _, one in each]))
 
     def applied(self, batch: TrajectoryBatch[Any, Any]) -> TrajectoryBatch[Any, Any]:
-        """Return a batch with filtered observations and rewards, and with the raw values as its raw data.
+        """Return a batch with filtered observations and rewards, and the originals as its raw data.
 
         Raises:
             DataError: A filter returns another number of rows.

@@ -49,16 +49,15 @@ NOTHING_KNOWN = Independence(conclusive=False, of_place=False)
 def probe(agent: Any, example: Any, n_rows: int, mask_size: int | None = None) -> Independence:
     """Check that each row of an agent's batches is a function of that row alone, by comparing bits.
 
-    For any two rows, some call changes the observation of only one of them: to its neighbour's, to zeros, and to noise.
-    Agents with a memory make two steps each time. A call that raises has no weight, because no environment need send
-    such observations; if all raise, a warning is logged. Last, rows move to other positions, with their trajectories'
-    random numbers. Calls change an agent's memory, and may draw from global generators: probe before trajectories
-    start.
+    For any two rows, some call changes the observation of only one: to its neighbour's, zeros, or noise. Agents with a
+    memory make two steps each time. Calls that raise have no weight, because no environment need send such
+    observations; if all raise, a warning is logged. Last, rows move to other positions. Calls change an agent's memory,
+    and may draw from global generators: probe before trajectories start.
 
     Args:
         agent: An agent with `get_actions`.
         example: Observations, a tree of (m, *O), as different as possible.
-        n_rows: The number of rows of the agent's later batches.
+        n_rows: The number of rows of later batches.
         mask_size: The size of the agent's action masks; None without masks. All actions are allowed.
 
     Raises:

@@ -65,7 +65,6 @@ def _joined(given: Any) -> NDArray[Any]:
 
 
 def first_allowed(space: Space[Any], mask: Mask) -> Any:
-    """Return the first allowed action; a part without allowed values gets its first value."""
     if isinstance(space, Discrete):
         return space.start + mask.argmax()
     if isinstance(space, MultiDiscrete):
@@ -108,7 +107,7 @@ class MaskFinder:
         self.by_method = self._method is not None
 
     def __call__(self, observation: Any, info: Any) -> Mask | None:
-        """Return the next action's mask: all True where there is none; None for a space without masks."""
+        """Return the next action's mask, or all True; None for a space without masks."""
         nothing = self._method is None and not info and not isinstance(observation, dict)  # the most frequent case
         mask = None if nothing else self.find(observation, info)
         return self._all.copy() if mask is None and self._all is not None else mask  # the agent may change its copy

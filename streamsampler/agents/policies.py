@@ -1,7 +1,6 @@
-"""Policies: several agents by name, for environments of several agents.
+"""Policies: named agents, each acting for some agents of an environment of several agents.
 
-There, an *agent id* is the environment's name of an agent; a *policy* is a named agent of ours that acts for some of
-them. `PolicyNames.name_for` chooses the policy of an agent id.
+An *agent id* is the environment's name of an agent. `PolicyNames.name_for` chooses its policy.
 """
 
 from __future__ import annotations

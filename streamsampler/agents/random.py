@@ -69,7 +69,7 @@ class RandomAgent:
 
         Args:
             observation: An observation; its own mask counts if `action_mask` is None.
-            action_mask: (k,) bool, the allowed actions; see the page `agents`.
+            action_mask: (k,) bool, the allowed actions.
 
         Raises:
             UsageError: The agent has no space yet.

@@ -145,9 +145,8 @@ class RunningMoments:
 class RunningNorm(RunningMoments):
     """Normalises observations: `(observation - mean) / sqrt(variance + epsilon)`, clipped to `-clip … clip`.
 
-    Arrays of float dtypes are normalised in their dtype, with statistics in float64. Arrays of integers or objects pass
-    unchanged. Each array of a nested observation has its own mean and variance. Before the first statistics,
-    observations pass unchanged.
+    Arrays of float dtypes are normalised in their dtype, with statistics in float64; others pass unchanged. Each array
+    of a nested observation has its own mean and variance. Before the first statistics, observations pass unchanged.
 
     Args:
         clip: The largest value, above 0; None for no limit.

@@ -40,15 +40,15 @@ class SB3Agent:
     """Acts by `predict(observation, state=…, episode_start=…, deterministic=…)`, which returns (actions, state).
 
     Only a model's `policy` is used, on the CPU: workers need no replay buffer, optimiser or training environment. DQN's
-    random exploration belongs to the model, not its policy, and does not happen.
+    random exploration belongs to the model, and does not happen.
 
     A model trained under a `VecNormalize` acts on observations normalised with the statistics of
     `model.get_vec_normalize_env()`; acting does not change them. The agent copies the current statistics when it is
     pickled or asked for its parameters. Recorded data, rewards included, is the environment's own.
 
-    A policy whose `predict` has the argument `action_masks`, as MaskablePPO's, receives the environment's masks (see
-    the page `agents`); a recurrent policy receives its state, and the starts of trajectories. Random policies draw from
-    the global generators, which are seeded for each trajectory.
+    A `predict` with the argument `action_masks`, as MaskablePPO's, receives the environment's masks (see the page
+    `agents`); a recurrent policy receives its state, and the starts of trajectories. Random policies draw from the
+    global generators, seeded for each trajectory.
 
     An agent update may be a similar model, with statistics if the agent has some; a policy or its `state_dict`, for an
     agent without statistics; or a result of `get_param_values`.
@@ -57,8 +57,8 @@ class SB3Agent:
         model: A model, a policy, or any object with `predict`.
         deterministic: Passed to `predict`.
         vec_normalize: A `VecNormalize`, or its file; None for the model's own, if any; False for none. With None, an
-            on-policy model that was trained under a `VecNormalize`, but has lost it, causes a `VecNormalizeWarning`.
-            Off-policy models do not record this.
+            on-policy model without the `VecNormalize` of its training causes a `VecNormalizeWarning`; off-policy models
+            do not record it.
 
     Attributes:
         name: The agent's name in evaluations: the name of the model's file, or of its class.
@@ -95,10 +95,10 @@ class SB3Agent:
             algorithm: A class with `load`, or its name in `stable_baselines3` or `sb3_contrib`, such as "PPO"; None
                 detects it.
             deterministic: Passed to `predict`.
-            vec_normalize: The file of `VecNormalize.save`, such as "vecnormalize.pkl", for a model trained under a
-                `VecNormalize`. It is a pickle: pass only files that you trust. With None, such a file in the folder of
-                `path`, or an on-policy model trained under a `VecNormalize`, causes a `VecNormalizeWarning`; False
-                means that training observations were not normalised.
+            vec_normalize: The file of `VecNormalize.save`, such as "vecnormalize.pkl", for a model trained under it. It
+                is a pickle: pass only files that you trust. With None, such a file in the folder of `path`, or an
+                on-policy model trained under a `VecNormalize`, causes a `VecNormalizeWarning`; False means that
+                training observations were not normalised.
 
         Raises:
             ImportError: The package is not installed.
@@ -186,7 +186,7 @@ class SB3Agent:
         """Predict n actions at once, always the same n; infos are empty.
 
         Without `starts`, (n,) bool, all rows start a trajectory in the first call after `reset`, and none later. For a
-        policy with masks there is the keyword `action_masks`.
+        policy with masks, the method has the keyword `action_masks`.
         """
         return self._predict_all(observations, starts, {})
 

@@ -187,7 +187,7 @@ class TorchAgent(ActsByHead):
 
     @property
     def row_independent(self) -> bool:
-        """Whether the module is in evaluation mode, as in workers, and the head's rows are independent."""
+        """Whether the module is in evaluation mode, and the head's rows are independent."""
         return self.head.row_independent and not self.module.training
 
     def get_actions(self, observations: Any, *, draws: Draws | None = None) -> tuple[Any, dict[str, Any]]:
@@ -213,7 +213,7 @@ class TorchAgent(ActsByHead):
         return float(value.reshape(()))
 
     def get_param_values(self) -> dict[str, Any]:
-        """Return the module's `state_dict` as arrays, for `agent_update`; a module on the CPU shares their memory."""
+        """Return the module's `state_dict` as arrays, which share memory with a module on the CPU."""
         return arrays_of(self.module)
 
     def set_param_values(self, values: dict[str, Any]) -> None:
@@ -233,8 +233,8 @@ class TorchAgent(ActsByHead):
             agent = TorchAgent(policy, env.action_space).to_numpy()
             print(agent)  # MlpAgent(4-64-64-2, CategoricalHead, largest_difference=2.4e-07)
 
-        It has the same module, head and `deterministic`, accepts the same agent updates, and draws the same random
-        numbers. Its network's outputs differ in the last digits: by at most `agent.largest_difference`.
+        It accepts the same agent updates, and draws the same random numbers; its network's outputs differ by at most
+        `agent.largest_difference`.
 
         Args:
             observations: Observations for a comparison of outputs, (n, *O). None for 512 vectors of normal numbers,

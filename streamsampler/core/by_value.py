@@ -79,7 +79,7 @@ def _cached(function: Any, parameters: Mapping[str, Any]) -> Any:
 
 
 def _function_of(cached: Any) -> Any:
-    """Return the function a cache calls, found by the garbage collector if `functools.wraps` hides it."""
+    """Return the function a cache calls, also behind `functools.wraps`."""
     parts = gc.get_referents(cached)
     if any(part is cached.__wrapped__ for part in parts):
         return cached.__wrapped__
@@ -217,13 +217,13 @@ def _set_members(cls: type[enum.Enum], state: Any) -> None:
 
 
 def _make_class(make: Any, args: Any, library: Any, hooked: list[type]) -> Any:
-    """Create a class, unless this process has it already.
+    """Create a class with cloudpickle's constructor `make`, unless this process has it already.
 
     Args:
         make: cloudpickle's constructor.
         args: Its arguments.
         library: The metaclass's nearest importable base.
-        hooked: Bases whose `__init_subclass__` ran when the script defined the class.
+        hooked: Bases with an `__init_subclass__` that ran in the script.
     """
     constructor, name, bases, namespace, tracker, extra = args
     known = cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker)

@@ -389,7 +389,7 @@ def refuse_two_numbers(method: str, name: str, amount: Any, agent_update: Any) -
         )
 
 
-# Users import the exceptions from there; tracebacks and pickles name the same module.
+# Users import the exceptions from `streamsampler.errors`; tracebacks and pickles name the same module.
 for _name in __all__:
     if isinstance(_exception := globals()[_name], type):
         _exception.__module__ = "streamsampler.errors"

@@ -40,11 +40,7 @@ def lend(array: NDArray[Any], returned: Callable[[], None]) -> NDArray[Any]:
 
 
 class Pool:
-    """Reuses blocks of memory for arrays, each after its last array is deleted.
-
-    It holds a single free block: a program that collects batch after batch needs a block, or two while it fills the
-    second.
-    """
+    """Reuses blocks of memory for arrays, each after its last array is deleted; holds a single free block."""
 
     def __init__(self) -> None:
         self._free: mmap.mmap | None = None

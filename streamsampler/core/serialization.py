@@ -114,7 +114,7 @@ def loads(payload: Payload) -> Any:
 
 
 def refers_to(payload: Payload, package: str) -> bool:
-    """Return whether a pickle, or a module that it names and this process has imported, refers to a package."""
+    """Return whether a pickle, or an imported module named in it, refers to a package."""
     if package.encode() in payload.data:
         return True
     names = {text.partition(":")[0] for _, text, _ in pickletools.genops(payload.data) if isinstance(text, str)}
@@ -197,7 +197,7 @@ def loads_report(contents: Contents, places: Sequence[Place], names: Mapping[str
 
 
 class _Unpickler(pickle.Unpickler):
-    """Looks up arrays and classes outside the pickle. A function of the instance would need Python 3.11 or 3.12."""
+    """Looks up arrays and classes outside the pickle."""
 
     def __init__(self, file: io.BytesIO, found: dict[Any, Any]) -> None:
         super().__init__(file)

@@ -82,8 +82,8 @@ def _set_warning_filters(warnings: Any, filters: tuple[Any, ...]) -> None:
 def _named(category: type) -> Any:
     """Return a warning class as the names of module and class, or itself if a worker cannot find it by name.
 
-    Libraries filter their own warnings on import. For the classes themselves, workers would have to import every
-    library of the script.
+    Libraries filter their own warnings on import; for the classes, workers would have to import every library of the
+    script.
     """
     names = category.__module__, category.__qualname__
     return names if names[0] != "__main__" and _found(names) is category else category
@@ -105,7 +105,7 @@ def _set_torch_determinism(torch: Any, value: tuple[bool, bool]) -> None:
 
 
 def _keep_cpu(torch: Any, _: str) -> None:
-    """Reset the default device to the CPU, where agents' modules are: forked workers inherit the script's."""
+    """Reset the default device to the CPU, where agents' modules are."""
     if str(torch.get_default_device()) != _CPU:
         torch.set_default_device(None)  # None means the CPU, at no cost per call
 
@@ -185,7 +185,7 @@ class ProcessSettings:
         return replace(self, values={})
 
     def apply_values(self, before: Mapping[str, Any]) -> None:
-        """Set the values that differ from those applied before in this process, a worker."""
+        """Set the values that differ from those applied before."""
         for setting in SETTINGS:
             if setting.name in self.values and before.get(setting.name) != self.values[setting.name]:
                 _apply(setting, self.values[setting.name])

@@ -1,7 +1,7 @@
 """Time parts of environments, agents and training scripts, and record gauges: `streamsampler.timed`.
 
-Workers add up their measurements and send them with their reports. The script's own measurements stay in its process.
-Results: `data.statistics.Stats.timers` and `gauges`; example: `streamsampler/docs/checkpoints-and-logging.md`.
+Workers send their measurements with their reports; the script's stay in its process. `data.statistics.Stats.timers` and
+`gauges` return them.
 """
 
 from __future__ import annotations
@@ -343,7 +343,7 @@ class timed:  # noqa: N801 - reads as a verb in `with timed("physics"):`
 
         Args:
             name: The gauge's name.
-            value: The value, a number or anything that `float` accepts.
+            value: A number, or anything that `float` accepts.
 
         Raises:
             UsageError: The name is not a string, or the value not a number.

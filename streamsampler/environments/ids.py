@@ -51,7 +51,7 @@ def find_spec(env_id: str) -> EnvSpec:
         raise UnknownEnvironmentError(_unknown(name))
     if latest is not None and (latest.version or 0) > (spec.version or 0):
         text = f"The environment {name} is out of date. The latest version is {latest.id}."
-        # As if raised in Gymnasium, whose filter shows only its own warnings of this category, once each.
+        # As if raised in Gymnasium: its filter shows only its own warnings of this category, once each.
         gymnasium.logger.warn(text, category=DeprecationWarning, stacklevel=0)
     elif spec.id != name:
         gymnasium.logger.warn(f"{name} has no version: {spec.id} is used, the latest one.", stacklevel=0)
@@ -59,7 +59,7 @@ def find_spec(env_id: str) -> EnvSpec:
 
 
 def with_version(env_id: str) -> str:
-    """Add the latest version to an id without version, as `find_spec` resolves it, if its module is imported."""
+    """Add the latest version to an id without version, if its module is imported."""
     module, colon, name = env_id.rpartition(":")
     spec = gymnasium.registry.get(name, _latest_version(name))
     return env_id if spec is None else f"{module}{colon}{spec.id}"

@@ -104,11 +104,7 @@ class SetParameters(EnvUpdate):
         return self.on(dumps(self.source.of_slot(slot), "the environment"), self.environment_name)
 
     def __call__(self, old_env: AnyEnv | None) -> AnyEnv:
-        """Make the environment, unless the old environment can be reused, and set the parameters in its resets.
-
-        Raises:
-            UsageError: The environment lacks a parameter, or is vectorised natively.
-        """
+        """Make the environment, unless the old one can be reused, and set the parameters in its resets."""
         if isinstance(old_env, _ParametrisedEnv) and old_env.goes_with(self._source, self.parameters):
             old_env.set_with(self)
             return old_env
@@ -191,7 +187,7 @@ class _ParametrisedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def with_parameters(env: AnyEnv, update: SetParameters) -> AnyEnv:
-    """Return an environment whose resets also set these parameters; raise UsageError if it lacks one."""
+    """Return an environment whose resets also set these parameters."""
     if isinstance(env, _ParametrisedEnv):
         env.set_besides(update)
         return env

@@ -19,8 +19,8 @@ class PerEnv(EnvUpdate):
         envs = PerEnv(["Maze-v0", "Maze-v1", lambda: Maze(size=9)])
         sampler = MultiprocessingSampler(agent, envs, worker_class=VecWorker, worker_args={"n_envs": 3})
 
-    In a list for each worker, or a `PerWorker`, the worker's k-th trajectory runs in its environment k % n_envs.
-    Environment e of fragments is environment e % n_envs. All environments must have the same spaces.
+    In a list for each worker, the worker's k-th trajectory runs in its environment k % n_envs. Environment e of
+    fragments is environment e % n_envs. All environments must have the same spaces.
 
     Args:
         envs: The environments, in any form that samplers accept.

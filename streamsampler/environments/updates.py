@@ -38,7 +38,7 @@ __all__ = [
 
 
 def find_method(env: gymnasium.Env[Any, Any], name: str) -> Callable[[Any], Any] | None:
-    """Return a method of an environment or its wrappers; None if it has none."""
+    """Return a method of an environment or its wrappers, or None."""
     of_wrappers = getattr(env, "get_wrapper_attr", functools.partial(getattr, env))  # vector environments lack it
     for find in (of_wrappers, functools.partial(getattr, env.unwrapped)):
         with contextlib.suppress(AttributeError):
@@ -109,9 +109,9 @@ _WHAT_AN_ENVIRONMENT_IS = (
 class EnvUpdate(abc.ABC):
     """Changes a worker's environment. It is pickled in the caller's process, and called in each worker.
 
-    **The result must depend only on this update, not on earlier updates.** The old environment is passed to be closed,
-    or reused where that makes no difference. After a worker's death, its replacement receives only the latest update,
-    with None for the old environment, and must reach the same state.
+    **The result must depend only on this update, not on earlier updates.** Close the old environment, or reuse it where
+    that makes no difference. After a worker's death, its replacement receives only the latest update, with None for the
+    old environment, and must reach the same state.
 
     Attributes:
         n_slots: The number of a worker's environments with different `of_slot`; None where all are equal.
@@ -136,9 +136,9 @@ class EnvUpdate(abc.ABC):
 class NewEnvUpdate(EnvUpdate):
     """Closes the old environment, then makes a new one.
 
-    A factory with a parameter `worker_number` receives the worker's number, 0 to n_workers-1, unless `env_kwargs` has
-    it: for ports, file names and devices. With VecWorker, all environments of a worker have its number. Trajectories
-    must not depend on it.
+    A factory's parameter `worker_number` receives the worker's number, 0 to n_workers-1, unless `env_kwargs` has it:
+    for ports, file names and devices, with VecWorker for all environments of a worker. Trajectories must not depend on
+    it.
 
     Attributes:
         factory: A class or another callable that makes an environment.
