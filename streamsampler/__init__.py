@@ -132,8 +132,8 @@ Pages in Markdown come with the package, in the folder `docs` (`streamsampler.__
 `streamsampler.examples` has whole programs.
 """
 
-# `python -m streamsampler` puts the current directory first in `sys.path`, and `__main__` removes it. Until then this
-# file imports nothing that a file in that directory, such as `typing.py`, could replace.
+# `python -m streamsampler` puts the current directory first in `sys.path`, and `__main__` removes it. Until then a file
+# in it, such as `typing.py`, could replace a module of the standard library: import none here.
 from importlib import import_module
 
 from streamsampler.core.version import __version__
@@ -284,7 +284,7 @@ _HOMES = {
     "Steps": "stepping.steps",
     "MultiAgentBatch": "data.multi_agent",
     "StepType": "data.batch",
-    "TrajectoryBatch": "data.multi_agent",  # so that `TrajectoryBatch.load` knows batches of several agents
+    "TrajectoryBatch": "data.multi_agent",  # `TrajectoryBatch.load` then knows batches of several agents
     "run_worker": "workers.loop",
     "Worker": "workers.base",
     "DefaultWorker": "workers.default",

@@ -7,7 +7,7 @@ import sys
 def _forget_current_directory() -> None:
     """Remove the current directory from the front of `sys.path`, where `python -m` puts it.
 
-    Otherwise a file there with the name of an imported module, such as `numpy.py`, would run. `--import` and `--agent`
+    Otherwise a file in it with the name of an imported module, such as `numpy.py`, would run. `--import` and `--agent`
     append the directory. Python's own imports before this line need `python -P -m`, or the installed command.
     """
     try:

@@ -20,7 +20,7 @@
     ├── WorkerError                    a worker's task failed
     │   ├── RolloutError               user code raised in a worker; its traceback is the cause
     │   ├── NotReproducibleError       a trajectory depends on more than its seed; see `check` of the samplers
-    │   ├── WorkerDiedError            a worker process died
+    │   ├── WorkerDiedError            a worker process ended without an order
     │   └── WorkerHungError            a worker made no progress, and was killed
     └── ProtocolError                  the state machine forbids a message: a bug in this package
 """

@@ -1,4 +1,4 @@
-"""Filters of observations and rewards, whose statistics belong to the agent version.
+"""Filters of observations and rewards; their statistics belong to the agent version.
 
 Statistics are constant within an agent version, so batches do not depend on the number of workers. The sampler merges a
 call's summaries into the next version. The guide is `streamsampler/docs/hooks-and-filters.md`.

@@ -1,4 +1,4 @@
-"""Filters of observations and rewards: their protocol, a sampler's pair of them, and agents behind a filter."""
+"""Filters of observations and rewards: their protocol, a sampler's pair of them, and agents with filtered observations."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Filter(Protocol):
         ...
 
     def summarise(self, data: Any) -> Any:
-        """Return a trajectory's contribution to the statistics, a picklable object.
+        """Return a trajectory's contribution to the statistics, a picklable object; the filter itself does not change.
 
         Args:
             data: The trajectory's observations, a tree of (t, *O) without the last observation; or its rewards, (t,).

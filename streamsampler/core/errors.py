@@ -292,7 +292,7 @@ class NotReproducibleError(WorkerError):
 
 
 class WorkerDiedError(WorkerError):
-    """A worker process died.
+    """A worker process ended without an order.
 
     Attributes:
         exitcode: Its exit code, negative for a signal; None where unknown.

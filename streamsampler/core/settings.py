@@ -159,7 +159,11 @@ def _environ_here() -> Mapping[str, str]:
 
 @dataclass(frozen=True)
 class ProcessSettings:
-    """The settings of a process; `values` has those of `SETTINGS` whose modules are loaded, by name."""
+    """The settings of a process.
+
+    `cwd` is "/" if the working directory was removed; `values` has those of `SETTINGS` whose modules are loaded, by
+    name.
+    """
 
     environ: Mapping[str, str]
     path: tuple[str, ...]

@@ -1,8 +1,8 @@
 """Environments of several agents: PettingZoo's `ParallelEnv` and `AECEnv`, with the same `reset` and `step`.
 
 They are recognised by their methods, so PettingZoo need not be installed. Observations, rewards, ends and infos are
-dicts by agent id. A step of an `AECEnv` is a turn, with dicts about the agent that acts next: its reward is the sum
-since its last action, its observation that before its next action.
+dicts by agent id. A step of an `AECEnv` is a turn, with dicts about the agent that acts next: the reward is its sum
+since its last action, and the observation is the input of its next action.
 
 An agent id has a single life in a trajectory, with a single seed: listing it again after its end is an error.
 """
@@ -257,7 +257,7 @@ class ParallelEnv(MultiAgentEnv):
             )
 
     def outstanding(self, agent_id: str) -> tuple[Any, Any, Any, Any, Any]:
-        """Raise, because each step must answer all agents in it."""
+        """Raise DataError, because a step must answer every agent that acts in it."""
         raise DataError(f"the environment returned no observation for agent {agent_id!r}, which has not ended")
 
 

@@ -68,7 +68,7 @@ _numbers: ContextVar[Mapping[str, int]] = ContextVar("streamsampler_numbers", de
 
 @contextlib.contextmanager
 def for_worker(number: int, env_number: int | None = None) -> Iterator[None]:
-    """Set the worker and the environment's number for factories with parameters for them, within the block."""
+    """Set the worker's and environment's numbers that factories may receive within the block."""
     numbers = {"worker_number": number}
     token = _numbers.set(numbers if env_number is None else {**numbers, "env_number": env_number})
     try:
@@ -78,7 +78,7 @@ def for_worker(number: int, env_number: int | None = None) -> Iterator[None]:
 
 
 def with_worker_number(factory: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the numbers to a factory's arguments for which it has parameters, without other values.
+    """Add `worker_number` and `env_number` to a factory's arguments, where it has such parameters without values.
 
     Outside workers, `worker_number` is 0.
     """
