@@ -1,4 +1,4 @@
-"""Filters of observations and rewards: their protocol, a sampler's pair of them, and agents with filtered observations."""
+"""Filters of observations and rewards: their protocol, a sampler's pair of them, agents with filtered observations."""
 
 from __future__ import annotations
 
