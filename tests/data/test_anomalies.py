@@ -70,7 +70,7 @@ def test_what_is_returned_is_counted_and_told_once(make, options, caplog):
         assert sampler.stats.anomalies == 4 * (len(odd) + n_odd + sum(streamed))
         assert sampler.stats.first_anomaly == batch.stats.first_anomaly
     [told] = [record.getMessage() for record in caplog.records if "anomalies" in record.getMessage()]
-    assert told.startswith(f"{what}, at timestep 1 of trajectory {odd[0]} of agent version 1; ")
+    assert told.startswith(f"{what}, at timestep 1 of trajectory {odd[0]} of agent version 1. ")
 
 
 def test_it_is_an_error_or_not_looked_for_or_trajectories_are_left_out():
