@@ -8,7 +8,7 @@ from streamsampler.data.segments import Segment
 from streamsampler.data.trees import Array
 from streamsampler.protocol.result import Result
 from streamsampler.samplers.arrivals import Arrivals
-from streamsampler.samplers.fragments import NO_EARLIER_PARTS, EarlierEpisodeParts, FragmentLedger
+from streamsampler.samplers.fragments import NOTHING_SO_FAR, EpisodeSoFar, FragmentLedger
 
 
 class EpisodeParts:
@@ -18,9 +18,7 @@ class EpisodeParts:
         self._result, self._arrivals = result, arrivals
         self._n_envs, self._ledger = ledger.n_envs, ledger
         self._segments: list[Segment | None] = []  # None for forgotten ones
-        self._parts: list[
-            tuple[int, bool, EarlierEpisodeParts]
-        ] = []  # environment, whether it is continued, its earlier part
+        self._parts: list[tuple[int, bool, EpisodeSoFar]] = []  # environment, whether it is continued, its earlier part
         # Counts of environments' segments, own segments and parts; a single tuple, which no interrupt can split.
         self._taken = 0, 0, 0
 
@@ -42,7 +40,7 @@ class EpisodeParts:
             indices = range(first, first + n * self._n_envs, self._n_envs)
             self._segments.append(Segment(delivery, position, position + n, indices))
             self._parts.append((number, fragment.continued, self._ledger.earlier_of(fragment)))
-            self._parts += [(number, False, NO_EARLIER_PARTS)] * (n - 1)
+            self._parts += [(number, False, NOTHING_SO_FAR)] * (n - 1)
             position += n
         self._taken = n_taken + 1, len(self._segments), len(self._parts)
         self._result.forget_spans(n_taken, n_taken + 1)

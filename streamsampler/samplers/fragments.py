@@ -19,14 +19,14 @@ from streamsampler.samplers.failures import logger
 from streamsampler.workers.resets import FragmentOrder, Standing, Standings
 
 
-class EarlierEpisodeParts(NamedTuple):
+class EpisodeSoFar(NamedTuple):
     """Length and return of the open episode in an environment, as far as earlier calls returned them."""
 
     length: int = 0  # timesteps; 0 without an open episode
     returned: float = 0.0  # sum of raw rewards
 
 
-NO_EARLIER_PARTS = EarlierEpisodeParts()
+NOTHING_SO_FAR = EpisodeSoFar()
 _OF_STATE = " of the loaded state"
 
 
@@ -44,13 +44,9 @@ class FragmentLedger:
         self._options: dict[str, Any] | None = None
         self._standings = Standings()
         self._arrived: set[int] = set()  # environments with a fragment in this call
-        self._earlier: dict[
-            int, EarlierEpisodeParts
-        ] = {}  # by environment, for the first episode in this call, if continued
+        self._earlier: dict[int, EpisodeSoFar] = {}  # by environment, for the first episode in this call, if continued
         self.ended = EndedEpisodes()  # in this call so far
-        self._so_far: dict[
-            int, EarlierEpisodeParts
-        ] = {}  # by environment, for the episode left open by its last fragment
+        self._so_far: dict[int, EpisodeSoFar] = {}  # by environment, for the episode left open by its last fragment
         self._agent_is_replaced = False  # by this call, or since the last call for fragments
         self._is_to_be_replaced = False
         self._loaded: set[int] = set()  # environments that have not run since `of_state`
@@ -87,7 +83,7 @@ class FragmentLedger:
         }
 
     def _state_of(self, number: int, standing: Standing, memories: list[bytes]) -> dict[str, Any]:
-        state, earlier, place = standing.state, self._so_far.get(number, NO_EARLIER_PARTS), None
+        state, earlier, place = standing.state, self._so_far.get(number, NOTHING_SO_FAR), None
         if state is not None and state.memory is not None:
             packed, position = state.memory
             if not any(packed is known for known in memories):
@@ -115,7 +111,7 @@ class FragmentLedger:
             if it["length"]:
                 memory = None if it["memory"] is None else (state["memories"][it["memory"][0]], it["memory"][1])
                 of_episode = EpisodeState(it["length"], memory, tuple(it["digests"]), it["restorable"])
-                ledger._so_far[number] = EarlierEpisodeParts(*it["earlier"])
+                ledger._so_far[number] = EpisodeSoFar(*it["earlier"])
             actions = None if it["actions"] is None else tree_of(it["actions"])
             options = None if it["options"] is None else pickle.loads(it["options"])
             standings[number] = Standing(it["episode"], of_episode, actions, it["agent"], options)
@@ -153,10 +149,10 @@ class FragmentLedger:
         self._loaded.difference_update(fragment.number for fragment in rollouts.fragments)
         return len(lost)
 
-    def earlier_of(self, fragment: EnvFragment) -> EarlierEpisodeParts:
+    def earlier_of(self, fragment: EnvFragment) -> EpisodeSoFar:
         """Return the part of a fragment's first episode from earlier calls; valid also before `record`."""
         if not fragment.continued:
-            return NO_EARLIER_PARTS
+            return NOTHING_SO_FAR
         return self._earlier.get(fragment.number) or self._so_far[fragment.number]
 
     def _add_up(self, rollouts: Rollouts) -> None:
@@ -172,5 +168,5 @@ class FragmentLedger:
             if fragment.state is None:
                 self._so_far.pop(number, None)
             else:
-                self._so_far[number] = EarlierEpisodeParts(int(lengths[stop - 1]), float(returns[stop - 1]))
+                self._so_far[number] = EpisodeSoFar(int(lengths[stop - 1]), float(returns[stop - 1]))
         self.ended += EndedEpisodes.of(returns[ended], lengths[ended])
