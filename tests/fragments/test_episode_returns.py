@@ -13,7 +13,7 @@ from streamsampler import LocalSampler, TrajectoryBatch, VecWorker, load
 from streamsampler.data.segments import Segment
 from streamsampler.errors import DataError, UsageError
 from streamsampler.filters import RunningReturnNorm
-from streamsampler.samplers import fragments
+from streamsampler.samplers import episode_parts
 from streamsampler.samplers.fragments import FragmentLedger
 from tests.faults.test_interrupts import raise_once
 from tests.fragments.agents import Restorable, Sticky
@@ -112,11 +112,11 @@ def raise_at_second_segment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let an interrupt come when the first environment of a report has its place in the batch, and no other has."""
 
     def second(*given: Any) -> Segment:
-        monkeypatch.setattr(fragments, "Segment", Segment)
-        raise_once(monkeypatch, fragments, "Segment", KeyboardInterrupt)
+        monkeypatch.setattr(episode_parts, "Segment", Segment)
+        raise_once(monkeypatch, episode_parts, "Segment", KeyboardInterrupt)
         return Segment(*given)
 
-    monkeypatch.setattr(fragments, "Segment", second)
+    monkeypatch.setattr(episode_parts, "Segment", second)
 
 
 @pytest.mark.parametrize("place", ["record", "_add_up", "in the middle of a report"])
