@@ -1,7 +1,7 @@
-"""Workers: how rollouts are run.
+"""Define the workers, which run agents in environments.
 
-- `streamsampler.DefaultWorker` runs one trajectory after the other in one environment.
+- `streamsampler.DefaultWorker` runs trajectories in sequence in a single environment.
 - `streamsampler.VecWorker` runs several environments side by side; see `streamsampler/docs/vectorised.md`.
-- `streamsampler.Worker` is the base class of both. To write a worker of your own see `streamsampler/docs/extending.md`,
-  and pass the class as `worker_class`; `worker_args` are further keyword arguments for it.
+- `streamsampler.Worker` is the base class of both. `streamsampler/docs/extending.md` explains how to write a subclass;
+  pass it as `worker_class`, its further keyword arguments as `worker_args`.
 """

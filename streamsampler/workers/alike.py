@@ -1,4 +1,4 @@
-"""See that the environments of one worker are alike."""
+"""Check environments of a worker for equal spaces and equal agents."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["refuse_different"]
 
 
 def refuse_different(envs: Sequence[AnyEnv]) -> None:
-    """Refuse environments for one worker with different spaces, or different agents.
+    """Refuse environments with different spaces or different agents.
 
     Raises:
-        DataError: Two of them differ.
+        DataError: Two environments differ.
     """
     first = envs[0]
     one = first.observation_space, first.action_space

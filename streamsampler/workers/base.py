@@ -1,7 +1,6 @@
-"""The base class of workers, and the result of a ticket.
+"""Define the base class of workers and the result of a ticket.
 
-A worker runs tickets: ranges of trajectories of one agent version. A subclass writes four methods and a property, and
-is passed as `worker_class`. The guide is `streamsampler/docs/extending.md`.
+A subclass implements four methods and a property; see `streamsampler/docs/extending.md`.
 """
 
 from __future__ import annotations
@@ -40,18 +39,18 @@ _ROLLOUT_PHASES |= {Phase.HOOK_START, Phase.HOOK_TIMESTEP, Phase.HOOK_END, Phase
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a ticket.
+    """Holds the result of a ticket.
 
     Attributes:
-        rollouts: The ticket's trajectories in order; None if the ticket was given up.
-            The arrays may be the recorder's own memory, valid until the next rollout.
-        n_trajectories: Trajectories that were finished, those of `rollouts` if there are any.
+        rollouts: The ticket's trajectories in order; None if the ticket was abandoned. The arrays may be views of the
+            recorder's memory, valid until the next rollout.
+        n_trajectories: Number of finished trajectories, including those of an abandoned ticket.
         n_timesteps: Their timesteps.
-        n_abandoned: Rollouts that were cut short.
+        n_abandoned: Number of trajectories stopped before their end.
         abandoned_timesteps: Their timesteps.
-        seconds: Seconds of resets, of the agent and of steps; a tuple of three will do. Where all are 0, as by default,
-            the worker loop measures the whole rollout, and counts it as steps.
-        dropped: The trajectories that raised and were left out; see `messages.Report`.
+        seconds: Seconds of resets, of the agent and of steps (three numbers suffice). If all are 0, as by default, the
+            worker loop times the whole rollout and counts it as steps.
+        dropped: The dropped trajectories; see `messages.Report`.
         metrics: See `messages.Report`.
         n_timed_out: See `messages.Report`.
     """
@@ -68,20 +67,17 @@ class Outcome:
 
 
 class AbnormalTrajectoryError(Exception):
-    """A trajectory is to be left out, although nothing raised in it: `drop_if` was true."""
+    """Drops a trajectory because `drop_if` returned true, although no code raised."""
 
 
-def _nothing() -> None:
-    """Do nothing."""
+def _nothing() -> None: ...
 
 
 def _never() -> bool:
-    """Have received nothing."""
     return False
 
 
-def _no_ticket(_number: int) -> None:
-    """Hold no later ticket."""
+def _no_ticket(_number: int) -> None: ...
 
 
 def _anomaly_error(anomaly: Anomaly, env: Any) -> DataError:
@@ -92,23 +88,24 @@ def _anomaly_error(anomaly: Anomaly, env: Any) -> DataError:
 
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
-    """What a worker is made with: its place, its limits, and what to do about bad data and failing trajectories.
+    """Holds a worker's construction arguments: its place, its limits, its treatment of bad data and of failures.
 
     Attributes:
-        row: The worker's row of the shared board. Call `row.may_run(ticket.version)` between timesteps.
+        row: The worker's row of the shared status board. Call `row.may_run(ticket.version)` between timesteps.
         worker_number: 0 to n-1.
-        seed: The sampler's seed. Trajectories do not draw from it: `rollout` is given a seed for each.
-        max_episode_length: Timesteps after which a trajectory is truncated; None leaves that to the environment.
-        check: What to do about data that may be wrong: "warn", "error", or None for nothing.
-        drop_unless: None, or trajectories that raise are left out, unless this function returns True for the names of
-            the exception's classes.
-        allocate: Makes the arrays that large rows are best recorded into: what lies there need not be copied to be
-            sent. Make new ones for each ticket.
-        hooks: The pickled hooks and `drop_if` (`workers.hooks.Hooks`); None for none.
-        record_taken: In which info environments say which action they took (`data.taken`); None where they do not.
-        rebuild: Replaces agent and environment by new ones, as they were at the last update.
-        step_timeout: Seconds that a reset, a step or an action may take, for workers that wait.
-        trajectory_timeout: Seconds that a trajectory may take, likewise.
+        seed: The sampler's seed. Trajectories do not draw from it: `rollout` receives a seed for each.
+        max_episode_length: Timesteps after which a trajectory is truncated; None for the environment's own limit.
+        check: Treatment of suspicious data: "warn", "error", or None for no check.
+        drop_unless: If given, trajectories are dropped when they raise, unless this function returns True for the names
+            of the exception's classes.
+        allocate: Allocates arrays for recording large rows; data in them is sent without a copy. Allocate new arrays
+            for each ticket.
+        hooks: The pickled hooks and `drop_if` (`workers.hooks.Hooks`); None without hooks.
+        record_taken: Key of the info with the action that the environment executed (`data.taken`); None without such
+            infos.
+        rebuild: Replaces agent and environment by new ones, in their state after the last update.
+        step_timeout: Maximum seconds of a reset, step or action, for workers that wait.
+        trajectory_timeout: Maximum seconds of a trajectory, for workers that wait.
     """
 
     row: WorkerRow
@@ -126,60 +123,57 @@ class WorkerContext:
 
 
 class Worker(ABC):
-    """Runs rollouts: one agent in one environment, or in several. See `streamsampler/docs/extending.md`.
+    """Runs rollouts of an agent in one or several environments. See `streamsampler/docs/extending.md`.
 
-    What a worker does is a function of its updates, the ticket and the seeds alone, not of its number, nor of what it
-    ran before.
+    A trajectory depends on the worker's updates, the ticket and the seeds alone, neither on the worker's number nor on
+    earlier tickets.
 
     Args:
-        context: What the worker is made with. A subclass may take further keyword arguments: `worker_args`.
+        context: The construction arguments. A subclass may declare further keyword arguments: `worker_args`.
 
     Attributes:
-        context: The same.
-        row: The context's row of the shared board.
-        phase: What it is doing, for error messages.
-        trajectory: Index of the trajectory in hand, or None.
-        ran_timesteps: Timesteps of the ticket in hand that environments were asked for, those included that are in no
-            outcome because something raised; for the accounts. The worker loop sets it to 0 before each ticket.
-        running_timesteps: Timesteps of later tickets' trajectories that run already, and are in no outcome yet.
-        look_ahead: Takes a number, 1 for the next, and returns that ticket after the one in hand, with its seeds; None
-            if the worker does not hold it yet. The worker loop sets it.
-        is_called_off: Returns whether a message has come that ends the tickets in hand. The worker loop sets it.
-        descriptor: Of a file that can be read when a message may have come; None where there is none. The worker loop
-            sets it.
-        in_force: The payloads of the last updates, by "agent", "parameters", "filters" and "env". The worker loop sets
-            it.
-        load: Returns a new copy of what a payload stands for. The worker loop sets it.
-        spoiled: Whether a trajectory was left out after which agent and environment were not replaced.
-        can_drop: Whether this kind of worker can leave out trajectories.
-        resets: The seeds and the reset options that a call was given; None if it was given none. The seeds are those
-            that `rollout` gets.
-        waits: Whether its environments and agents may have to be awaited. It keeps `step_timeout` and
-            `trajectory_timeout` itself, and goes on.
-        can_take_options: Whether this kind of worker hands `resets.options_of(index)` to its environment's reset.
+        context: The construction arguments.
+        row: The context's row of the status board.
+        phase: The current activity, for error messages.
+        trajectory: Index of the current trajectory, or None.
+        ran_timesteps: Timesteps requested from environments for the current ticket, including those lost to an
+            exception. The worker loop sets it to 0 before each ticket.
+        running_timesteps: Timesteps of later tickets' trajectories which already run and belong to no outcome yet.
+        look_ahead: Receives a number, 1 for the next, and returns that ticket after the current ticket with its seeds;
+            None if the worker has not received it yet. Set by the worker loop.
+        is_called_off: Returns whether a received message ends the current tickets. Set by the worker loop.
+        descriptor: A file descriptor, readable when a message may have arrived; None without such a file. Set by the
+            worker loop.
+        in_force: The payloads of the last updates, by "agent", "parameters", "filters" and "env". Set by the worker
+            loop.
+        load: Returns a new copy of a payload's object. Set by the worker loop.
+        spoiled: Whether a trajectory was dropped without replacing agent and environment afterwards.
+        can_drop: Whether this kind of worker can drop trajectories.
+        resets: The call's seeds and reset options; None without either. `rollout` receives these seeds.
+        waits: Whether environments and agents may return awaitables. The worker then enforces `step_timeout` and
+            `trajectory_timeout` itself and continues after them.
+        can_take_options: Whether this kind of worker passes `resets.options_of(index)` to its environment's reset.
         can_call_hooks: Whether this kind of worker calls `WorkerContext.hooks`.
-        hook_callers: What calls them, for each of its own environments (`workers.hooks.HookCaller`); none without
-            hooks.
-        can_rehearse: Whether this kind of worker has `rehearse`.
+        hook_callers: A `workers.hooks.HookCaller` for each of the worker's own environments; empty without hooks.
+        can_rehearse: Whether this kind of worker implements `rehearse`.
         can_play_several: Whether this kind of worker runs environments of several agents.
-        can_continue: Whether this kind of worker runs fragments, of which `resets.fragments` says what is to be run.
-        continues_side_by_side: Whether a ticket of fragments has one group of environments, as many as `layout` has
-            rows; otherwise it has all environments that the worker has.
-        further_envs: How many environments were made for whole trajectories, because fragments go on in those that the
-            worker had. The worker loop sets it to 0 with each report.
-        has_ended_fragments: Whether the worker has none of the environments any more that fragments went on in. The
-            worker loop sets it to False with each report.
-        further_args: Names in `worker_args` that are for the engine.
-        runs_lanes: Whether no trajectory influences another one, although the layout's blocks say that some may: it is
-            known after the first updates, and holds until agent or environment are replaced. Then tickets need not be
-            whole blocks.
-        runs_longer_blocks: Whether a ticket's blocks are run as they are, where the layout's blocks get longer within a
-            call; otherwise in blocks of the layout's size. It is known as `runs_lanes` is.
-        asks_for_rows: Whether agents need nothing but `get_actions`.
-        shares_agent: Whether its agent is the user's own, which has its parameters, and may have learnt since.
-        can_differ_side_by_side: Whether this kind of worker takes a `PerEnv`: other environments for its rows.
-        revision: What this kind of worker does otherwise than it once did, where that makes other trajectories of the
-            same seeds: a folder of shards says so, and one that was begun before is not resumed.
+        can_continue: Whether this kind of worker runs fragments, described by `resets.fragments`.
+        continues_side_by_side: Whether a ticket of fragments covers a single group of as many environments as `layout`
+            has rows, instead of all environments of the worker.
+        further_envs: Number of environments made for whole trajectories because fragments occupy the worker's earlier
+            environments. The worker loop sets it to 0 with each report.
+        has_ended_fragments: Whether the worker has lost all environments of suspended fragments. The worker loop sets
+            it to False with each report.
+        further_args: Names in `worker_args` meant for the engine.
+        runs_lanes: Whether trajectories are independent although the layout's blocks allow influence. Known after the
+            first updates, valid until agent or environment are replaced. Tickets then need not be whole blocks.
+        runs_longer_blocks: Whether a ticket's blocks run at their full length where the layout's blocks grow within a
+            call, instead of at the layout's size. Known at the same time as `runs_lanes`.
+        asks_for_rows: Whether agents need only `get_actions`.
+        shares_agent: Whether the worker uses the user's agent object itself, with its current parameters.
+        can_differ_side_by_side: Whether this kind of worker accepts a `PerEnv`: different environments for its rows.
+        revision: Version of this kind of worker's algorithm, changed when equal seeds give other trajectories. A folder
+            of shards records it and refuses to resume under another revision.
     """
 
     can_drop = False
@@ -220,26 +214,26 @@ class Worker(ABC):
 
     @property
     def must_renew(self) -> bool:
-        """Whether an environment in force is to be made again: something was left in the one that the worker has."""
+        """Whether an environment update must make a new environment because the current one is in an unknown state."""
         return self.spoiled or (self.resets is not None and self.resets.tasks is not None)
 
     @classmethod
     def layout(cls, worker_args: Mapping[str, Any]) -> Layout:  # noqa: ARG003 - for those whose layout depends on them
-        """Return how such a worker runs the trajectories of consecutive indices.
+        """Return how this kind of worker runs trajectories of consecutive indices. Called in the sampler's process.
 
-        The trajectories of a block may influence each other, as long as each is a function of the whole block: tickets
-        are whole blocks, whatever the number of workers. The sampler calls this in its own process.
+        Trajectories of a block may influence each other, as long as each is a function of the whole block: tickets are
+        whole blocks, whatever the number of workers.
 
         Args:
-            worker_args: The further keyword arguments that workers are made with.
+            worker_args: The workers' further keyword arguments.
         """
         return Layout()
 
     @abstractmethod
     def update_agent(self, agent_update: Any) -> None:
-        """Replace the agent, or hand it new parameters (see `agents.updates.apply_agent_update`).
+        """Replace the agent or load its new parameters (see `agents.updates.apply_agent_update`).
 
-        A new agent gets the environment's spaces (see `agents.base.give_spaces`): `update_env` is called first.
+        A new agent receives the environment's spaces (see `agents.base.give_spaces`): `update_env` is called first.
         """
 
     @abstractmethod
@@ -247,52 +241,52 @@ class Worker(ABC):
         """Replace or change the environment."""
 
     def need_environments(self, n: int) -> None:  # noqa: B027 - for those that make them as they are needed
-        """Make environments until there are n, or as many as the worker may have."""
+        """Make environments until the worker has n, or its maximum."""
 
     def keep_fragments(self, base_version: int) -> None:  # noqa: B027 - for those that run fragments
-        """Close the environments of fragments, unless their episodes go on; the worker's own stay open.
+        """Close the environments of fragments unless their episodes can resume; the worker's own stay open.
 
         Args:
-            base_version: The version in which the fragments began whose episodes go on; 0 where none do.
+            base_version: The version in which the resumable fragments started; 0 without such fragments.
         """
 
     @abstractmethod
     def rollout(self, ticket: Ticket, seeds: list[int]) -> Outcome:
-        """Run the ticket's trajectories, trajectory `ticket.indices[k]` from `seeds[k]`.
+        """Run the ticket's trajectories, trajectory `ticket.indices[k]` with seed `seeds[k]`.
 
-        What agent or environment raise is not caught; `phase` and `trajectory` say where it was raised.
+        Exceptions of agent and environment pass through; `phase` and `trajectory` then name the place.
         """
 
     def enter(self, phase: Phase) -> None:
-        """Note what the worker is doing, for error messages, progress bars and `step_timeout`."""
+        """Set the current phase, for error messages, progress bars and `step_timeout`."""
         self.phase = phase
         self.row.set_phase(phase)
 
     def warn_once(self, about: str, text: str) -> None:
-        """Log a warning, unless there was one about the same thing."""
+        """Log a warning, at most once for each subject."""
         if about not in self._warned_of:
             self._warned_of.add(about)
             _LOG.warning("%s", text)
 
     def take_in_hand(self, index: int) -> None:
-        """Note which trajectory the worker has in hand, for error messages and progress bars."""
+        """Set the current trajectory, for error messages and progress bars."""
         self.trajectory = index
         self.row.begin_trajectory(index)
 
     def abandon(self) -> tuple[int, int]:
-        """Forget the trajectories of later tickets that run already: their tickets are given up.
+        """Abandon the running trajectories of later tickets.
 
         Returns:
-            How many they are, and how many timesteps they had.
+            Their number and their timesteps.
         """
         return 0, 0
 
     def environments(self) -> Sequence[AnyEnv | AnyVectorEnv]:
-        """Return the worker's environments, for `rehearse` and to look for wrappers that do not go with workers."""
+        """Return the worker's environments, for `rehearse` and for the search for stateful wrappers."""
         return ()
 
     def make_env(self, update: EnvUpdate) -> AnyEnv:
-        """Return a new environment, for `fragments`."""
+        """Return a new environment for fragments."""
         return apply_env_update(update, None, several=self.can_play_several, waits=self.waits)
 
     def close_env(self, env: AnyEnv) -> None:
@@ -309,24 +303,24 @@ class Worker(ABC):
         return ticket_version if given is None else given
 
     def rehearse(self, version: int, indices: range, seeds: list[int], stand_ins: Sequence[Any]) -> None:
-        """Run trajectories side by side, in `stand_ins` for the worker's environments, and keep nothing of them.
+        """Run trajectories in stand-ins for the worker's environments and record nothing.
 
-        With it the sampler checks that a trajectory depends on its seed alone.
+        The sampler uses this to check whether a trajectory depends on its seed alone.
 
         Args:
-            version: The agent version in hand.
-            indices: As many trajectories as the worker runs side by side, which is one in each environment.
+            version: The current agent version.
+            indices: As many trajectories as the worker runs side by side, one in each environment.
             seeds: Their seeds.
-            stand_ins: What to call instead of `environments`, in their order. `take_agent_info(timestep, info)` of the
-                first one is to be called with each info of the agent; with a row, too, where each has its own.
+            stand_ins: Replacements for `environments`, in the same order. Call `take_agent_info(timestep, info)` of the
+                first with each info of the agent, with a further argument `row` where each row has its own.
 
         Raises:
-            BaseException: What agent, environment or stand-in raises.
+            BaseException: Any exception of agent, environment or stand-in.
         """
         raise NotImplementedError
 
     def drops(self, error: BaseException) -> bool:
-        """Return whether to leave out the trajectory in hand because of an exception, instead of raising it."""
+        """Return whether an exception drops the current trajectory instead of ending the call."""
         drop_unless = self.context.drop_unless
         if drop_unless is None or self.trajectory is None or self.phase not in _ROLLOUT_PHASES:
             return False
@@ -337,13 +331,13 @@ class Worker(ABC):
     def left_out_by(
         self, error: BaseException, ticket: Ticket, failed: int, kept: Sequence[int] = ()
     ) -> dict[int, Dropped]:
-        """Return the trajectories to leave out because of an exception, by their indices.
+        """Return the trajectories which an exception drops, by index.
 
         Args:
             error: The exception.
-            ticket: The ticket in hand.
-            failed: The trajectory that the exception is about.
-            kept: The indices that the positions in the exception's `others` count.
+            ticket: The current ticket.
+            failed: The trajectory at fault.
+            kept: The indices to which positions in the exception's `others` refer.
         """
         found = {failed: summary_of(error)}
         for position, summary in error.others if isinstance(error, DataError) else ():
@@ -352,7 +346,7 @@ class Worker(ABC):
         return {index: Dropped(ticket.indices.index(index), phase, summary) for index, summary in found.items()}
 
     def finished(self, finish: Callable[[], Rollouts], indices: Sequence[int], env: Any = None) -> Rollouts:
-        """Return what a recorder's `finish` returns; if that raises, set `phase` and `trajectory`.
+        """Return the rollouts of a recorder's `finish`; if it raises, set `phase` and `trajectory`.
 
         Args:
             finish: The recorder's method.
@@ -377,12 +371,12 @@ class Worker(ABC):
     def finished_in_order(
         self, finish: Callable[[int | None], Rollouts], indices: Sequence[int], env: Any = None
     ) -> Rollouts:
-        """Return what `finished` returns; if several trajectories are wrong, raise the error of the first one.
+        """Return the rollouts of `finished`; if several trajectories are invalid, raise the first one's error.
 
-        So the error does not depend on what is looked at first.
+        The error thus does not depend on the order of the checks.
 
         Args:
-            finish: The recorder's method, which takes the number of trajectories it is to return at most, or None.
+            finish: The recorder's method; its argument is the maximum number of trajectories to return, or None.
             indices: The ticket's trajectory indices.
             env: The environment, for error messages.
         """
@@ -402,15 +396,15 @@ class Worker(ABC):
         raise earliest
 
     def _looked_through(self, rollouts: Rollouts, env: Any) -> Rollouts:
-        """Add the trajectories that may be wrong.
+        """Add anomalies to rollouts.
 
         Raises:
-            DataError: There is one, and `check` is "error"; where trajectories are left out, `others` has
-                the others.
+            DataError: An anomaly was found and `check` is "error". If failing trajectories are dropped, its `others`
+                lists the further ones.
         """
         space = self.spaces[0]
         if isinstance(space, SpacesOfAgents) and not rollouts.policies:
-            return rollouts  # of fragments in which no agent was answered
+            return rollouts  # fragments in which no agent received an observation
         if self._finder is None or self._finder.space is not space:
             self._finder = AnomalyFinder(space)
         anomalies = self._finder.find_in(rollouts)
@@ -419,7 +413,7 @@ class Worker(ABC):
         if self.context.check == "error":
             errors = [_anomaly_error(anomaly, env) for anomaly in anomalies]
             if self.context.drop_unless is not None:
-                # All at once, since all others are run again.
+                # All in a single error: after it, the remaining trajectories run again.
                 found = zip(anomalies[1:], errors[1:], strict=True)
                 errors[0].others = [(anomaly.position, summary_of(error)) for anomaly, error in found]
             raise errors[0]
@@ -438,4 +432,4 @@ class Worker(ABC):
         """Close the environment."""
 
     def end(self) -> None:  # noqa: B027 - for those that have more than environments
-        """Close what the worker had besides environments: it is used no more."""
+        """Release the worker's resources other than environments; the worker is not used afterwards."""
