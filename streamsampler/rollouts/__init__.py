@@ -1,6 +1,5 @@
-"""The script of a trajectory, which every kind of worker drives.
+"""Run the script of a trajectory, the only place where workers reset and step environments.
 
-An environment of a trajectory is reset, stepped and recorded in one place, `script.trajectory`: a generator that
-suspends wherever an action is needed. Who drives it decides where actions come from. The page is
+`script.trajectory` is a generator which suspends wherever it needs an action; its driver supplies the actions. See
 `streamsampler/docs/how-it-works.md`.
 """

@@ -1,9 +1,8 @@
-"""Let the script of a trajectory do the work of Gymnasium's outermost wrappers in a step.
+"""Replace the work of Gymnasium's outermost wrappers in a step.
 
-`gymnasium.make` puts three wrappers around an environment. In a trajectory, which begins with the wrappers' own
-`reset`, two of them do nothing in a step that the script does not know: `OrderEnforcing` refuses a step before a
-reset, and `TimeLimit` counts. `PassiveEnvChecker` only passes on a step once it has made its checks. Their three Python
-frames cost .3 to .5 µs, as much as all else that the script does in a timestep.
+`gymnasium.make` adds three wrappers. During a trajectory, `OrderEnforcing` only refuses steps before a reset,
+`TimeLimit` only counts, and `PassiveEnvChecker` only passes steps on once its checks are done. Their three Python
+frames cost .3 to .5 µs, as much as the script's own work in a timestep.
 """
 
 from __future__ import annotations
@@ -27,34 +26,35 @@ _NAMES_OF_STEP: dict[Any, frozenset[str]] = {
     PassiveEnvChecker: frozenset({"env", "step", "checked_step", "checked_data_reuse", "_previous_data"})
     | {"env_step_passive_checker", "env_data_reuse_passive_checker"},
 }
-"""The names that the known `step` of each wrapper uses. A `step` with other names, of another version of Gymnasium or
-replaced by a program, does other work, and is called."""
+"""The names in the known `step` of each wrapper. A `step` with other names, from another version of Gymnasium or a
+program's own, does other work, and is called."""
 
 
 class OuterWrappers:
-    """The outermost wrappers of an environment, as far as the script can do their work in a step.
+    """Skips the outermost wrappers whose work in a step the script can do.
 
-    A wrapper is passed by if its class is exactly one of the known ones, with Gymnasium's own `step`. The environment
-    below may be of any class. Environments of several agents, who have flags of their own, keep all wrappers.
+    A wrapper is skipped if its class is exactly a known class with Gymnasium's own `step`. The environment below may
+    have any class. Environments of several agents have flags for each agent and keep all wrappers.
 
     Args:
-        env: The environment, which runs one trajectory after the other.
+        env: The environment, which runs trajectories in sequence.
     """
 
     def __init__(self, env: Any) -> None:
         self._env = env
         self._limits: list[Any] = []
-        # Looked at once for many trajectories; what belongs to instances, a task may change at each reset.
+        # Classes are checked once for many trajectories. Attributes of instances are checked in `begin`, since a task
+        # may change them at each reset.
         has_several = isinstance(getattr(env, "unwrapped", None), MultiAgentEnv)
         passes_on = _uses(gymnasium.Wrapper.step, _PASSES_ON) and not has_several
         self._kinds = [kind for kind, names in _NAMES_OF_STEP.items() if passes_on and _uses(kind.step, names)]
 
     def begin(self) -> tuple[Any, int | None]:
-        """Begin a trajectory, for which the environment was reset, or a further part of one.
+        """Start a trajectory after the environment's reset, or a further part of it.
 
         Returns:
             The environment below, for its `step`; and the number of further timesteps, at least 1, after which the
-            wrappers truncate the trajectory, None for never. Steps that a reset has taken count.
+            wrappers truncate the trajectory, None for never. Steps inside a reset count.
         """
         below, kinds, limits, left = self._env, self._kinds, [], math.inf
         while (kind := type(below)) in kinds:
@@ -73,13 +73,13 @@ class OuterWrappers:
         return below, max(1, math.ceil(left)) if left < math.inf else None
 
     def end(self, n_timesteps: int) -> None:
-        """Let the wrappers have counted the timesteps of a trajectory, or of a part, that has ended."""
+        """Add the timesteps of an ended trajectory or part to the wrappers' counters."""
         for each in self._limits:
             each._elapsed_steps = (each._elapsed_steps or 0) + n_timesteps
 
 
 @lru_cache
 def _uses(function: Callable[..., Any], names: frozenset[str]) -> bool:
-    """Return whether a function uses no other names than these."""
+    """Return whether a function uses only these names."""
     code = getattr(function, "__code__", None)
     return code is not None and names.issuperset(code.co_names)

@@ -1,16 +1,16 @@
-"""The script of a trajectory: reset, record, step, record, until it ends.
+"""Run one trajectory as a generator: reset, record, step, record, until it ends.
 
-A script is a generator. It yields an observation wherever an action is needed, and receives the action. It knows the
-environment, the recorder and the hooks. Its driver knows the agent: it asks for actions and records them, seeds the
-global generators, shows progress, and ends the record.
+A script knows the environment, the recorder and the hooks. It yields an observation wherever it needs an action, and
+receives the action. Its driver knows the agent: the driver computes and records actions, seeds the global generators,
+shows progress, and ends the record.
 
-Where a reset or a step is pending, because the environment is in another process, the script yields first what `reset`
-or `step` returned, and receives the result; a driver throws what the environment raised.
+If a reset or step is pending, for example in another process, the script first yields the result of `reset` or `step`
+and receives the completed one; a driver throws the environment's exception into it.
 
-- A suspended script is an episode that goes on. `close()` abandons it.
-- `throw(Cut())` ends a part of it: the script yields an `End`, and goes on when it is sent the next part's `Binding`.
-- To restore an episode is to drive a new script with the actions that were recorded.
-- An exception closes a script: its trajectory can only be run again.
+- A suspended script is a suspended episode. `close()` abandons it.
+- `throw(Cut())` ends a part: the script yields an `End`, and resumes when it receives the next part's `Binding`.
+- To restore an episode, drive a new script with the recorded actions.
+- An exception closes a script: its trajectory can only run again from the start.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ _RESET, _AGENT_RESET, _RECORDING, _STEP = Phase.RESET, Phase.AGENT_RESET, Phase.
 
 
 class Cut(Exception):  # noqa: N818 - an instruction, not an error
-    """Ends a part of a trajectory at the observation that the next action would be chosen on."""
+    """Ends a part of a trajectory, at an observation without an action yet."""
 
 
 @dataclass(slots=True)
 class End:
-    """The end of a trajectory, or of a part of it: no tuple, which a generator returns at twice the cost.
+    """Describes the end of a trajectory or part. Not a tuple: a generator's return of a tuple costs twice as much.
 
     Attributes:
         observation: The last observation.
         terminated: Whether the environment terminated the trajectory.
         truncated: Whether the environment truncated it.
-        limited: Whether it has as many timesteps as it may have.
-        info: The info that came with the last observation.
-        n_timesteps: The timesteps of the trajectory, in all its parts.
+        limited: Whether it has reached `max_episode_length`.
+        info: The info of the last observation.
+        n_timesteps: The timesteps of the trajectory in all its parts.
     """
 
     observation: Any
@@ -61,28 +61,28 @@ class End:
 
 
 class TrajectoryHooks(Protocol):
-    """Sees the timesteps of a script's trajectory."""
+    """Receives the timesteps of a script's trajectory, after they are recorded."""
 
     def start(self, observation: Any, info: Any) -> None:
-        """See the first observation and the reset's info, which is recorded."""
+        """Receive the first observation and the reset's info."""
 
     def timestep(self, observation: Any, terminated: Any, truncated: Any, info: Any) -> None:
-        """See a timestep, which is recorded."""
+        """Receive a timestep."""
 
     def end(self, *, limited: bool) -> None:
-        """See the end, before the trajectory's record ends."""
+        """Receive the end, before the trajectory's record ends."""
 
 
 class Binding(NamedTuple):
-    """The surroundings of a part, which another call may replace.
+    """Holds the surroundings of a part; another call may replace them.
 
     Attributes:
         step: Steps the environment.
         recorder: Records the part.
-        hooks: Sees its timesteps; None without hooks.
-        waits: Whether results of the environment are pending when `reset` and `step` return.
-        outer: The environment's outermost wrappers, if the script does their work and steps the environment below
-            them; None otherwise. Only without hooks.
+        hooks: Receives its timesteps; None without hooks.
+        waits: Whether `reset` and `step` return pending results.
+        outer: The environment's outermost wrappers if the script replaces them and steps the environment below;
+            otherwise None. Only without hooks.
     """
 
     step: Callable[[Any], Any]
@@ -93,33 +93,33 @@ class Binding(NamedTuple):
 
 
 Script = Generator[Any, Any, End]
-"""Yields observations, receives actions, returns the end; see the module."""
+"""Yields observations, receives actions, returns the end; see the module docstring."""
 
 
-def trajectory(  # noqa: C901 - one loop, with everything that it touches in local variables
+def trajectory(  # noqa: C901 - a single loop over local variables
     reset: Callable[..., Any], binding: Binding, seed: int, begin: Callable[[int], None] | None = None,
     limit: int | None = None,
 ) -> Script:  # fmt: skip
     """Run one trajectory.
 
-    Everything that the loop touches is in local variables: the package's speed depends on it.
+    The loop uses only local variables: the package's speed depends on it.
 
     Args:
         reset: Resets the environment: `reset(seed=seed)`.
         binding: The environment's step, the recorder and the hooks.
         seed: The trajectory's seed.
-        begin: Called with the seed after the environment's reset: begins the agent.
-        limit: The number of timesteps that the trajectory may have; None for any.
+        begin: Resets the agent; called with the seed after the environment's reset.
+        limit: Maximum number of timesteps; None for any.
 
     Yields:
-        An observation, which is recorded, for each action; an `End` for each `Cut`, after which it receives a
-        `Binding`, records the same observation once more, and yields it.
+        A recorded observation for each action; an `End` for each `Cut`, after which the script receives a `Binding`,
+        records the same observation again, and yields it.
 
     Returns:
         The end of the trajectory. The driver ends its record.
     """
     step, recorder, hooks, waits, outer = binding
-    phase = _RESET if hooks is None else None  # for `phase_of`; None while others note the phase themselves
+    phase = _RESET if hooks is None else None  # for `phase_of`; None while hooks set the worker's phase
     result = reset(seed=seed)
     if waits:
         result = yield result
@@ -140,15 +140,15 @@ def trajectory(  # noqa: C901 - one loop, with everything that it touches in loc
             if left is not None:
                 truncated_at = n_timesteps + left
                 last = truncated_at if limit is None else min(limit, truncated_at)
-        # Where the recorder keeps no bytes, no observation has this dtype; where it takes no floats, no reward the
-        # class.
+        # If the recorder stores no bytes, `dtype` equals no observation's; if it stores no floats, `plain` is no
+        # reward's class.
         record, encoded = recorder.record_observation, recorder.encoded_observations
         dtype, shape = recorder.observation_dtype, recorder.observation_shape
         rewards, plain = recorder.float_rewards, recorder.reward_class
         try:
             numbers = count(n_timesteps + 1) if last is None else range(n_timesteps + 1, last + 1)
             for n_timesteps in numbers:  # noqa: B007 - the count goes on after a cut
-                # Before the agent sees it: the environment may use the array again in its next step, the agent may
+                # Before the agent receives it: the environment may reuse the array in its next step, and the agent may
                 # change it.
                 try:
                     if (observation.dtype is dtype or observation.dtype == dtype) and observation.shape == shape:
@@ -159,7 +159,7 @@ def trajectory(  # noqa: C901 - one loop, with everything that it touches in loc
                     record(observation)
                 action = yield observation
                 phase = _STEP
-                # The step of an environment is looked up each time, as a wrapper does: it may replace it.
+                # Looked up at each step, as a wrapper does: an environment may replace its own `step`.
                 result = step(action) if env is None else env.step(action)
                 if waits:
                     result = yield result
@@ -191,20 +191,20 @@ def trajectory(  # noqa: C901 - one loop, with everything that it touches in loc
                 hooks.end(limited=limited)
             return End(observation, bool(terminated), bool(truncated), limited, info, n_timesteps)
         except Cut:
-            n_timesteps -= 1  # on the observation that was shown last, no action was chosen
+            n_timesteps -= 1  # the last observation has no action yet
             recorder.forget_observation()
             if outer is not None:
                 outer.end(n_timesteps - before)
-                last, env, truncated_at = limit, None, None  # the next part may be stepped otherwise
+                last, env, truncated_at = limit, None, None  # the next part may have other wrappers
         step, recorder, hooks, waits, outer = yield End(observation, False, False, False, info, n_timesteps)
         recorder.begin({})
 
 
 def begin_of(result: Any) -> tuple[Any, Any]:
-    """Return the observation and the info that an environment's reset returned.
+    """Return the observation and the info from the result of an environment's reset.
 
     Raises:
-        UsageError: The reset returned something else.
+        UsageError: The reset returned another value.
     """
     if not isinstance(result, tuple) or len(result) != 2:
         size = f" of {len(result)}" if isinstance(result, tuple) else ""
@@ -212,18 +212,14 @@ def begin_of(result: Any) -> tuple[Any, Any]:
     return result
 
 
-# ----------------------------------------------------------------------
-# For the driver, in which an exception of a script arrives.
-
-
 def own_error(error: BaseException) -> BaseException:
-    """Return an exception as the environment raised it: Python makes a `RuntimeError` of a script's `StopIteration`.
+    """Return an exception as the environment raised it: Python replaces a script's `StopIteration` by `RuntimeError`.
 
-    A function that raises it keeps it in no variable: exception, traceback and frame would be a cycle, which holds all
-    that the frames do, memory of processes too, until the garbage collector comes.
+    The caller must not store the result in a variable before raising it: exception, traceback and frame would form a
+    cycle, which keeps the frames' objects, including memory shared with processes, until garbage collection.
 
     Args:
-        error: An exception that a driver has caught around a script.
+        error: An exception caught by a driver around a script.
     """
     cause = error.__cause__
     if type(error) is RuntimeError and isinstance(cause, StopIteration) and _frame_of(cause) is not None:
@@ -235,9 +231,9 @@ def phase_of(error: BaseException, outside: Phase | None, noted: Phase) -> Phase
     """Return the phase in which an exception was raised.
 
     Args:
-        error: The exception, in the `except` clause of the function that drives the script.
-        outside: The phase where it was not raised in the script; None where it is noted.
-        noted: The phase that hooks have noted.
+        error: The exception, in the `except` clause of the function which drives the script.
+        outside: The phase if the exception is not the script's; None if it is in `noted`.
+        noted: The worker's phase, which hooks set.
     """
     caught = error.__traceback__
     frame = _frame_of(error) or (None if caught is None or caught.tb_next is None else _frame(caught.tb_next))
@@ -246,10 +242,10 @@ def phase_of(error: BaseException, outside: Phase | None, noted: Phase) -> Phase
 
 
 def _frame_of(error: BaseException) -> Any:
-    """Return the frame of the script that an exception left first; None if it was another one's."""
+    """Return the script's frame which raised an exception first; None if another function raised it."""
     return None if error.__traceback__ is None else _frame(error.__traceback__)
 
 
 def _frame(entry: Any) -> Any:
-    # A script farther down is that of a sampler in the environment.
+    # Only the first frame counts: a script further down belongs to a sampler inside the environment.
     return entry.tb_frame if entry.tb_frame.f_code is trajectory.__code__ else None

@@ -1,4 +1,4 @@
-"""The default worker: one environment, one trajectory after the other."""
+"""Run trajectories in sequence in a single environment: the default worker."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ from streamsampler.workers.single import SingleDriver
 
 
 class DefaultWorker(LendingWorker, WorkerWithSeams):
-    """Runs one trajectory after the other in one environment.
+    """Runs trajectories in sequence in a single environment.
 
-    A subclass may override `begin_trajectory`, `before_step`, `after_step` and `end_trajectory`: see `hooks`, which has
-    what it costs.
+    A subclass may override `begin_trajectory`, `before_step`, `after_step` and `end_trajectory`; see
+    `streamsampler/docs/hooks-and-filters.md`, also for their cost.
 
     Args:
-        context: What the worker is made with.
+        context: The worker's construction arguments.
     """
 
     _running: RunningEnvs | None
@@ -54,20 +54,20 @@ class DefaultWorker(LendingWorker, WorkerWithSeams):
 
     def __init__(self, context: WorkerContext) -> None:
         super().__init__(context)
-        self._given: Any = None  # the agent that the worker was given
-        self._agent: Agent | None = None  # what the loops ask: of several agents, the table where they sit
+        self._given: Any = None  # the user's agent, or agents by policy name
+        self._agent: Agent | None = None  # returns the loops' actions; for several agents, their table
         self._players: Players | None = None
         self._reset_agent: Callable[[int], None] | None = None
-        self._masks: MaskFinder | None = None  # for an agent that takes them
+        self._masks: MaskFinder | None = None  # for an agent with an argument for masks
         self._env: gymnasium.Env[Any, Any] | None = None
         self._recorder: RolloutRecorder | None = None
         self._has_seams = self.overrides_seams()
         self.make_callers(1)
         self._last_info: Any = None  # of the last trajectory
-        self._broken_off = Times()  # what the trajectories took that ended with the last exception
+        self._broken_off = Times()  # spent in `_roll` until the last exception
 
     def update_agent(self, agent_update: Any) -> None:
-        """Replace the agent, or hand it new parameters."""
+        """Replace the agent or load its new parameters."""
         self.phase = Phase.AGENT_CONSTRUCTION if self._agent is None else Phase.AGENT_UPDATE
         if self._players is not None and not is_agent(agent_update):
             self._players.update(agent_update)
@@ -81,7 +81,7 @@ class DefaultWorker(LendingWorker, WorkerWithSeams):
         """Replace or change the environment.
 
         Raises:
-            Exception: What the environment raises; then there is no environment until the next update.
+            Exception: Any exception of the environment; the worker then has no environment until the next update.
         """
         self.phase = Phase.ENV_CONSTRUCTION
         self._leave_lent()
@@ -97,7 +97,7 @@ class DefaultWorker(LendingWorker, WorkerWithSeams):
         self._seat()
 
     def _tell_hooks_of(self, env: AnyEnv) -> None:
-        """Call the hook of an environment that was made, and close it if that raises."""
+        """Call the hook of a new environment; close the environment if that raises."""
         try:
             for caller in self.hook_callers:
                 caller.created(env)
@@ -107,7 +107,7 @@ class DefaultWorker(LendingWorker, WorkerWithSeams):
             raise
 
     def _seat(self) -> None:
-        """Bring agent and environment together: of several agents, who plays them stands where an agent stands."""
+        """Connect agent and environment, after an update of either. Several agents are represented by their table."""
         if self._env is None:
             return
         several, given, self._masks = self._env.unwrapped, self._given, None
@@ -133,7 +133,7 @@ class DefaultWorker(LendingWorker, WorkerWithSeams):
     def _new_recorder(self, allocate: Allocate = np.empty) -> RolloutRecorder | None:
         assert self._env is not None
         if self._players is None:
-            # Of several agents there is none yet.
+            # An environment of several agents is recorded only once its players are known.
             return None if agents_of(self._env) is not None else recorder_for(self._env, None, allocate)
         return recorder_for(self._env, self._players.tables[0], allocate)
 
@@ -144,11 +144,11 @@ class DefaultWorker(LendingWorker, WorkerWithSeams):
         return self._env.observation_space, self._env.action_space
 
     def environments(self) -> Sequence[AnyEnv]:
-        """Return the environment, if there is one."""
+        """Return the environment, or an empty tuple before the first update."""
         return () if self._env is None else (self._env,)
 
     def rehearse(self, version: int, indices: range, seeds: list[int], stand_ins: Sequence[Any]) -> None:
-        """Run a trajectory in a stand-in, and keep nothing of it."""
+        """Run a trajectory in a stand-in and record nothing."""
         env, self._env = self._env, stand_ins[0]
         recorder = self._new_recorder()
         assert recorder is not None
@@ -196,10 +196,10 @@ class DefaultWorker(LendingWorker, WorkerWithSeams):
         )
 
     def _rollout_dropping(self, ticket: Ticket, seeds: list[int]) -> Outcome:
-        """Run the ticket's trajectories, and leave out those that raise.
+        """Run the ticket's trajectories and drop those which raise.
 
-        After each of those agent and environment are replaced: they may be in any state, and the next trajectory must
-        not depend on it.
+        After each drop, agent and environment are replaced: they may be in any state, and the next trajectory must not
+        depend on it.
         """
         seconds = Times()
         if self.spoiled:
@@ -230,12 +230,12 @@ class DefaultWorker(LendingWorker, WorkerWithSeams):
             self.trajectory = None
             recorder.abandon()
             if not self.row.may_run(ticket.version):
-                self.spoiled = True  # the payloads of this version may be freed already
+                self.spoiled = True  # not rebuilt here: the payloads of this version may be freed already
                 return Outcome(None, recorder.n_trajectories, recorder.n_timesteps, seconds=seconds)
             seconds = seconds.plus(timed(self.context.rebuild))
             self._refuse_other_agents(env)
             if finishing or not same_spaces(self.spaces, spaces):
-                # Recorded data is wrong, or of other spaces than the data to come: run the others once more.
+                # Recorded data is invalid, or has other spaces than later data: run the remaining trajectories again.
                 self._recorder.clear()
                 todo = [index for index in ticket.indices if index not in left_out]
             else:
@@ -243,14 +243,14 @@ class DefaultWorker(LendingWorker, WorkerWithSeams):
                 todo = todo[todo.index(failed) + 1 :]
 
     def _refuse_other_agents(self, env: AnyEnv | None) -> None:
-        """Refuse an environment with other agents than the environment before it: batches know agents by number."""
+        """Raise if the new environment has other agents than the old: batches identify agents by number."""
         assert env is not None
         assert self._env is not None
         self.phase = Phase.ENV_CONSTRUCTION
         refuse_other_agents(env.unwrapped, self._env.unwrapped)
 
     def _go_on_with(self, recorder: RolloutRecorder) -> None:
-        """Go on with a recorder, although agent and environment are new."""
+        """Continue to record with the same recorder after agent and environment were replaced."""
         if isinstance(recorder, JointRecorder) and isinstance(self._recorder, JointRecorder):
             recorder.sit_at(self._recorder.env, self._recorder.table)
         self._recorder = recorder
@@ -259,7 +259,7 @@ class DefaultWorker(LendingWorker, WorkerWithSeams):
         self, version: int, indices: Sequence[int], seeds: list[int], recorder: RolloutRecorder,
         rehearsing: bool = False,
     ) -> tuple[int, Times]:  # fmt: skip
-        """Run trajectories, one after the other.
+        """Run trajectories in sequence.
 
         Returns:
             -1, or the timesteps after which a trajectory was abandoned; and the seconds of reset, agent and step.
@@ -274,7 +274,7 @@ class DefaultWorker(LendingWorker, WorkerWithSeams):
             )  # fmt: skip
         elif (
             isinstance(recorder, JointRecorder) and recorder.suits_fast_loop and not rehearsing
-            and env.step == recorder.env.step  # no wrapper, such as one that films, comes in between
+            and env.step == recorder.env.step  # no wrapper, such as for films, lies between
         ):  # fmt: skip
             return self._run_parallel(version, indices, seeds, recorder)
         driver = SingleDriver(
@@ -290,7 +290,7 @@ class DefaultWorker(LendingWorker, WorkerWithSeams):
     def _run_parallel(
         self, version: int, indices: Sequence[int], seeds: list[int], recorder: JointRecorder
     ) -> tuple[int, Times]:
-        """Run trajectories of several agents; see `_roll`."""
+        """Run trajectories of several agents with the fast loop; returns the same as `_roll`."""
         assert self._env is not None
         assert self._reset_agent is not None
         loop = ParallelLoop(self, recorder, reset_function(self._env, self.resets, indices), self._reset_agent)

@@ -1,4 +1,7 @@
-"""Explain exceptions of rollouts: where they were raised, and what user code returned or chose wrongly."""
+"""Explain exceptions of rollouts: the place, and the wrong return value or action of user code.
+
+An error is changed in place (`locate`) or replaced by a better one, which has the original as its cause.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +27,9 @@ _SUMMARY_LENGTH = 2_000
 
 
 def class_names(error: BaseException) -> tuple[str, ...]:
-    """Return the names of an exception's class and of its bases; see `messages.Failure`.
+    """Return the names of an exception's class and base classes; see `messages.Failure`.
 
-    An `EnvCloseError` has those of its cause, too: what users name is what their environment raises.
+    For an `EnvCloseError`, add those of its cause: users name the class which their environment raises.
     """
     kinds = type(error).__mro__
     if isinstance(error, EnvCloseError):
@@ -35,15 +38,15 @@ def class_names(error: BaseException) -> tuple[str, ...]:
 
 
 def is_interrupt(error: BaseException | None) -> bool:
-    """Whether an exception interrupts this thread's caller: Ctrl-C, or what a signal handler of theirs raises.
+    """Return whether an exception interrupts the thread's caller: Ctrl-C, or any exception of a signal handler.
 
-    Neither an environment nor an agent failed: where they run in the caller's thread, it passes as itself.
+    It says nothing about environment or agent. If they run in the caller's thread, it passes through unchanged.
     """
     return error is not None and not isinstance(error, Exception | SystemExit)
 
 
 def summary_of(error: BaseException) -> str:
-    """Return an exception in one line, of bounded length."""
+    """Return an exception in a single line of bounded length."""
     summary = "".join(traceback.format_exception_only(error)).strip()
     if len(summary) > _SUMMARY_LENGTH:
         return f"{summary[:_SUMMARY_LENGTH]} … ({len(summary):,} characters in all)"
@@ -51,7 +54,7 @@ def summary_of(error: BaseException) -> str:
 
 
 def name_of_env(env: Any) -> str:
-    """Return what an environment is called in messages: its id, or the name of its class."""
+    """Return an environment's name for messages: its id, or its class's name."""
     env = getattr(env, "unwrapped", env)  # a wrapper's spec is a deep copy
     return str(getattr(getattr(env, "spec", None), "id", type(env).__qualname__))  # EnvPool's specs have no id
 
@@ -61,8 +64,8 @@ def locate(error: DataError, env: Any, timestep: int | None) -> None:
 
     Args:
         error: The error; it is changed.
-        env: The environment, single or vectorised; None where it is not known.
-        timestep: The timestep of its trajectory; None where there is none, or the message has it.
+        env: The environment, single or vectorised; None if unknown.
+        timestep: The timestep within its trajectory; None outside timesteps, or if the message contains it.
     """
     if error.located:
         return
@@ -73,12 +76,12 @@ def locate(error: DataError, env: Any, timestep: int | None) -> None:
 
 
 def row_at_fault(error: BaseException, default: int) -> int:
-    """Return the row of a batch that an error is about, or `default` where it does not say."""
+    """Return an error's row of a batch, or `default` if it has none."""
     return default if not isinstance(error, DataError) or error.row is None else error.row
 
 
 def raised_in(error: BaseException, function: Any) -> bool:
-    """Return whether a line of `function` itself raised, such as the unpacking of what user code returned."""
+    """Return whether a line of `function` itself raised, for example while unpacking a user function's result."""
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next
@@ -88,13 +91,13 @@ def raised_in(error: BaseException, function: Any) -> bool:
 def step_error(
     error: BaseException, action: Any, space: Space[Any], function: Any = trajectory
 ) -> UsageError | ActionError | None:
-    """Return a better error for what a step raised, or None.
+    """Return a better error for an exception of a step, or None.
 
     Args:
         error: The exception.
-        action: The action of that step.
-        space: The action space: an action outside is the agent's fault.
-        function: The function that unpacks what a step returns.
+        action: The action of this step.
+        space: The action space: an action outside it is the agent's fault.
+        function: The function which unpacks the result of the step.
     """
     if isinstance(error, TypeError | ValueError) and raised_in(error, function):
         return UsageError("step must return (observation, reward, terminated, truncated, info)")
@@ -113,7 +116,7 @@ def step_error(
 
 
 def _wrong_action(what: str, action: Any, space: Space[Any] | None) -> ActionError:
-    """Return the error of an action that is not in its space: of another kind, such as a tensor, or outside."""
+    """Return the error for an action outside its space, or of another library's type, such as a tensor."""
     if type(action).__module__.partition(".")[0] not in ("torch", "jax", "jaxlib", "tensorflow"):
         return ActionError(f"{what} is outside {space}")
     advice = "int(action)" if isinstance(space, Discrete) else "a NumPy array, as np.asarray(action) makes one"
@@ -126,19 +129,19 @@ def explain_rollout(
     worker: Any, error: BaseException, action: Any, env: Any, recorder: RolloutRecorder, *, asking: Any,
     stepping: Any = trajectory,
 ) -> None:  # fmt: skip
-    """Raise a better error for an exception of a rollout where the reason is known; otherwise return.
+    """Raise a better error for an exception of a rollout if its reason is known; otherwise return.
 
     Args:
-        worker: The worker, which has noted the phase.
-        error: The exception; an error about recorded data is told where it happened.
+        worker: The worker, with the phase of the exception.
+        error: The exception; an error about recorded data receives its location.
         action: The last action.
         env: The environment.
-        recorder: Where the trajectory was recorded.
-        asking: The function that unpacks the agent's answer.
-        stepping: The function that unpacks the environment's.
+        recorder: The trajectory's recorder.
+        asking: The function which unpacks the result of `get_action`.
+        stepping: The function which unpacks the result of `step`.
 
     Raises:
-        UsageError: The agent or the environment returned something else than it must.
+        UsageError: The agent or the environment returned an invalid value.
         ActionError: The last action is outside its space.
     """
     phase = worker.phase
@@ -157,17 +160,13 @@ def explain_rollout(
 
 
 def note_missing_action(error: BaseException, env: Any, action: Any) -> None:
-    """Add a note to a step's error, if an environment of several agents may have looked for an absent one's action."""
+    """Add a note to a step's `KeyError` if an environment of several agents expected an absent agent's action."""
     several = getattr(env, "unwrapped", None)
     if isinstance(error, KeyError) and isinstance(several, ParallelEnv):
         several.explain_missing_action(error, action)
 
 
-# ----------------------------------------------------------------------
-# Show the user's part of tracebacks and stacks, without the frames of this package.
-
-
-# Not the user's: this package, and what it calls to get at the user's code.
+# Hidden from users: this package, and the modules through which it calls user code.
 _OWN_FRAMES = (
     f"{Path(__file__).parents[1]}/",
     *(str(module.__file__) for module in (registration, importlib, contextlib)),
@@ -177,13 +176,13 @@ _FRAME = re.compile(r'^  File "(?P<file>.*)", line \d+')
 
 
 def traceback_of(error: BaseException | None) -> str:
-    """Return the traceback of user code, without the frames of this package that lead there.
+    """Return the traceback of user code, without this package's frames above it.
 
     Args:
-        error: An exception, or the traceback that came from a worker in its place, or None.
+        error: An exception, a worker's `RemoteTraceback`, or None.
 
     Returns:
-        The text; empty where all of it happened in this package.
+        The text; empty if no frame is user code.
     """
     if error is None:
         return ""
@@ -193,7 +192,7 @@ def traceback_of(error: BaseException | None) -> str:
 
 
 def without_own_frames(text: str) -> str:
-    """Return a text without what tracebacks and stacks in it have of this package."""
+    """Return a text without this package's frames in its tracebacks and stacks."""
     kept, own = [], False
     for line in text.split("\n"):
         frame = _FRAME.match(line)

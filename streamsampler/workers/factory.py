@@ -1,4 +1,4 @@
-"""Make workers: how many, of which kind, with what arguments, and what the sampler adds."""
+"""Make workers: their number, class and arguments, and the sampler's settings for them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["WorkerFactory", "WorkerSetup", "usable_cores"]
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores available to this process."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -34,7 +34,7 @@ P = ParamSpec("P")
 
 
 def _with_old_names(init: Callable[P, None]) -> Callable[P, None]:
-    """Let a constructor take garage's arguments as well, with a DeprecationWarning that names today's."""
+    """Make a constructor accept garage's argument names, with a DeprecationWarning."""
 
     @functools.wraps(init)
     def taking(*args: Any, **options: Any) -> None:
@@ -53,16 +53,16 @@ def _with_old_names(init: Callable[P, None]) -> Callable[P, None]:
 
 
 class WorkerFactory:
-    """Makes a sampler's workers: so many, of one class, with the same arguments.
+    """Makes a sampler's workers: their number, their class and their common arguments.
 
     See `Sampler` for the arguments. `Sampler.from_worker_factory` uses a subclass as it is: override `__call__` to make
-    workers differently. garage's `max_path_length`, and `is_tf_worker=False`, are taken with a DeprecationWarning.
+    workers differently. garage's `max_path_length` and `is_tf_worker=False` are accepted with a DeprecationWarning.
 
     Attributes:
         layout: How its workers run trajectories; see `Worker.layout`.
 
     Raises:
-        UsageError: An argument cannot work.
+        UsageError: An argument is invalid.
     """
 
     @_with_old_names
@@ -87,23 +87,23 @@ class WorkerFactory:
         if worker_class is DefaultWorker and self.worker_args.keys() & {"in_flight", "threads"}:
             worker_class = AsyncWorker
         self.worker_class = worker_class
-        if type(self).__call__ is WorkerFactory.__call__:  # another one may take them in its own way
+        if type(self).__call__ is WorkerFactory.__call__:  # an overridden `__call__` may interpret them
             refuse_unknown(worker_class.__name__, self.worker_args, worker_class, worker_class.further_args)
         self.layout = worker_class.layout(self.worker_args)
 
     @property
     def fragment_rows(self) -> int:
-        """How many environments of fragments are one group, which a worker steps together."""
+        """Number of fragment environments which a worker steps together as a group."""
         return self.layout.rows if self.worker_class.continues_side_by_side else 1
 
     def for_asynchronous(self, *, env: bool) -> Self:
-        """Return the same for what is asynchronous, with `AsyncWorker` in place of `DefaultWorker`.
+        """Return a factory for asynchronous agents or environments: `AsyncWorker` replaces `DefaultWorker`.
 
         Args:
-            env: Whether that is the environment, and not the agent alone.
+            env: Whether the environment is asynchronous, and not only the agent.
 
         Raises:
-            UsageError: The arguments say that environments run on threads, and it is the environment.
+            UsageError: The environment is asynchronous, but the arguments request threads for environments.
         """
         if env and self.worker_class is AsyncWorker and self.worker_args.get("threads"):
             raise UsageError(f"the environment {LEAVE_OUT_THREADS}")
@@ -115,31 +115,31 @@ class WorkerFactory:
         )  # fmt: skip
 
     def __call__(self, context: WorkerContext) -> Worker:
-        """Make a worker, where it is to run.
+        """Make a worker in the process where it will run.
 
         Args:
-            context: What the engine and the sampler give it; the factory adds `max_episode_length`.
+            context: The arguments of engine and sampler; the factory adds `max_episode_length`.
         """
         return self.worker_class(replace(context, max_episode_length=self.max_episode_length), **self.worker_args)
 
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """What a sampler gives to an engine: the factory, and what its other arguments say of workers. It can be pickled.
+    """Holds a sampler's settings for its workers, which the engine receives. It can be pickled.
 
     Attributes:
         factory: Makes the workers.
-        threads: How many threads libraries compute on in workers (see `workers.threads`); None leaves all as it is.
+        threads: Number of threads for libraries in workers (see `workers.threads`); None changes nothing.
         check: See `WorkerContext`.
         drop_unless: See `WorkerContext`.
-        fingerprint: What the sampler does about workers that compute otherwise than others.
-        hooks: The pickled hooks and `drop_if`; None where there are none.
+        fingerprint: The sampler's reaction to workers whose arithmetic differs.
+        hooks: The pickled hooks and `drop_if`; None without either.
         record_taken: See `WorkerContext`.
         step_timeout: See `WorkerContext`; None for no limit.
         trajectory_timeout: See `WorkerContext`; None for no limit.
 
     Raises:
-        UsageError: This kind of worker cannot leave out trajectories, calls no hooks, or has no `trajectory_timeout`.
+        UsageError: This kind of worker cannot drop trajectories, calls no hooks, or has no `trajectory_timeout`.
     """
 
     factory: WorkerFactory
@@ -169,13 +169,13 @@ class WorkerSetup:
                 )
 
     def for_replay(self, index: int) -> WorkerSetup:
-        """Return the same for a worker that runs a trajectory whatever becomes of it, and checks nothing."""
+        """Return a setup whose worker drops no trajectory and checks nothing."""
         hooks = None if self.hooks is None else self.hooks.sparing(index)
         return replace(self, check=None, drop_unless=None, hooks=hooks)
 
     @property
     def n_workers(self) -> int:
-        """How many workers there are."""
+        """Number of workers."""
         return self.factory.n_workers
 
     @property
@@ -184,7 +184,7 @@ class WorkerSetup:
         return self.factory.seed
 
     def make_worker(self, context: WorkerContext) -> Worker:
-        """Make a worker, where it is to run; see `WorkerFactory`."""
+        """Make a worker in the process where it will run; see `WorkerFactory`."""
         return self.factory(replace(
             context, check=self.check, drop_unless=self.drop_unless, hooks=self.hooks, record_taken=self.record_taken,
             step_timeout=self.step_timeout or math.inf, trajectory_timeout=self.trajectory_timeout or math.inf,

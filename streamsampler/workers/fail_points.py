@@ -1,8 +1,8 @@
 """Kill a worker process at a chosen place of its loop; see `streamsampler.testing.FailPoint`.
 
-Off, there is nothing: one look at an environment variable when a worker starts, and the worker's loop has no trace of
-them. On, the worker talks to its sampler through a channel that counts what passes by. (FreeBSD's and TiKV's fail
-points stand in the code that they break, and are compiled away; Python's cannot be.)
+When off, the cost is a single read of an environment variable when a worker starts. When on, the worker communicates
+through a channel which counts messages. (FreeBSD's and TiKV's fail points are compiled into the code under test; Python
+has no such step.)
 """
 
 from __future__ import annotations
@@ -27,23 +27,18 @@ from streamsampler.environments.updates import EnvUpdate
 from streamsampler.protocol.messages import Answer, Continue, Exit, Message, Report, Start, Stop
 from streamsampler.workers.loop import Channel
 
-_VARIABLE = "STREAMSAMPLER_FAIL_POINT"  # of the environment: switches them on
-
-# ----------------------------------------------------------------------
-# What happened, counted over all processes and beyond their deaths: a symbolic link for each event.
-
-
+_VARIABLE = "STREAMSAMPLER_FAIL_POINT"  # the environment variable which arms a fail point
 _WAKE = "wake"
 
 
 class Records:
-    """Events of several kinds, each kind counted from 1, in a folder.
+    """Counts events of several kinds in a folder, across processes and their deaths.
 
-    A link is made whole or not at all, and leads to the id of the process, so of two processes only one can be the
-    k-th. A named pipe wakes the processes that wait. All of it goes with the folder.
+    Each event is a symbolic link to the id of its process. A link is created atomically, so only a single process can
+    record the k-th event. A named pipe wakes waiting processes.
 
     Args:
-        folder: Where; made if need be. What an earlier process counted there counts.
+        folder: The folder, created if necessary. Events of earlier processes in it count.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -57,11 +52,11 @@ class Records:
         """Record an event.
 
         Args:
-            kind: Its kind; no dots.
-            most: How many there may be; None for any number.
+            kind: Its kind, without dots.
+            most: Maximum number of events; None for any number.
 
         Returns:
-            How many of its kind there are now; None if there were as many as there may be.
+            The number of events of its kind including this; None if the maximum was reached already.
         """
         number = self._seen.get(kind, 0)
         while most is None or number < most:
@@ -70,10 +65,10 @@ class Records:
             with contextlib.suppress(FileExistsError):
                 os.symlink(str(os.getpid()), self.folder / f"{kind}.{number}")
                 return number
-        return None  # without a look at the file system from the second time on: each timestep may ask
+        return None  # from the second time on without a system call: each timestep may ask
 
     def wake(self) -> None:
-        """Wake the processes that wait for an event."""
+        """Wake the processes in `wait`."""
         with contextlib.suppress(OSError):  # no process waits
             pipe = os.open(self.folder / _WAKE, os.O_WRONLY | os.O_NONBLOCK)
             try:
@@ -82,11 +77,11 @@ class Records:
                 os.close(pipe)
 
     def count(self, kind: str | None = None) -> int:
-        """Return how many events there were, of one kind or in all."""
+        """Return the number of events, of a single kind or in all."""
         return len(self._names(kind))
 
     def pids(self, kind: str | None = None) -> list[int]:
-        """Return the processes they happened in, in no particular order."""
+        """Return the ids of the events' processes, in no particular order."""
         return [int(os.readlink(self.folder / name)) for name in self._names(kind)]
 
     def _names(self, kind: str | None) -> list[str]:
@@ -97,11 +92,11 @@ class Records:
         """Wait for the `n`-th event.
 
         Raises:
-            TimeoutError: It has not come after `timeout` seconds.
+            TimeoutError: Fewer events were recorded after `timeout` seconds.
         """
         deadline = time.monotonic() + timeout
-        # Opened before the first look, so that no event is missed. For writing, too, or the pipe would end with
-        # its last writer.
+        # Opened before the first count, so that no event is missed. Also for writing: otherwise the pipe reports its
+        # end when the last writer closes it.
         pipe = os.open(self.folder / _WAKE, os.O_RDWR | os.O_NONBLOCK)
         try:
             poller = select.poll()
@@ -114,19 +109,16 @@ class Records:
             os.close(pipe)
 
 
-# ----------------------------------------------------------------------
-
-
 POINTS = ("start", "continue", "stop", "exit", "rollout", "write", "send", "sent")
 
 _MESSAGES: dict[type[Message], str] = {Start: "start", Continue: "continue", Stop: "stop", Exit: "exit"}
-_STEP = 2  # of a trajectory, in which "rollout" is reached
+_STEP = 2  # the step of a trajectory at which "rollout" is reached
 
 Send = Callable[[int, bytes], None]
 
 
 class SendingChannel(Channel, Protocol):
-    """A channel of a process.
+    """Is a channel of a worker process.
 
     Attributes:
         send: Writes a message to a descriptor.
@@ -136,7 +128,7 @@ class SendingChannel(Channel, Protocol):
 
 
 def armed(channel: SendingChannel, number: int) -> Channel:
-    """Return the channel of worker `number`; where a test lets it die somewhere, one that counts what passes by."""
+    """Return worker `number`'s channel, wrapped by a counting channel if a fail point is armed for this worker."""
     value = os.environ.get(_VARIABLE)
     if value is None:
         return channel
@@ -151,7 +143,7 @@ class _Point:
     records: Records
 
     def reached(self, name: str) -> bool:
-        """Whether this is the place and the time to die; counted over the processes that have this worker's number."""
+        """Return whether the worker must die now; counts over all processes with this worker's number."""
         return name == self.name and self.records.record(name, self.occurrence) == self.occurrence
 
     def reach(self, name: str) -> None:
@@ -160,7 +152,7 @@ class _Point:
 
 
 class _FailingChannel:
-    """A channel that counts what passes by, and dies."""
+    """Counts a channel's messages and kills the process at the chosen one."""
 
     def __init__(self, channel: SendingChannel, point: _Point) -> None:
         self.interruptible, self.descriptor = channel.interruptible, getattr(channel, "descriptor", None)
@@ -202,7 +194,7 @@ class _FailingChannel:
 
 
 class _MortalEnvUpdate(EnvUpdate):
-    """Another update, whose environment counts rollouts."""
+    """Wraps an environment update so that its environment counts rollouts."""
 
     def __init__(self, update: EnvUpdate, point: _Point) -> None:
         self._update, self._point = update, point
@@ -217,7 +209,7 @@ class _MortalEnvUpdate(EnvUpdate):
 
 
 class _MortalEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """An environment that counts rollouts, and dies."""
+    """Counts rollouts in an environment and kills the process in the chosen one."""
 
     def __init__(self, env: gymnasium.Env[Any, Any], point: _Point) -> None:
         super().__init__(env)
@@ -235,11 +227,8 @@ class _MortalEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         return self.env.step(action)
 
 
-# ----------------------------------------------------------------------
-
-
 class FailPoint:
-    """Lets a worker process kill itself (SIGKILL) at a place in its loop, once.
+    """Kills a worker process (SIGKILL) at a place in its loop, once.
 
     ::
 
@@ -249,16 +238,17 @@ class FailPoint:
         assert point.fired()
 
     Args:
-        point: "start": it has read a `Start`, and done nothing yet. "continue": the same with further tickets.
-            "rollout": in a trajectory's second step. "write": its rollouts lie in shared memory, if they are large, and
-            nothing is sent. "send": half of the message is sent. "sent": all of it is, and nothing else happened.
-            "stop" and "exit": it has read that message, and done nothing yet.
+        point: "start": it has received a `Start` and done nothing yet. "continue": the same with further tickets.
+            "rollout": in a trajectory's second step. "write": large rollouts are in shared memory, and nothing is sent.
+            "send": half of the message is sent. "sent": all of it is sent, and nothing else happened. "stop" and
+            "exit": it has received this message and done nothing yet.
         worker: The worker number.
-        occurrence: At which time that worker gets there, from 1; those before it in the same place are counted, too.
-        folder: Where the record is kept; a fresh one.
+        occurrence: Number of the worker's arrival at this place, from 1; earlier processes with the same worker number
+            count.
+        folder: A new folder for the record.
 
     Raises:
-        UsageError: There is no such point, or a number cannot be.
+        UsageError: The point is unknown, or a number is out of range.
     """
 
     def __init__(self, point: str, *, worker: int, folder: str | os.PathLike[str], occurrence: int = 1) -> None:
@@ -272,7 +262,7 @@ class FailPoint:
 
     @contextmanager
     def armed(self) -> Iterator[None]:
-        """Switch the fail point on, for all the life of workers of samplers that are made inside."""
+        """Arm the fail point for workers of samplers made inside the block, for their whole life."""
         before = os.environ.get(_VARIABLE)
         os.environ[_VARIABLE] = self._value
         try:
@@ -284,5 +274,5 @@ class FailPoint:
                 os.environ[_VARIABLE] = before
 
     def fired(self) -> bool:
-        """Whether the worker has died there."""
+        """Return whether the worker has died at the fail point."""
         return self._records.count() >= self._occurrence

@@ -1,4 +1,7 @@
-"""What is done in a worker's loop for the filters of a sampler, whatever the kind of worker."""
+"""Apply a sampler's filters in a worker, and complete its rollouts with last values and filter statistics.
+
+Also: agents' memory in the middle of an episode, for another copy of the agent. `Finishing` holds the filters in force.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +21,16 @@ from streamsampler.environments.multi_agent import SpacesOfAgents
 from streamsampler.workers.base import Outcome, Worker
 from streamsampler.workers.vec.rows import row_of
 
-# ----------------------------------------------------------------------
-# Divide the time of rollouts among their parts.
-
 
 def timed(rebuild: Callable[[], None]) -> Times:
-    """Replace agent and environment, and count the time as a reset's."""
+    """Rebuild agent and environment; return the time, counted as a reset's."""
     began = perf_counter()
     rebuild()
     return Times(perf_counter() - began)
 
 
 def shares(seconds: float, reset: float, agent: float, step: float) -> Times:
-    """Divide the time that was not measured between agent and steps, in proportion; or count it as resets'."""
+    """Distribute the unmeasured time over agent and steps in proportion; without either, count it as resets'."""
     timed = agent + step
     if not timed:
         return Times(seconds)
@@ -38,27 +38,23 @@ def shares(seconds: float, reset: float, agent: float, step: float) -> Times:
     return Times(reset, share * agent, share * step)
 
 
-# ----------------------------------------------------------------------
-# What an agent remembers in the middle of an episode, for another copy of the agent that is to go on with it.
-
-
 UNKNOWN = "its agent may remember something, and has no get_state and set_state: it needs both"
 
 
 def is_recurrent(agent: Any) -> bool:
-    """Return whether an agent's `get_actions` is told which rows begin, or which rows it sees: so it may keep some."""
+    """Return whether an agent's `get_actions` has a parameter for new or identified rows, so it may have memory."""
     return bool({"slots", "starts"} & row_keywords(agent.get_actions))
 
 
 def is_restorable(agent: Any, *, by_rows: bool = False) -> bool:
-    """Return whether another copy of an agent can go on in the middle of an episode.
+    """Return whether another copy of an agent can resume in the middle of an episode.
 
-    An agent that can say what it remembers, and take it, can. One that can do only one of the two may remember
-    something, and so may one that is told when episodes begin.
+    An agent with both `get_state` and `set_state` can. An agent with only one of them may have memory, and so may an
+    agent with a reset.
 
     Args:
         agent: The agent.
-        by_rows: Whether the agent is asked by `get_actions`.
+        by_rows: Whether the worker calls `get_actions`.
     """
     gives, takes = (callable(getattr(agent, name, None)) for name in ("get_state", "set_state"))
     if gives or takes:
@@ -67,47 +63,43 @@ def is_restorable(agent: Any, *, by_rows: bool = False) -> bool:
 
 
 def memory_of(agent: Any) -> Any:
-    """Return what a restorable agent remembers, for `give_memory`; None for an agent that remembers nothing."""
+    """Return a restorable agent's memory for `give_memory`; None for an agent without memory."""
     return agent.get_state() if callable(getattr(agent, "get_state", None)) else None
 
 
 def give_memory(agent: Any, memory: Any) -> None:
-    """Let a restorable agent go on where the same agent was when `memory_of` returned `memory`."""
+    """Load the result of `memory_of` into another copy of the agent."""
     if callable(getattr(agent, "set_state", None)):
         agent.set_state(memory)
-
-
-# ----------------------------------------------------------------------
 
 
 VALUE = ("value",)
 
 
 class _Filtering(FilteredAgent):
-    """An agent that a worker shows filtered observations; a user's own `FilteredAgent` is an agent like others."""
+    """Filters observations on a sampler's behalf; a user's own `FilteredAgent` is an ordinary agent."""
 
     def sharing_parameters(self) -> FilteredAgent | None:
         return self._sharing()
 
 
 def with_filters(agent: Any, filters: Filters, space: Any) -> Any:
-    """Return an agent that sees filtered observations: the same where it was returned from here before.
+    """Return an agent with filtered observations; an agent returned from here before is updated in place.
 
     Args:
-        agent: The agent.
-        filters: The filters; if there is none of observations, the agent is returned.
+        agent: The agent, returned unchanged if no filter applies to observations.
+        filters: The filters.
         space: The observation space.
 
     Raises:
         UsageError: The filter has statistics of another space.
     """
-    if filters.observation is None or isinstance(space, SpacesOfAgents):  # several agents': by `renew`
+    if filters.observation is None or isinstance(space, SpacesOfAgents):  # `renew` applies filters to several agents
         return agent
     return with_filter(agent, filters.observation, space)
 
 
 def with_filter(agent: Any, given: Any, space: Any) -> Any:
-    """Return an agent that sees observations as a filter changes them: see `with_filters`."""
     if not isinstance(agent, _Filtering):
         return _Filtering(agent, given, space)
     agent.set_param_values(FilterParameters(given, space))
@@ -115,10 +107,10 @@ def with_filter(agent: Any, given: Any, space: Any) -> Any:
 
 
 class Finishing:
-    """Lets the agent see filtered observations, and summarises what was recorded.
+    """Applies filters to the agent and adds statistics to rollouts.
 
     A worker's environment is updated first, then `filters` is set, then the agent is updated. Filters reach the agent
-    like parameters do: so they reach each copy that a worker has made.
+    in the same way as parameters, and so each copy made by a worker.
 
     Attributes:
         filters: The filters in force; None for none.
@@ -129,7 +121,7 @@ class Finishing:
         self._agent: Any = None
 
     def update(self, worker: Worker, kind: str, update: Any) -> None:
-        """Put filters, an agent or its parameters in force; after all of a version's updates comes `renew`."""
+        """Apply an update of filters, agent or parameters; call `renew` after the last update of a version."""
         if kind == "filters":
             self.filters = update
             return
@@ -140,11 +132,11 @@ class Finishing:
         worker.update_agent(update)
 
     def renew(self, worker: Worker, kinds: Collection[str]) -> None:
-        """Give the agent that a worker has the new filter, or the new environment's space.
+        """Update the worker's agent with the new filter or the new environment's space.
 
         Args:
             worker: The worker.
-            kinds: What was updated just now: "env", "filters", "agent".
+            kinds: The updates since the last call: "env", "filters", "agent".
         """
         given = None if self.filters is None else self.filters.observation
         if given is None or not kinds:
@@ -154,7 +146,7 @@ class Finishing:
             worker.update_agent(FilterParameters(given, space))
 
     def finish(self, outcome: Outcome) -> None:
-        """Add to rollouts what the sampler's filters need of them, and the values of last observations."""
+        """Add filter statistics and the values of last observations to rollouts."""
         rollouts = outcome.rollouts
         if rollouts is None:
             return
@@ -165,24 +157,24 @@ class Finishing:
 
 
 def record_last_value(recorder: RolloutRecorder, agent: Any, observation: Any) -> None:
-    """Record the agent's value of the last observation of the trajectory in hand, while the agent remembers it."""
+    """Record the agent's value of the trajectory's last observation while the agent still has its memory."""
     get_value = getattr(agent, "get_value", None)
     if get_value is not None:
         recorder.record_last_value(value_of(get_value, observation))
 
 
 def value_by_row(agent: Any) -> Callable[..., Any] | None:
-    """Return an agent's `get_value`, if it takes the row whose memory it sees an observation with as `slot`."""
+    """Return an agent's `get_value` if it has the parameter `slot`, the row whose memory it uses; otherwise None."""
     get_value = getattr(agent, "get_value", None)
     signature = signature_of(get_value) if callable(get_value) else None
     return get_value if signature is not None and takes_keyword(signature, "slot") else None
 
 
 def value_of(get_value: Callable[[Any], Any], observation: Any) -> float:
-    """Return what an agent's `get_value` gives an observation.
+    """Return an agent's value of an observation.
 
     Raises:
-        DataError: That is not one number.
+        DataError: `get_value` did not return a single number.
     """
     value = get_value(observation)
     try:
@@ -195,7 +187,7 @@ def value_of(get_value: Callable[[Any], Any], observation: Any) -> float:
 
 
 def _remembers(agent: Any) -> bool:
-    """Whether an agent may remember a trajectory: then only the copy that ran it, at its end, can tell a value."""
+    """Whether an agent may remember a trajectory: then only the copy at the trajectory's end can compute the value."""
     reset = getattr(agent, "reset", None)
     if getattr(agent, "get_actions", None) is None:
         return reset_agent_function(agent) is not None
@@ -203,9 +195,9 @@ def _remembers(agent: Any) -> bool:
 
 
 def _add_last_values(rollouts: Rollouts, get_value: Callable[[Any], Any]) -> None:
-    """Add what an agent's `get_value` gives for what would follow each trajectory that did not terminate.
+    """Add the values of last observations for trajectories which did not terminate.
 
-    One by one: in the last bits, values of a batch may depend on its size, and so on the tickets.
+    Each in a call of its own: the last bits of a batch's values may depend on its size, and thus on the tickets.
     """
     going_on = np.flatnonzero(~rollouts.terminated).tolist()
     if going_on and not rollouts.has_last_values:

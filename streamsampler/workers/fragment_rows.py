@@ -1,4 +1,4 @@
-"""What is kept of an environment of fragments from call to call, whatever runs it."""
+"""Hold the state of an environment of fragments from call to call, whichever worker runs it."""
 
 from __future__ import annotations
 
@@ -33,32 +33,32 @@ from streamsampler.workers.trajectory_context import Kept
 
 
 class FragmentRow:
-    """An environment of fragments, and the episode that goes on in it.
+    """Holds an environment of fragments and its current episode.
 
     Args:
-        number: The environment's number, among those of all workers.
+        number: The environment's number among those of all workers.
         env: The environment.
-        n_envs: How many environments all workers have together.
-        seeds: The seeds of trajectories, by index.
-        caller: What calls its hooks; None if there are none.
+        n_envs: Number of environments of all workers together.
+        seeds: The seeds of trajectories by index.
+        caller: Calls the environment's hooks; None without hooks.
 
     Attributes:
-        number: The same.
+        number: The environment's number.
         env: The environment.
-        caller: The same.
-        kept: What hooks keep of the episode that goes on; None without hooks.
-        episode: The number of the episode that goes on, or comes next.
-        length: The timesteps of the episode that goes on; 0 if none does.
-        observation: What it goes on from.
-        info: What came with that.
-        n_episodes: How many episodes this call's timesteps are of, so far.
-        first: The number of the first one of these.
-        continued: Whether that one goes on from an earlier call.
-        lost: Why the episode that went on could not be restored after a loss, until it is told; empty if none was lost.
-        script: The script of the episode that goes on, which is cut; None if none does.
-        table: Where several agents sit; None where there is one.
-        suspended: What is kept of the episode that goes on, of several agents.
-        sent: What these did in this call's timesteps of it, one dict for each.
+        caller: Calls its hooks.
+        kept: The hooks' state of the suspended episode; None without hooks.
+        episode: The number of the suspended episode, or else of the next.
+        length: The timesteps of the suspended episode; 0 without one.
+        observation: The observation on which it resumes.
+        info: The info of this observation.
+        n_episodes: Number of episodes in this call's timesteps so far.
+        first: The number of the first of these episodes.
+        continued: Whether the first episode resumes from an earlier call.
+        lost: Why a lost episode could not be restored, until a report contains it; empty without loss.
+        script: The suspended episode's script; None without one.
+        table: The table of several agents; None for a single agent.
+        suspended: The recorder's state of several agents in the suspended episode.
+        sent: The actions of several agents in this call's timesteps of it, a dict for each.
     """
 
     def __init__(
@@ -76,24 +76,24 @@ class FragmentRow:
         self.suspended: Suspended | None = None
         self.sent: list[Any] | None = None
         self._digests = Digests()
-        self._fresh: tuple[Any, ...] = ()  # the states of the global generators, seeded for the episode that goes on
+        self._fresh: tuple[Any, ...] = ()  # states of the global generators, freshly seeded for the current episode
 
     @property
     def index(self) -> int:
-        """The trajectory index of the episode that goes on, or comes next."""
+        """The trajectory index of the suspended episode, or of the next."""
         return self.number + self.episode * self._n_envs
 
     @property
     def seed(self) -> int:
-        """The seed of that trajectory."""
+        """The seed of this trajectory."""
         return self._seeds[self.index]
 
     def begin_fragment(self) -> None:
-        """Begin a call's timesteps."""
+        """Reset the counters for a call's timesteps."""
         self.n_episodes, self.first, self.continued = 0, self.episode, self.length > 0
 
     def end_part(self, observation: Any, *, ended: bool) -> None:
-        """Take in the end of an episode, or of the fragment, after its length."""
+        """Count the end of an episode's part, after its length is known; prepare the next episode if it ended."""
         self.n_episodes += 1
         self.observation = observation
         if ended:
@@ -104,27 +104,27 @@ class FragmentRow:
         self.kept = self.script = self.suspended = self.sent = None
 
     def lose(self, why: str) -> None:
-        """Let a new episode begin instead of the one that went on."""
+        """Discard the suspended episode and prepare the next."""
         self.lost = why
         self._begin_next()
 
     def restore(self, worker: Worker, standing: Standing, version: int, *, agent_is_known: bool) -> Pendings[int]:
-        """Go on where another worker was lost, if an episode went on there; otherwise let a new one begin.
+        """Restore the suspended episode of a lost worker; without one, prepare its next.
 
         Args:
             worker: The worker.
-            standing: Where the environment stood.
-            version: The agent version in hand.
-            agent_is_known: Whether it is known what the agent remembered.
+            standing: The environment's last reported state.
+            version: The current agent version.
+            agent_is_known: Whether the agent's memory is known.
 
         Returns:
-            How many timesteps the environment was run for it.
+            Number of timesteps run for the restoration.
 
         Raises:
-            AbandonedError: The version may not run any more.
+            AbandonedError: The version may no longer run.
 
         Yields:
-            What the environment returned, which may have to be awaited.
+            Results of the environment, which may be pending.
         """
         self.episode = standing.episode
         if standing.state is None:
@@ -152,11 +152,10 @@ class FragmentRow:
         return restored.n_timesteps
 
     def _seed_generators(self, seed: int) -> None:
-        """Seed the global generators for an episode that is run anew."""
+        """Seed the global generators for an episode run again from its start."""
         self._fresh = set_states(seed, None)
 
     def _recorder_of_agents(self) -> JointRecorder | None:
-        """Return what records an episode that is restored, where there are several agents."""
         if self.table is None:
             return None
         several = self.env.unwrapped
@@ -164,21 +163,21 @@ class FragmentRow:
         return JointRecorder(several, self.table)
 
     def _begin_agents(self, seed: int) -> None:
-        """Let several agents begin the episode that goes on, or comes next."""
+        """Start the current episode for several agents."""
         assert self.table is not None
         self.table.begin(self.index, derived_seed(seed, SeedUse.AGENT))
 
     def told(
         self, compared: Compared, position: int, ends: list[int], agents: Iterable[OfAgent], **of_state: Any
     ) -> EnvFragment:
-        """Return what the fragment consists of.
+        """Return the summary of this environment's fragment.
 
         Args:
-            compared: All that was recorded; see `restoring.compared_of`.
+            compared: All recorded arrays; see `restoring.compared_of`.
             position: The position of this environment's last episode in it.
-            ends: Where each episode in it ends, after a 0.
-            agents: What each of several agents did in that episode.
-            of_state: What else `EpisodeState` has.
+            ends: The end of each episode in it, after a leading 0.
+            agents: The arrays of each of several agents in this last episode.
+            of_state: Further fields of `EpisodeState`.
         """
         state = None
         if self.length:
@@ -195,13 +194,13 @@ class FragmentRow:
 def told(
     rows: Sequence[FragmentRow], rollouts: Rollouts, restorable: Sequence[bool], memories: Sequence[Any] = ()
 ) -> list[EnvFragment]:
-    """Return what the fragments of environments consist of, which were recorded one after the other.
+    """Return the summaries of environments' fragments, recorded in sequence.
 
     Args:
         rows: The environments.
-        rollouts: All that was recorded.
-        restorable: Of each what `EpisodeState` says of it.
-        memories: Of each the same; nothing for None.
+        rollouts: All recorded data.
+        restorable: For each, `EpisodeState.restorable`.
+        memories: For each, `EpisodeState.memory`; empty for None.
     """
     compared, ends = compared_of(rollouts), [0, *accumulate(rollouts.lengths.tolist())]
     agents = compared_of_agents(rollouts)
