@@ -1,10 +1,9 @@
-"""Run fragments: the same number of timesteps in each environment, of episodes that go on from call to call.
+"""Run fragments: equally many timesteps in each environment, in episodes which resume from call to call.
 
-An episode's part in a call is what a trajectory is elsewhere. What is kept of an environment from call to call is a
-`FragmentRow`, whatever runs it: here a `FragmentEnv`, whose script is suspended between calls; in `vec.fragments` the
-environments of a group, which take each timestep together. An environment's episodes are a function of their seeds and
-of the parameters in each call, whichever worker runs them, next to which others: everything that they draw from is
-their own.
+An episode's part in a call is recorded like a trajectory. `FragmentRow` holds an environment's state between calls:
+here in a `FragmentEnv` with a suspended script; in `vec.fragments` for groups of environments stepped together. An
+environment's episodes depend only on their seeds and on each call's parameters, not on the worker or its other
+environments: everything they draw from is their own.
 """
 
 from __future__ import annotations
@@ -59,16 +58,13 @@ from streamsampler.workers.restoring import (
 from streamsampler.workers.seams import Seams, ShownTrajectory, WorkerWithSeams
 from streamsampler.workers.single import Part, SingleDriver
 
-# ----------------------------------------------------------------------
-# The environments of a worker, and the updates of their agents.
-
 
 class InForce:
-    """What of a worker's updates an agent of its own has got.
+    """Applies a worker's updates to a further copy of its agent.
 
     Args:
         worker: The worker.
-        apply: Takes a new agent, or parameters.
+        apply: Applies a new agent or parameters to the copy.
     """
 
     def __init__(self, worker: Worker, apply: Callable[[Any], None]) -> None:
@@ -76,10 +72,10 @@ class InForce:
         self._payloads: tuple[Any, ...] = (None, None, None)  # of the agent, its parameters and filters
 
     def apply(self, load: Callable[[str], Any]) -> bool:
-        """Apply what is in force and was not applied before; return whether the agent is a new one.
+        """Apply the updates in force since the last call; return whether the agent is new.
 
         Args:
-            load: Returns parameters or filters, which all agents of a worker may share.
+            load: Returns parameters or filters, which a worker's agents may share.
         """
         worker, space = self._worker, self._worker.spaces[0]
         agent, parameters, filters = in_force = tuple(map(worker.in_force.get, ("agent", "parameters", "filters")))
@@ -93,7 +89,7 @@ class InForce:
         worker.phase = Phase.AGENT_UPDATE
         if parameters is not None and parameters is not before[1]:
             self._apply(load("parameters"))
-        # A filter of rewards alone is not the agent's: it would take one for parameters of its own.
+        # A filter of rewards alone is not sent: the agent would load it as its own parameters.
         if filters is not before[2] and (given := load("filters").observation) is not None:
             self._apply(FilterParameters(given, space))
         self._payloads = in_force
@@ -101,18 +97,18 @@ class InForce:
 
 
 class _Loaded(NamedTuple):
-    """Parameters, loaded once for all environments of a worker."""
+    """Holds parameters loaded once for all environments of a worker."""
 
     payload: Any
     value: Any
 
 
 class Running:
-    """The environments of fragments that a worker has. The first ones are the worker's own.
+    """Holds a worker's environments of fragments. The first are the worker's own.
 
     Args:
         worker: The worker.
-        base_version: The agent version in which these environments began.
+        base_version: The agent version in which these environments started.
     """
 
     def __init__(self, worker: Worker, base_version: int) -> None:
@@ -123,22 +119,22 @@ class Running:
         self._loaded: dict[str, _Loaded] = {}
 
     def close(self) -> None:
-        """Close the environments but the worker's own; whatever they raise comes after all are closed."""
+        """Close all environments except the worker's own; errors are raised after all are closed."""
         envs = self._envs
         self.forget()
         close_all(envs, self._worker.environments(), self._worker.close_env)
 
     def forget(self) -> None:
-        """Forget the episodes: others may go on in the environments, which stay open."""
+        """Discard the episodes and leave their environments open for others."""
         release(self)
         self._envs = []
 
     def has(self, envs: Iterable[Any]) -> bool:
-        """Whether fragments go on in one of these environments, whatever it is wrapped into."""
+        """Whether fragments run in any of these environments, regardless of wrappers."""
         return any(are_one(env, its) for env in envs for its in self._envs)
 
     def _claimed(self, n: int) -> list[tuple[AnyEnv, HookCaller | None]]:
-        """Return n environments that nothing else runs, the worker's own or more like them; and who calls the hooks."""
+        """Claim n environments, the worker's own first; return each with the caller of its hooks."""
         worker = self._worker
         worker.enter(Phase.ENV_CONSTRUCTION)
         if self._envs:
@@ -150,7 +146,7 @@ class Running:
         return list(zip(own, worker.hook_callers or repeat(None), strict=False))
 
     def _made(self, slot: int) -> tuple[AnyEnv, HookCaller | None]:
-        """Return a new environment, and what calls its hooks: as the worker makes its own."""
+        """Make a further environment in the same way as the worker's own, and its hook caller."""
         worker, hooks = self._worker, self._worker.context.hooks
         seed_constructors(worker.context.seed)
         with for_worker(worker.context.worker_number):
@@ -175,12 +171,12 @@ class Running:
 
 
 def whose_memory(worker: Worker) -> str:
-    """Return who raises where it is given back what it remembered, for messages."""
+    """Return the owners of restored memory, for error messages."""
     return "its agent, or what hooks keep in context.memory," if worker.hook_callers else "its agent"
 
 
 def packed_memory(worker: Worker, remembered: Any) -> bytes:
-    """Pickle what a worker's agent and hooks remember in several environments, all at once: it takes 10 µs to begin.
+    """Pickle the memory of agent and hooks in several environments at once: each pickle costs 10 µs to start.
 
     Raises:
         SerializationError: It cannot be pickled.
@@ -194,20 +190,19 @@ def packed_memory(worker: Worker, remembered: Any) -> bytes:
         ) from error
 
 
-# ----------------------------------------------------------------------
-# An environment of fragments in a worker that runs one after the other. Everything that an episode draws from has its
-# own state in each: the agent is a copy for each, and the global generators are set to where the episode left them.
-
-
 class FragmentEnv(FragmentRow):
-    """One environment of fragments, with a copy of the agent, and the script of the episode that goes on in it.
+    """Runs an environment's fragments in a worker which steps its environments in sequence.
+
+    It holds a copy of the agent, the suspended script, and the states of the global generators where the episode left
+    them.
 
     Args:
         worker: The worker.
-        args: Those of `FragmentRow`.
+        args: The arguments of `FragmentRow`.
 
     Attributes:
-        has_generators: Whether its episodes may draw from the global generators: no other goes on at the same time.
+        has_generators: Whether its episodes may draw from the global generators, since no other episode runs at the
+            same time.
     """
 
     has_generators = True
@@ -228,16 +223,14 @@ class FragmentEnv(FragmentRow):
 
     @staticmethod
     def new_recorder(worker: Worker, allocate: Allocate = np.empty) -> RolloutRecorder:
-        """Return what records the episodes of a ticket; see `WorkerContext` for `allocate`."""
+        """Return a recorder for a ticket's episodes; see `WorkerContext` for `allocate`."""
         return RolloutRecorder(*worker.spaces, allocate)
-
-    # ------------------------------------------------------------------ agents
 
     def _update(self, update: Any) -> None:
         self._agent = updated_agent(self._agent, update, self._worker.spaces)
 
     def update_agent(self, load: Callable[[str], Any]) -> None:
-        """Bring the agent up to date; a new one in the middle of an episode is reset as at its start."""
+        """Update the agent; a new agent in the middle of an episode is reset as at its start."""
         if self._in_force.apply(load):
             self._agent_is_new = True
             self._look_at_agent()
@@ -248,22 +241,20 @@ class FragmentEnv(FragmentRow):
 
     @property
     def restorable(self) -> bool:
-        """Whether another copy of the agent can go on in the middle of an episode."""
+        """Whether another copy of the agent can resume in the middle of an episode."""
         return is_restorable(self._agent)
-
-    # ------------------------------------------------------------------ fragments
 
     def run(self, version: int, n_timesteps: int, resets: Resets, recorder: RolloutRecorder) -> tuple[int, Times]:
         """Run a fragment.
 
         Args:
             version: The version of the ticket.
-            n_timesteps: How many timesteps it has.
-            resets: The options that episodes are reset with which begin in it.
+            n_timesteps: Its number of timesteps.
+            resets: The reset options of episodes which start in it.
             recorder: Records the episodes' parts.
 
         Returns:
-            What `SingleDriver.run` does, and the seconds of resets, of the agent and of all else.
+            The result of `SingleDriver.run`, and the seconds of resets, of the agent and of the remainder.
         """
         seams = None
         if self.caller is not None:
@@ -283,16 +274,16 @@ class FragmentEnv(FragmentRow):
 
     @property
     def acting(self) -> tuple[Any, Callable[[int], None] | None, MaskFinder | None, Rounding]:
-        """The agent, its `reset`, what finds masks for it, and what gives actions the floats of their space."""
+        """The agent, its `reset`, its finder of masks, and the rounding of its actions."""
         return self._agent, self._reset_agent, self._masks, self._rounding
 
     def begin(self, resets: Resets, recorder: RolloutRecorder, shown: Seams | ShownTrajectory | None) -> None:
-        """Begin a fragment.
+        """Prepare for a fragment.
 
         Args:
-            resets: The options that episodes are reset with which begin in it.
+            resets: The reset options of episodes which start in it.
             recorder: Records the episodes' parts.
-            shown: Shows them to hooks; None without these.
+            shown: Passes them to hooks; None without hooks.
         """
         self._resets, self._recorder, self._shown = resets, recorder, shown
         self.begin_fragment()
@@ -300,22 +291,21 @@ class FragmentEnv(FragmentRow):
             begin_part()
 
     def keep_generators(self) -> None:
-        """Keep where the global generators stand: the next episode to run seeds them."""
+        """Save the states of the global generators, before the next episode seeds them."""
         if self.length and self.has_generators:
             self._generators = drawn_states(self._fresh)
 
     def reset(self, *, seed: int) -> Any:
-        """Reset the environment."""
         if self.has_generators:
             self._fresh = generator_states()  # the driver has seeded the global generators
         return reset_one(self.env, self._resets, 0, seed)
 
     def parts(self, driver: Any, n_timesteps: int) -> Iterator[Part]:
-        """Yield the part of each episode, until there are as many timesteps as are wanted.
+        """Yield the part of each episode until the fragment has its number of timesteps.
 
         Args:
-            driver: Makes the scripts, and has their binding.
-            n_timesteps: How many are wanted.
+            driver: Makes the scripts and holds their binding.
+            n_timesteps: Number of timesteps requested.
         """
         while n_timesteps:
             before = len(self._recorder.float_rewards)
@@ -332,7 +322,7 @@ class FragmentEnv(FragmentRow):
             n_timesteps -= len(self._recorder.float_rewards) - before
 
     def _go_on(self) -> None:
-        """Prepare to go on with the episode of an earlier call."""
+        """Prepare to resume the episode of an earlier call."""
         worker, seed = self._worker, self.seed
         worker.trajectory = self.index
         worker.enter(Phase.RESET)
@@ -350,7 +340,7 @@ class FragmentEnv(FragmentRow):
             super()._seed_generators(seed)
 
     def take_end(self, end: End) -> None:
-        """Take the end of an episode, or of the fragment."""
+        """Record the end of an episode or of the fragment."""
         recorder = self._recorder
         self.length, self.info = end.n_timesteps, end.info
         if end.ended:
@@ -365,10 +355,8 @@ class FragmentEnv(FragmentRow):
         first = self.number + self.first * self._n_envs
         return range(first, first + self.n_episodes * self._n_envs, self._n_envs)
 
-    # ------------------------------------------------------------------ losses
-
     def memory(self) -> Any:
-        """Return what the episode that goes on remembers besides its environment; None for nothing."""
+        """Return the memory of agent, generators and hooks in the suspended episode; None without any."""
         if not self.length:
             return None
         remembered = self._memory_of_agent() if self.restorable else None, self._generators, self.kept
@@ -378,7 +366,7 @@ class FragmentEnv(FragmentRow):
         return memory_of(self._agent)
 
     def _give_memory(self, memory: Any, *, is_replaced: bool) -> None:
-        """Give the agent what it remembered, unless it was replaced."""
+        """Load the agent's memory, unless the agent was replaced since."""
         if not is_replaced:
             if self._reset_agent is not None:
                 self._reset_agent(derived_seed(self.seed, SeedUse.AGENT))
@@ -386,7 +374,7 @@ class FragmentEnv(FragmentRow):
             self._agent_is_new = False
 
     def take_over(self, standing: Standing, version: int) -> Pendings[int]:
-        """Go on where another worker was lost; see `FragmentRow.restore`."""
+        """Restore the environment of a lost worker; see `FragmentRow.restore`."""
         known = standing.state is not None and standing.state.restorable
         ran = yield from self.restore(self._worker, standing, version, agent_is_known=known)
         if self.length:
@@ -398,7 +386,7 @@ class FragmentEnv(FragmentRow):
         return ran
 
     def _restore_agent(self, standing: Standing) -> Any:
-        """Give the agent its memory; return the states of the global generators."""
+        """Load the agent's memory; return the states of the global generators."""
         assert standing.state is not None
         packed = standing.state.memory
         memory, generators, self.kept = (None, None, None) if packed is None else _unpacked(*packed)
@@ -410,16 +398,13 @@ def _unpacked(packed: bytes, position: int) -> Any:
     return pickle.loads(packed)[position]
 
 
-# ----------------------------------------------------------------------
-
-
 class RunningEnvs(Running):
-    """The environments of fragments that a worker has, which run one after the other; see `Running`.
+    """Runs a worker's environments of fragments in sequence; see `Running`.
 
     Args:
         worker: The worker.
-        base_version: The agent version in which these environments began.
-        kind: What environments are: of one agent, or of several.
+        base_version: The agent version in which these environments started.
+        kind: The class of environments: of a single agent or of several.
     """
 
     def __init__(self, worker: Worker, base_version: int, kind: type[FragmentEnv] = FragmentEnv) -> None:
@@ -428,7 +413,7 @@ class RunningEnvs(Running):
         self._of_number: dict[int, FragmentEnv] = {}
 
     def run(self, ticket: Ticket, resets: Resets, order: FragmentOrder) -> Outcome:
-        """Run the fragments of a ticket: its indices are the numbers of environments."""
+        """Run the fragments of a ticket: its indices are environment numbers."""
         worker, recorder = self._worker, self._recorder
         recorder.clear()
         seconds, envs, restored = Times(), [], 0
@@ -452,16 +437,16 @@ class RunningEnvs(Running):
         return Outcome(rollouts, recorder.n_trajectories, recorder.n_timesteps, seconds=seconds, metrics=metrics)
 
     def tell(self, envs: Sequence[FragmentEnv], rollouts: Rollouts) -> None:
-        """Add to rollouts what the fragments consist of that these environments ran."""
+        """Add the summaries of these environments' fragments to rollouts."""
         memories = [env.memory() for env in envs]
         packed = b"" if all(memory is None for memory in memories) else packed_memory(self._worker, memories)
         places = [None if memory is None else (packed, place) for place, memory in enumerate(memories)]
         rollouts.fragments = tuple(told(envs, rollouts, [env.restorable for env in envs], places))
 
     def env_of(self, number: int, order: FragmentOrder) -> tuple[FragmentEnv, Standing | None]:
-        """Return an environment with the agent in force, and where it stood if its episode is to be restored."""
+        """Return an environment with its agent up to date, and its last state if it must be restored."""
         worker, env = self._worker, self._of_number.get(number)
-        worker.trajectory = None  # what is made and updated here is of none
+        worker.trajectory = None  # construction and updates belong to no trajectory
         is_new = env is None
         if env is None:
             (claimed,) = self._claimed(1)

@@ -1,4 +1,7 @@
-"""Seed, save and restore the global generators that a rollout may draw from: `random`, `numpy.random` and torch's."""
+"""Seed, save and restore the global generators available to rollouts: `random`, `numpy.random` and torch's.
+
+States are read from the generators' memory where its layout is known, since their own methods are slow.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +36,10 @@ __all__ = [
 ]
 
 CONSTRUCTION = 0
-"""The agent version that constructors are seeded with: trajectories have later ones."""
+"""The agent version in the seeds of constructors; trajectories have later versions."""
 
 _MT19937_BYTES = 625 * 4
-"""624 words, and the position among them."""
+"""624 words and the current position."""
 
 
 _MtMemory = ctypes.c_char * _MT19937_BYTES
@@ -44,9 +47,9 @@ _MtMemory = ctypes.c_char * _MT19937_BYTES
 
 
 def _memory_of(generator: random.Random) -> Any:
-    """Return the memory in which the state of a generator of `random` lies; None where that is not known.
+    """Return the memory of a `random.Random`'s state; None if its layout is unknown.
 
-    It is read there because `getstate` makes 625 numbers of it, in 20 µs.
+    `getstate` makes 625 numbers of it, in 20 µs.
     """
     head, size = object.__basicsize__, _random.Random.__basicsize__
     if sys.implementation.name != "cpython" or size < head + _MT19937_BYTES:
@@ -61,7 +64,7 @@ _python_memory = _memory_of(_python)
 
 
 def _python_state() -> Any:
-    """Return something that is another thing after somebody drew from `random`; `_restore_python` takes it."""
+    """Return a value which changes with each draw from `random`, for `_restore_python`."""
     return random.getstate() if _python_memory is None else (_python_memory.raw, _python.gauss_next)
 
 
@@ -73,11 +76,11 @@ def _restore_python(kept: Any) -> None:
 
 
 _HAS_GAUSS_BYTES = 8
-"""Before the second one of a pair of normal numbers lies whether there is one: a number of 4 bytes, and padding."""
+"""Size of the flag before the stored second normal number of a pair: 4 bytes and padding."""
 
 
 def _place_of_gauss() -> int | None:
-    """Return where in a `RandomState` the second one of a pair of normal numbers lies; None where that is not known."""
+    """Return the offset of the stored second normal number in a `RandomState`; None if unknown."""
     known = np.random.RandomState(1)
     memory = (ctypes.c_char * np.random.RandomState.__basicsize__).from_address(id(known))
     known.normal()
@@ -98,18 +101,18 @@ _gauss_memory = _memory_of_gauss()
 
 
 def _words_of(bits: Any) -> Any:
-    """Return the memory in which the state of numpy's Mersenne twister lies; `get_state` makes an array of it."""
+    """Return the memory of numpy's Mersenne twister; `get_state` would make an array of it."""
     return _MtMemory.from_address(bits.ctypes.state_address)
 
 
 def _numpy_state() -> Any:
-    """Return something that is another thing after somebody drew from `numpy.random`."""
+    """Return a value which changes with each draw from `numpy.random`."""
     bits = np.random.get_bit_generator()  # type: ignore[attr-defined]
     return _words_of(bits).raw if isinstance(bits, np.random.MT19937) else repr(bits.state)
 
 
 def _numpy_kept() -> Any:
-    """Return the state of `numpy.random`, for `_restore_numpy`; `get_state` and `set_state` take 0.1 ms each."""
+    """Return the state of `numpy.random` for `_restore_numpy`; `get_state` and `set_state` take 0.1 ms each."""
     bits = np.random.get_bit_generator()  # type: ignore[attr-defined]
     if _gauss_memory is None or not isinstance(bits, np.random.MT19937):
         return np.random.get_state(legacy=False)
@@ -127,9 +130,9 @@ def _restore_numpy(kept: Any) -> None:
 
 
 def _loaded_torch() -> Any:
-    """Return the module torch if it is imported (in part, too, by another thread), else None.
+    """Return the module torch if it is imported, perhaps partly, by another thread; else None.
 
-    Importing torch takes seconds and hundreds of megabytes; and code that has not imported it cannot draw from its
+    Importing torch takes seconds and hundreds of megabytes, and code which has not imported it cannot draw from its
     generator.
     """
     torch = sys.modules.get("torch")
@@ -146,7 +149,7 @@ def seed_constructors(seed: int) -> None:
 
 
 def seed_generators(trajectory_seed: int) -> None:
-    """Seed the process's global generators for one trajectory: `random`, `numpy.random`, and torch's if it is loaded.
+    """Seed the process's global generators for a trajectory: `random`, `numpy.random`, and torch's if loaded.
 
     Args:
         trajectory_seed: The trajectory seed.
@@ -155,7 +158,7 @@ def seed_generators(trajectory_seed: int) -> None:
 
 
 def seeding(trajectory_seeds: Sequence[int]) -> Iterator[None]:
-    """Seed the global generators for one of many trajectories at each `next`; all their seeds are derived at once.
+    """Seed the global generators for the next of many trajectories at each `next`; derive all seeds at once.
 
     Args:
         trajectory_seeds: The trajectory seeds.
@@ -176,11 +179,11 @@ def _seed(python_seed: int, numpy_seed: int, trajectory_seed: int) -> None:
 
 
 def _seed_torch(torch: Any, seed: int) -> None:
-    """Do what `torch.manual_seed` does, for the devices that this torch can use.
+    """Seed torch as `torch.manual_seed` does, for usable devices only.
 
-    `torch.manual_seed` keeps the seed for devices of every kind that are not in use yet, with a stack trace for each
-    kind: 0.4 ms in a worker, a quarter of what a network takes for a trajectory of 20 timesteps. A torch uses only the
-    kind of devices that it was built for, and only where there are some.
+    `torch.manual_seed` stores the seed for unused devices of every kind, each with a stack trace: 0.4 ms in a worker, a
+    quarter of a network's time for a trajectory of 20 timesteps. A build of torch uses a single kind of device, if the
+    machine has any.
     """
     kind = _kind_of_device(torch)
     if kind not in ("cuda", None):
@@ -192,7 +195,7 @@ def _seed_torch(torch: Any, seed: int) -> None:
 
 
 def _kind_of_device(torch: Any) -> str | None:
-    """Return the kind of devices that torch may use in this process: None without one, "any" where torch is old."""
+    """Return the kind of device available to torch in this process: None without devices, "any" for old versions."""
     accelerator = getattr(torch, "accelerator", None)  # since torch 2.6
     if accelerator is None:
         return "any"
@@ -203,31 +206,31 @@ def _kind_of_device(torch: Any) -> str | None:
 
 
 def _may_have_devices(*, hip: bool) -> bool:
-    # Not torch.cuda.is_available(): where that uses the driver, no process that is forked later may use it.
+    # Not torch.cuda.is_available(): it may initialise the driver, and later forks of this process could not use it.
     return _has_driver(hip=hip) and (hip or not _HIDDEN.match(os.environ.get("CUDA_VISIBLE_DEVICES", "0")))
 
 
 _HIDDEN = re.compile(r"\s*(-|$)")
-"""Values of CUDA_VISIBLE_DEVICES that hide all devices: nothing, and a list that begins with a negative number."""
+"""Values of CUDA_VISIBLE_DEVICES which hide all devices: empty, or a list with a negative first number."""
 
 
 @functools.cache
 def _has_driver(*, hip: bool) -> bool:
     if sys.platform != "linux":
-        return True  # it may be anywhere
+        return True  # its place is unknown on other systems
     if hip:
         return any(map(os.path.exists, ("/dev/kfd", "/dev/dxg")))
     try:
-        ctypes.CDLL("libcuda.so.1")  # wherever it is, and whatever devices it drives; loading it uses none
+        ctypes.CDLL("libcuda.so.1")  # found in any place; loading it uses no device
     except OSError:
         return False
     return True
 
 
 def generator_states() -> tuple[Any, ...]:
-    """Return something that is another thing after somebody drew from a global generator: of those that are loaded.
+    """Return the states of the loaded global generators: a value which changes with each draw.
 
-    What `numpy.random` has left of a pair of normal numbers is not in it: seed the generators first.
+    It does not contain the stored second normal number of `numpy.random`: seed the generators first.
     """
     states = [_python_state(), _numpy_state()]
     torch = _loaded_torch()
@@ -239,13 +242,13 @@ def generator_states() -> tuple[Any, ...]:
 
 
 _last_words: tuple[Any, Any] = None, None
-"""The generator of `numpy.random` that was there last, and its `_words_of`: it is hardly ever another one."""
+"""Cache: the last seen generator of `numpy.random` and its `_words_of`. Programs rarely replace it."""
 
 
 def generator_marks() -> tuple[Any, ...]:
-    """Return what `generator_states` does in short, in a third of the time: it is another thing after a draw, too.
+    """Return a short form of `generator_states`, which also changes with each draw, in a third of the time.
 
-    Of the Mersenne twister's words a draw uses one, and after the last one all are made anew.
+    A draw uses a single word of the Mersenne twister, and after the last word all are replaced.
     """
     global _last_words
     torch, bits = _loaded_torch(), np.random.get_bit_generator()  # type: ignore[attr-defined]
@@ -266,15 +269,15 @@ def _torch_marks(torch: Any) -> Sequence[Any]:
 
 
 _HEAD_BYTES = 256
-"""Within so many bytes of torch's generator its words begin."""
+"""Maximum offset of the words in torch's generator, in bytes."""
 
 
 @functools.lru_cache(1)
 def _torch_memory(generator: Any) -> tuple[Any, Any] | None:
-    """Return the memory that tells of draws from a generator of torch; None where that is not known.
+    """Return the memory in torch's generator which changes with draws; None if its layout is unknown.
 
-    In it lie the position among the words of its Mersenne twister, with the first words, and the second one of a pair
-    of normal numbers. `get_state` takes 4 µs.
+    It holds the position among the Mersenne twister's words with the first words, and the stored normal number.
+    `get_state` takes 4 µs.
     """
     address, state = getattr(generator, "_cdata", None), generator.get_state().numpy().tobytes()
     if sys.implementation.name != "cpython" or not isinstance(address, int) or len(state) < _TORCH_STATE_BYTES:
@@ -289,11 +292,10 @@ def _torch_memory(generator: Any) -> tuple[Any, Any] | None:
 
 
 _TORCH_STATE_BYTES = 5056
-"""Of the state of torch's generator on a CPU: a seed, a position, 624 words of 8 bytes, normal numbers."""
+"""Size of the CPU generator's state: a seed, a position, 624 words of 8 bytes, normal numbers."""
 
 
 def kept_generators() -> Any:
-    """Return the states of the global generators, for `restore_generators`."""
     torch = _loaded_torch()
     on_cpu = None if torch is None else torch.get_rng_state()
     on_devices = torch.cuda.get_rng_state_all() if torch is not None and torch.cuda.is_initialized() else None
@@ -301,7 +303,6 @@ def kept_generators() -> Any:
 
 
 def restore_generators(kept: Any) -> None:
-    """Put the global generators into states that `kept_generators` returned."""
     of_python, of_numpy, on_cpu, on_devices = kept
     _restore_python(of_python)
     _restore_numpy(of_numpy)
@@ -311,9 +312,9 @@ def restore_generators(kept: Any) -> None:
 
 @contextlib.contextmanager
 def preserved_generators() -> Iterator[None]:
-    """Restore the global generators after the block: the user's program draws from those that a rollout seeds.
+    """Restore the global generators after the block, since the user's program draws from them as well.
 
-    Other threads wait for the end of the block with theirs; see `turn`.
+    Other threads with such a block wait for its end; see `turn`.
     """
     with turn():
         kept = kept_generators()
@@ -324,29 +325,29 @@ def preserved_generators() -> Iterator[None]:
 
 
 def _restore_torch(torch: Any, on_cpu: Any, on_devices: Any) -> None:
-    """Restore the states of torch's generators; None for those that were not there, or not in use."""
+    """Restore torch's generators; None for generators absent or unused before."""
     if on_cpu is None:
-        # Loaded inside the block: a program that loads torch finds its generator seeded from entropy.
+        # Torch was loaded inside the block: a program which loads torch expects a generator seeded from entropy.
         torch.seed()
         return
     torch.set_rng_state(on_cpu)
     if on_devices is not None:
         torch.cuda.set_rng_state_all(on_devices)
     elif _kind_of_device(torch) is not None:
-        # For devices that are not in use yet torch keeps the last seed: that is to be the user's again. Without devices
-        # it is left out, as in `_seed_torch`: torch keeps a stack trace with it.
+        # Torch stores the last seed for unused devices: store the user's again. Not without devices, as in
+        # `_seed_torch`: torch would store a stack trace with it.
         torch.cuda.manual_seed_all(torch.initial_seed())
 
 
 def drawn_states(fresh: tuple[Any, ...]) -> Any:
-    """Return the states of the global generators, for `set_states`.
+    """Return the states of the global generators for `set_states`.
 
     Args:
-        fresh: What `set_states` returned.
+        fresh: The result of `set_states`.
 
     Returns:
-        None if nothing was drawn from them since they were seeded for the trajectory; otherwise the states of those
-        that were drawn from, and None for the others.
+        None if no generator was used since seeding for the trajectory; otherwise the states of the used generators, and
+        None for the others.
     """
     states = generator_states()
     if states == fresh:
@@ -361,10 +362,10 @@ def drawn_states(fresh: tuple[Any, ...]) -> Any:
 
 
 def set_states(trajectory_seed: int, states: Any) -> tuple[Any, ...]:
-    """Put the global generators into states that `drawn_states` returned; None seeds them for the trajectory.
+    """Seed the global generators for a trajectory, then restore the result of `drawn_states` if it is not None.
 
     Returns:
-        What `generator_states` returns right after they are seeded for the trajectory, for `drawn_states`.
+        The result of `generator_states` directly after seeding, for `drawn_states`.
     """
     seed_generators(trajectory_seed)
     fresh = generator_states()
@@ -374,7 +375,7 @@ def set_states(trajectory_seed: int, states: Any) -> tuple[Any, ...]:
 
 
 def put_states(states: Any) -> None:
-    """Put those of the global generators that were drawn from into the states that `drawn_states` returned."""
+    """Restore the used generators from the result of `drawn_states`."""
     of_python, of_numpy, of_torch = states
     if of_python is not None:
         random.setstate(of_python)

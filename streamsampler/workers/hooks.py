@@ -1,8 +1,8 @@
 """Call hooks in workers: user code at the start and the end of trajectories, and at each timestep.
 
 Hooks are an object with any of `on_environment_created`, `on_trajectory_start`, `on_timestep`, `on_trajectory_end` and
-`on_trajectory_lost`; subclasses of `DefaultWorker` may override its four methods around a timestep. Without either, the
-loop calls nothing. The guide is `streamsampler/docs/hooks-and-filters.md`.
+`on_trajectory_lost`. Without hooks and `drop_if` the loop makes no calls. See
+`streamsampler/docs/hooks-and-filters.md`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from streamsampler.workers.trajectory_context import TrajectoryContext
 
 
 def with_copies(context: TrajectoryContext) -> TrajectoryContext:
-    """Let a context show copies: environments may write to the same arrays again, and hooks may write to theirs."""
+    """Replace a context's values by copies: environments may reuse the arrays, and hooks may modify theirs."""
     context.observation, context.action = own_copy(context.observation), own_copy(context.action)
     if context.info:
         context.info = own_copy(context.info)
     if context.agent_info:
-        context.agent_info = {**context.agent_info}  # its arrays are the agent's: to copy them, too, would take 1 µs
+        context.agent_info = {**context.agent_info}  # a shallow copy: to copy the arrays would cost 1 µs
     return context
 
 
@@ -41,12 +41,12 @@ _NAMES = (CREATED, "on_trajectory_start", "on_timestep", "on_trajectory_end", "o
 
 @dataclass(frozen=True)
 class Hooks:
-    """The pickled arguments `hooks` and `drop_if` of a sampler.
+    """Holds a sampler's arguments `hooks` and `drop_if`, pickled.
 
     Attributes:
-        hooks: The hooks; None if there are none.
-        drop_if: The function; None if there is none.
-        spared: The index of a trajectory that is run whatever its infos are; None for none.
+        hooks: The hooks, or None.
+        drop_if: The function, or None.
+        spared: The index of a trajectory exempt from `drop_if`; None for none.
     """
 
     hooks: Payload | None = None
@@ -54,15 +54,15 @@ class Hooks:
     spared: int | None = None
 
     def sparing(self, index: int) -> Hooks:
-        """Return the same, but for a trajectory that is run whatever its infos are."""
+        """Return a copy which exempts a trajectory from `drop_if`."""
         return replace(self, spared=index)
 
 
 def pickled_hooks(hooks: Any, drop_if: Any) -> Hooks | None:
-    """Return what workers get of the two arguments of a sampler; None where there is neither.
+    """Check and pickle a sampler's hooks and `drop_if`; return None without either.
 
     Raises:
-        UsageError: The hooks have none of the methods, or one with another name, or `drop_if` is no function.
+        UsageError: The hooks have none of the methods, or a method with an unknown name; or `drop_if` is not callable.
         SerializationError: One of them cannot be pickled.
     """
     if hooks is not None:
@@ -87,10 +87,10 @@ def _check_hooks(hooks: Any) -> None:
 
 
 def check_aggregation(how: Any) -> None:
-    """Check what hooks say of how their metrics are aggregated.
+    """Check the hooks' aggregation of metrics.
 
     Raises:
-        UsageError: It is no dict, or has another word.
+        UsageError: It is not a dict, or has an unknown word.
     """
     if not isinstance(how, Mapping):
         raise UsageError(f"the hooks' aggregation must be a dict of words by name, got {how!r}")
@@ -107,14 +107,14 @@ def _pickled(given: Any, what: str) -> Payload | None:
 
 
 class HookCaller:
-    """Calls a worker's hooks, and `drop_if`.
+    """Calls a worker's hooks and `drop_if`.
 
     Args:
-        worker: The worker, whose phase names the hook that is being called.
-        given: What is called: copies of its own.
+        worker: The worker; its phase names the current hook.
+        given: The hooks; the caller loads its own copies.
 
     Attributes:
-        aggregation: How metrics become one number for a batch, by name; the mean where nothing is said.
+        aggregation: Aggregation of metrics over a batch, by name; the default is the mean.
     """
 
     def __init__(self, worker: Worker, given: Hooks) -> None:
@@ -127,7 +127,6 @@ class HookCaller:
         self.aggregation: Mapping[str, str] = getattr(hooks, "aggregation", {})
 
     def created(self, env: AnyEnv) -> None:
-        """Call the hook of an environment that was made."""
         if self._on_created is not None:
             phase = self._worker.phase
             self._worker.enter(Phase.HOOK_CREATED)
@@ -135,27 +134,26 @@ class HookCaller:
             self._worker.enter(phase)
 
     def start(self, context: TrajectoryContext) -> None:
-        """Call the hook of the start, and look at the reset's info."""
+        """Call the hook of the start; check the reset's info with `drop_if`."""
         if self._on_start is not None:
             self._worker.enter(Phase.HOOK_START)
             self._on_start(with_copies(context))
         self._refuse_abnormal(context)
 
     def timestep(self, context: TrajectoryContext) -> None:
-        """Call the hook of timesteps, and look at the step's info."""
+        """Call the hook of timesteps; check the step's info with `drop_if`."""
         if self._on_timestep is not None:
             self._worker.enter(Phase.HOOK_TIMESTEP)
             self._on_timestep(with_copies(context))
         self._refuse_abnormal(context)
 
     def end(self, context: TrajectoryContext) -> None:
-        """Call the hook of the end."""
         if self._on_end is not None:
             self._worker.enter(Phase.HOOK_END)
             self._on_end(with_copies(context))
 
     def lost(self, context: TrajectoryContext, error: BaseException) -> None:
-        """Call the hook of lost trajectories; what it raises is a note of the error."""
+        """Call the hook of lost trajectories; its own exception becomes a note of the error."""
         if self._on_lost is None or not isinstance(error, Exception | SystemExit):
             return
         phase = self._worker.phase
@@ -178,5 +176,5 @@ class HookCaller:
 
 
 def raises_all(kinds: tuple[str, ...]) -> bool:  # noqa: ARG001 - it is a `WorkerContext.drop_unless`
-    """Return true: what user code raises is raised, and only `drop_if` leaves out trajectories."""
+    """Return true: exceptions of user code are raised, and only `drop_if` drops trajectories."""
     return True

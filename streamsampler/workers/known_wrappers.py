@@ -1,4 +1,4 @@
-"""Wrappers that are known to carry something from one trajectory to the next, or to write files."""
+"""Detect known wrappers which carry state from a trajectory to the next, or write files."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _NORMALISE_IN_THE_AGENT = (
 
 @dataclass(frozen=True)
 class _Known:
-    """A wrapper that carries something from one trajectory to the next.
+    """Describes a wrapper which carries state from a trajectory to the next.
 
     Attributes:
-        carries: What it carries.
-        way_out: What to do instead.
-        attribute: What an object must have, besides a class of that name: other libraries may use the name, too.
-        applies: Whether this very wrapper does so.
+        carries: A description of this state.
+        way_out: The advice.
+        attribute: A required attribute, since other libraries may use the same class name.
+        applies: Whether this instance carries state.
     """
 
     carries: str
@@ -75,10 +75,10 @@ _KNOWN = {
 
 
 class EnvFacts(NamedTuple):
-    """What is known of an environment that is in another process.
+    """Describes an environment in another process.
 
     Attributes:
-        name: What it is called in messages.
+        name: Its name for messages.
         kind: See `kind_of`.
         finding: See `stateful_wrapper`.
         files: See `files_of`.
@@ -93,35 +93,36 @@ class EnvFacts(NamedTuple):
 
     @classmethod
     def of(cls, env: Any) -> Self:
-        """Return the facts of an environment of this process."""
         return cls(name_of_env(env), kind_of(env), stateful_wrapper(env), files_of([env]), method_of(env) is not None)
 
 
 class EnvElsewhere(gymnasium.Env[Any, Any]):
-    """Stands for an environment that is in another process.
+    """Represents an environment in another process.
 
     Attributes:
-        facts: What is known of that one.
+        facts: The description of this environment.
     """
 
     facts: EnvFacts
 
 
 def chain_of(env: Any) -> Iterator[Any]:
-    """Yield an environment, from its outermost wrapper inwards; of a vector environment its first one, too."""
+    """Yield an environment's layers from its outermost wrapper inwards; for a vector environment also its first."""
     while env is not None:
         yield env
         if isinstance(env, gymnasium.Wrapper | VectorWrapper):
             env = env.env
         elif isinstance(env, VectorEnv):
-            envs = getattr(env, "envs", None)  # SyncVectorEnv has them; what runs elsewhere cannot be looked into
+            envs = getattr(
+                env, "envs", None
+            )  # SyncVectorEnv has them; environments in other processes cannot be inspected
             env = envs[0] if isinstance(envs, list | tuple) and envs else None
         else:
             return
 
 
 def kind_of(env: Any) -> str:
-    """Return the class of an environment, those of its wrappers, and its id, in one string."""
+    """Return the classes of an environment and its wrappers, and its id, in a single string."""
     if isinstance(env, EnvElsewhere):
         return env.facts.kind
     classes = ",".join(f"{type(layer).__module__}.{type(layer).__qualname__}" for layer in chain_of(env))
@@ -130,7 +131,7 @@ def kind_of(env: Any) -> str:
 
 
 def stateful_wrapper(env: Any) -> str:
-    """Say which wrapper carries something from one trajectory to the next, and what to do; "" if none is known to."""
+    """Describe the first wrapper known to carry state between trajectories, with advice; "" if none is known."""
     if isinstance(env, EnvElsewhere):
         return env.facts.finding
     for layer in chain_of(env):
@@ -146,7 +147,7 @@ def stateful_wrapper(env: Any) -> str:
 
 
 def files_of(envs: Sequence[Any]) -> tuple[str, ...]:
-    """Return where the wrappers of environments write files, for each wrapper that does."""
+    """Return the places of files written by environments' wrappers."""
     return tuple(place for env in envs for place in _places_of(env))
 
 
@@ -162,7 +163,7 @@ def _place_of(layer: Any) -> str:
     if names & {"RecordVideo", "VecVideoRecorder"} and isinstance(folder, str) and isinstance(prefix, str):
         return os.path.join(os.path.abspath(folder), f"{prefix}-….mp4")
     if "Monitor" in names:
-        # Stable-Baselines3's, where it was given a file.
+        # Stable-Baselines3's `Monitor`, if it writes a file.
         name = getattr(getattr(getattr(layer, "results_writer", None), "file_handler", None), "name", None)
         return os.path.abspath(name) if isinstance(name, str) else ""
     return ""

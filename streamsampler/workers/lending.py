@@ -1,4 +1,4 @@
-"""Lend a worker's environments to fragments, whose episodes go on in them, and make others for whole trajectories."""
+"""Lend a worker's environments to fragments, and make others for whole trajectories."""
 
 from __future__ import annotations
 
@@ -13,48 +13,48 @@ from streamsampler.workers.hooks import HookCaller
 
 
 class LendingWorker(Worker):
-    """A worker that runs fragments, and whole trajectories between them.
+    """Runs fragments, and whole trajectories between them.
 
-    The first environments of fragments are the worker's own: a worker that runs fragments alone needs no others. The
-    first ticket of whole trajectories after fragments makes further environments, the worker's own from then on.
+    The worker's own environments are the first used by fragments, so a worker of fragments alone needs no others. The
+    first ticket of whole trajectories after fragments makes further environments, from then on the worker's own.
     """
 
-    _running: Running | None = None  # the environments of fragments whose episodes go on
+    _running: Running | None = None  # environments with suspended episodes of fragments
 
     def keep_fragments(self, base_version: int) -> None:
-        """Close the environments of fragments, unless their episodes go on; the worker's own stay open."""
+        """Close the environments of fragments unless their episodes can resume; the worker's own stay open."""
         running = self._running
         if running is not None and running.base_version != base_version:
             self._running, self.phase = None, Phase.CLOSE
             running.close()
 
     def _lends(self) -> bool:
-        """Whether fragments go on in the worker's own environments."""
+        """Whether fragments run in the worker's own environments."""
         return self._running is not None and self._running.has(self.environments())
 
     @abstractmethod
     def _leave_lent(self) -> None:
-        """Have no environments any more, if fragments go on in them."""
+        """Detach the worker from environments in use by fragments."""
 
     def make_callers(self, n: int) -> None:
-        """Make what calls the hooks of n environments, as far as it is not there, if there are hooks."""
+        """Make the missing hook callers for n environments, if the sampler has hooks."""
         if (hooks := self.context.hooks) is not None:
             missing = range(len(self.hook_callers), n)
             self.hook_callers = [*self.hook_callers, *(HookCaller(self, hooks) for _ in missing)]
 
     def _take_environments(self) -> None:
-        """Make environments for whole trajectories, if fragments go on in those that the worker has."""
+        """Make environments for whole trajectories if fragments use the worker's own."""
         running = self._running
         if running is None or not self._lends():
             return
         self.enter(Phase.ENV_CONSTRUCTION)
-        n_callers, self.hook_callers = len(self.hook_callers), ()  # each environment has a copy of the hooks of its own
+        n_callers, self.hook_callers = len(self.hook_callers), ()  # each environment has its own copy of the hooks
         self.make_callers(n_callers)
         seed_constructors(self.context.seed)
         with for_worker(self.context.worker_number):
             self.update_env(self.load(self.in_force["env"]))
         if self._lends():
-            # The update gives the same environment each time. The sampler lets these episodes be restored in it.
+            # The update returns the same environment each time. The sampler will restore these episodes in it.
             self._running, self.has_ended_fragments = None, True
             running.forget()
         else:

@@ -1,11 +1,11 @@
-"""Log records of worker processes: kept there, sent with the next answer, handled by the sampler.
+"""Send log records of worker processes to the sampler's process with the next answer.
 
-A worker process has one handler of its own, a `RecordKeeper`, and none of those that it inherited by fork: a copy of a
-file's handler would write what the sampler's process writes as well. The sampler sends its levels with the first
-`Start` after they changed, so that loggers in workers make the records that its own loggers would let through.
+A worker process has a `RecordKeeper` as its only handler and drops handlers inherited by fork: a copy of a file's
+handler would write the sampler process's buffered records again. The sampler sends its logger levels with the first
+`Start` after they change, so loggers in workers filter as its own do.
 
-Arguments are formatted in the worker, where their objects are, and an exception is its traceback as text. What `extra`
-gave a record is pickled; what cannot be pickled arrives as text. So no record fails a rollout.
+Arguments are formatted in the worker, where their objects are, and an exception becomes its traceback text. Values from
+`extra` are pickled, or sent as text if they cannot be. Thus no record fails a rollout.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MOST_RECORDS = 1_000
-"""How many records travel with one answer; of those that follow, one record says how many they are."""
+"""Maximum number of records in an answer; a final record counts the discarded ones."""
 
-_MOST_BYTES = 1 << 20  # of one answer's records, but for the last one
-_MOST_OF_ONE = 1 << 17  # bytes of a record; a larger one loses what `extra` gave it
-_MOST_CHARACTERS = 10_000  # of one text
+_MOST_BYTES = 1 << 20  # limit for an answer's records, checked before each record
+_MOST_OF_ONE = 1 << 17  # bytes of a record; a larger record loses its values from `extra`
+_MOST_CHARACTERS = 10_000  # of a single text
 
 _STANDARD = set(logging.makeLogRecord({}).__dict__)
 _formatter = logging.Formatter()
@@ -33,12 +33,12 @@ _formatter = logging.Formatter()
 
 @dataclass(frozen=True)
 class Levels:
-    """Which records a process lets through.
+    """Holds the logger levels of a process.
 
     Attributes:
-        disabled: What `logging.disable` was given: records of this level and below are disabled; 0 for none.
+        disabled: The argument of `logging.disable`: records of this level and below are disabled; 0 for none.
         root: The level of the root logger.
-        named: The levels of all other loggers that have one, by name.
+        named: The levels of all other loggers with a level, by name.
     """
 
     disabled: int = 0
@@ -49,14 +49,14 @@ class Levels:
 def levels_here() -> Levels:
     """Return the levels of this process's loggers."""
     manager = logging.root.manager
-    # A copy, because another thread may make a logger meanwhile.
+    # A copy, because another thread may add a logger at the same time.
     loggers = manager.loggerDict.copy()
     named = {name: log.level for name, log in loggers.items() if isinstance(log, logging.Logger) and log.level}
     return Levels(manager.disable, logging.root.level, named)
 
 
 class RecordKeeper(logging.Handler):
-    """Keeps a worker's log records until its next answer takes them along.
+    """Stores a worker's log records until its next answer.
 
     Args:
         worker: The worker number.
@@ -72,17 +72,17 @@ class RecordKeeper(logging.Handler):
         self._left_out: Counter[int] = Counter()  # by level
 
     def install(self) -> None:
-        """Take the place of all handlers that this process inherited."""
+        """Replace all handlers inherited by this process."""
         loggers = [log for log in logging.root.manager.loggerDict.values() if isinstance(log, logging.Logger)]
         for logger in (logging.root, *loggers):
-            # Kept, not closed: a handler that is closed or collected may write what it had buffered when it was copied.
+            # Stored, not closed: a closed or collected handler may write the data buffered at the time of the fork.
             self._inherited += logger.handlers
             logger.handlers = []
             if logger is logging.root or not logger.propagate:
                 logger.addHandler(self)
 
     def set_levels(self, levels: Levels) -> None:
-        """Let through what the sampler's process lets through from now on."""
+        """Use the levels of the sampler's process from now on."""
         for name in self._levels.named.keys() - levels.named.keys():
             logging.getLogger(name).setLevel(logging.NOTSET)
         self._levels = levels
@@ -90,21 +90,21 @@ class RecordKeeper(logging.Handler):
         self.apply()
 
     def apply(self) -> None:
-        """Set the levels of this process's loggers; modules that were imported since may have set others."""
+        """Set the levels of this process's loggers again; modules imported since may have changed them."""
         for name, level in (("root", self._levels.root), *self._levels.named.items()):
             logger = logging.getLogger(name)
             if logger.level != level:
                 logger.setLevel(level)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a record, if there is room for it."""
+        """Store a record, or count it if the limit is reached."""
         if len(self._records) >= MOST_RECORDS or self._n_bytes >= _MOST_BYTES:
             self._left_out[record.levelno] += 1
             return
         try:
             self._keep(record)
         except Exception:
-            self.handleError(record)  # as logging does with arguments that do not fit the message
+            self.handleError(record)  # as `logging` does if arguments do not fit the message
 
     def _keep(self, record: logging.LogRecord) -> None:
         extra = {key: _pickled(value) for key, value in record.__dict__.items() if key not in _STANDARD}
@@ -114,7 +114,7 @@ class RecordKeeper(logging.Handler):
         self._n_bytes += len(data)
 
     def take(self) -> bytes:
-        """Return what was kept since it was last taken, for `handle_records`; nothing for no records."""
+        """Return and clear the stored records, pickled for `handle_records`; empty without records."""
         if not self._records:
             return b""
         self.acquire()
@@ -136,7 +136,7 @@ class RecordKeeper(logging.Handler):
 
 
 def _standard(record: logging.LogRecord) -> dict[str, Any]:
-    """Return the attributes that all records have, with texts instead of objects."""
+    """Return a record's standard attributes, with texts instead of objects."""
     trace = record.exc_text or (_formatter.formatException(record.exc_info) if record.exc_info else None)
     return {
         **{key: value for key, value in record.__dict__.items() if key in _STANDARD},
@@ -150,7 +150,7 @@ def _standard(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _pickled(value: Any) -> bytes:
-    """Return a value pickled, as text where it cannot be."""
+    """Return a value pickled, or its text if it cannot be."""
     try:
         return pickle.dumps(value)
     except Exception:
@@ -170,11 +170,11 @@ def _shortened(text: str) -> str:
 
 
 def handle_records(worker: int, records: bytes) -> None:
-    """Handle a worker's records as this process's loggers do, with the attribute `worker`.
+    """Handle a worker's records with this process's loggers, with the attribute `worker` added.
 
     Args:
         worker: The worker number.
-        records: What `RecordKeeper.take` returned.
+        records: The result of `RecordKeeper.take`.
     """
     for data in pickle.loads(records):
         try:
@@ -184,13 +184,13 @@ def handle_records(worker: int, records: bytes) -> None:
             if logger.isEnabledFor(record.levelno):
                 logger.handle(record)
         except Exception:
-            # A filter or a handler of the user's own: the call goes on, as it does where a handler of logging's fails.
+            # A user's filter or handler raised: the call continues, as it does if a handler of `logging` fails.
             if logging.raiseExceptions and sys.stderr is not None:
                 traceback.print_exc()
 
 
 def _read(extra: dict[str, bytes]) -> dict[str, Any]:
-    """Return what `extra` gave a record, but for values of classes that this process cannot import."""
+    """Return a record's values from `extra`, except those of classes which this process cannot import."""
     found: dict[str, Any] = {}
     for key, pickled in extra.items():
         with contextlib.suppress(Exception):
@@ -200,7 +200,7 @@ def _read(extra: dict[str, bytes]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Log no warnings of the library: what is found is in a report."""
+    """Silence the library's warnings inside the block, for callers with a report of their own."""
     logger = logging.getLogger("streamsampler")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -212,7 +212,7 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def naming(task: object) -> Iterator[None]:
-    """Let what this package logs inside the block begin with the name of a task."""
+    """Prefix this package's log messages inside the block with a task's name."""
 
     def put_in_front(record: logging.LogRecord) -> bool:
         record.msg, record.args = f"{task}: {record.getMessage()}", ()

@@ -1,4 +1,8 @@
-"""A worker's loop: receive messages, run tickets, send answers."""
+"""Run a worker's loop: receive messages, run tickets, send answers.
+
+The protocol's state is in `WorkerSide`, the payloads of the last updates in `_in_force`. After an exception the
+environments are closed and made again at the next `Start`.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +52,7 @@ _PHASES = {
     "parameters": Phase.AGENT_UPDATE,
 }
 _IN_STEPS = {Phase.ACTION: "agent", Phase.STEP: "step", Phase.RECORDING: "step", Phase.HOOK_TIMESTEP: "step"}
-_TIMED_AS = [_IN_STEPS.get(phase, "reset") for phase in Phase]  # to replace an environment counts as a reset, too
+_TIMED_AS = [_IN_STEPS.get(phase, "reset") for phase in Phase]  # replacing an environment counts as a reset
 
 _LOG = logging.getLogger("streamsampler")
 
@@ -63,12 +67,12 @@ def run_worker(channel: Channel, make_worker: Callable[[WorkerContext], Worker],
 
 
 class WorkerLoop:
-    """A worker's loop, one turn at a time, so that several can share a thread.
+    """Runs a worker's loop step by step, so that several loops can share a thread.
 
     Args:
         channel: The connection to the sampler.
         make_worker: Makes the worker, at the first `Start`.
-        context: What to make the worker with; the loop adds `rebuild`.
+        context: The worker's construction arguments; the loop adds `rebuild`.
     """
 
     def __init__(
@@ -81,30 +85,30 @@ class WorkerLoop:
         self._row = context.row
         self._seed = context.seed
         self._side = WorkerSide()
-        self._kept: Message | None = None  # what was received while a ticket ran, and is for the next turn
+        self._kept: Message | None = None  # received while a ticket ran, for the next turn
         self._worker: Worker | None = None
         self._finishing = Finishing()
         self._derived = TrajectorySeeds(context.seed, CONSTRUCTION)
-        self._seeds_ahead: dict[Ticket, list[int]] = {}  # of tickets that the worker looked at before their turns
+        self._seeds_ahead: dict[Ticket, list[int]] = {}  # of tickets returned by `look_ahead`
         self._spaces_sent = False
         self._seconds = [0.0, 0.0, 0.0]  # sending, idle, checking
         self._is_to_check = False  # before the next ticket
         self._last_check = PurityCheck()
         self._warned_of: set[str] = set()
         self._checked: Checked | None = None  # for the next answer
-        # In the user's process, and in a fork of it, torch may have been loaded for other reasons.
+        # In the user's process or a fork of it, torch may be loaded for reasons unrelated to the agent.
         self._is_guest = channel.interruptible or "torch" in sys.modules
         self._fingerprint: Fingerprint | None = None
-        self._to_tell: Fingerprint | None = None  # the same, until a report tells it
+        self._to_tell: Fingerprint | None = None  # the same, until a report contains it
         self._in_force: dict[str, Any] = {}  # payloads of the last updates by kind, loadable while the version may run
-        self._spoiled = False  # whether a rollout raised: agent and environment may be in any state
-        self._loops: TaskLoops | None = None  # a loop for each task whose environment is open, where there are several
+        self._spoiled = False  # a rollout raised: agent and environment may be in any state
+        self._loops: TaskLoops | None = None  # for a sampler of several tasks, the loop of each open task
 
     def turn(self, *, wait: bool) -> bool:
-        """Receive one message or run one ticket. False means that the worker has ended.
+        """Receive a message or run a ticket; return False after the worker has ended.
 
         Args:
-            wait: Whether to wait for a message when there is nothing to do.
+            wait: Whether to wait for a message if the worker is idle.
         """
         if self._loops is not None:
             return self._loops.turn(wait=wait)
@@ -133,28 +137,28 @@ class WorkerLoop:
 
     @property
     def has_work(self) -> bool:
-        """Whether there is a ticket to run, or a message that came while one ran."""
+        """Whether the loop has a ticket to run, or a message received during a ticket."""
         return self._kept is not None or self._side.state is WorkerState.STREAMING
 
     def _start(self, start: Start) -> None:
-        """Apply the updates of a `Start`; of several tasks, each has a loop of its own from now on."""
+        """Apply the updates of a `Start`; for several tasks, create a loop for each."""
         if start.tasks is not None:
             self._loops = TaskLoops(self._channel, self._row, self._loop_of_task, failure_of)
             self._loops.receive(start)
             return
         self._row.begin_ticket(start.version)
         self._seeds_ahead.clear()
-        # Once a version, not once an environment: stale reports are not read, spaces included.
+        # Sent once for each version, not for each environment: the sampler does not read stale reports or their spaces.
         self._spaces_sent = False
         try:
             updates = {kind: payload for kind in _PHASES if (payload := getattr(start, kind)) is not None}
             if updates:
-                # What constructors draw must not depend on the process either, nor on when it was started.
+                # Constructors' draws must not depend on the process or on its start time.
                 seed_constructors(self._seed)
             worker = self._worker or self._made_worker()
             worker.trajectory = None
             if "agent" in updates:
-                self._in_force.pop("parameters", None)  # a new agent comes without them
+                self._in_force.pop("parameters", None)  # parameters of the old agent do not fit the new
             self._in_force.update(updates)
             if self._spoiled:
                 self._discard_all(worker)
@@ -166,7 +170,7 @@ class WorkerLoop:
                 self._apply(worker, updates)
             self._keep_orders(worker, start)
             self._probe(anew=start.agent is not None or start.env is not None)
-        except BaseException as error:  # the sampler reports whatever user code raises, SystemExit included
+        except BaseException as error:  # the sampler raises any exception of user code, SystemExit included
             self._let_interrupts_through(error)
             phase = Phase.AGENT_CONSTRUCTION if self._worker is None else self._worker.phase
             ticket = self._side.next_ticket()
@@ -174,16 +178,15 @@ class WorkerLoop:
             self._fail(ticket, phase, None, error)
 
     def _made_worker(self) -> Worker:
-        """Make the worker."""
-        self._row.set_phase(Phase.AGENT_CONSTRUCTION)  # it may import whatever its class needs
+        self._row.set_phase(Phase.AGENT_CONSTRUCTION)  # may import libraries for seconds
         worker = self._worker = self._make_worker(self._context)
         worker.look_ahead, worker.is_called_off = self._look_ahead, self._is_called_off
-        worker.descriptor = getattr(self._channel, "descriptor", None)  # an engine of a user's has none
+        worker.descriptor = getattr(self._channel, "descriptor", None)  # optional in users' engines
         worker.in_force, worker.load = self._in_force, self._channel.load
         return worker
 
     def _keep_orders(self, worker: Worker, start: Start) -> None:
-        """Keep what the call says of checks and trajectories; the environment and the agent are up to date."""
+        """Store the call's checks and resets; environment and agent are up to date."""
         self._is_to_check = start.check
         if start.resets is not None:
             self._enter(worker, Phase.RESET)
@@ -192,13 +195,13 @@ class WorkerLoop:
             self._checked = Checked(files=files)
 
     def _probe(self, *, anew: bool) -> None:
-        """Prepare to tell how this process computes, if that is new: an update may have loaded torch, or need it."""
+        """Prepare to report this process's fingerprint if it is new: an update may have loaded torch."""
         if (found := fingerprint()) is not self._fingerprint or (anew and self._is_guest):
             self._fingerprint = found
             self._to_tell = found._replace(is_guest=self._is_guest)
 
     def _apply(self, worker: Worker, updates: dict[str, Any]) -> None:
-        """Apply updates, given as payloads: of the environment first, whose spaces a new agent gets."""
+        """Apply payloads of updates: the environment's first, since a new agent receives its spaces."""
         for kind, phase in _PHASES.items():
             if kind in updates:
                 self._enter(worker, phase)
@@ -210,7 +213,7 @@ class WorkerLoop:
         self._finishing.renew(worker, updates)
 
     def _rebuild(self) -> None:
-        """Give the worker a new agent and a new environment, from the last updates."""
+        """Replace the worker's agent and environment, from the last updates."""
         worker = self._worker
         assert worker is not None
         self._discard(worker)
@@ -219,13 +222,13 @@ class WorkerLoop:
         self._apply(worker, {kind: it for kind, it in self._in_force.items() if kind not in kept})
 
     def _discard_all(self, worker: Worker) -> None:
-        """Close all environments after an exception, and ignore further ones."""
+        """Close all environments after an exception; ignore further exceptions."""
         with contextlib.suppress(Exception, SystemExit):
             worker.keep_fragments(0)
         self._discard(worker)
 
     def _discard(self, worker: Worker) -> None:
-        """Close the environment of whole trajectories after an exception, and ignore further ones."""
+        """Close the environment of whole trajectories after an exception; ignore further exceptions."""
         self._spoiled = False
         with contextlib.suppress(Exception, SystemExit):
             worker.shutdown()
@@ -253,12 +256,14 @@ class WorkerLoop:
             began = perf_counter()
             with collecting(self._collector):
                 outcome = worker.rollout(ticket, seeds)
-            if not any(outcome.seconds):  # by which the next tickets are sized
+            if not any(outcome.seconds):  # the scheduler sizes the next tickets by it
                 outcome = replace(outcome, seconds=(0.0, 0.0, perf_counter() - began))
             self._finishing.finish(outcome)
             worker.trajectory, worker.phase = None, Phase.SENDING
             self._row.set_phase(Phase.SENDING)
-            reported = int(outcome.n_timesteps + outcome.abandoned_timesteps)  # Python's own number
+            reported = int(
+                outcome.n_timesteps + outcome.abandoned_timesteps
+            )  # not a NumPy number, which workers of users may return
             worker.ran_timesteps = max(reported, worker.ran_timesteps)
             self._row.end_ticket(worker.ran_timesteps, worker.running_timesteps)
             ended = True
@@ -274,7 +279,7 @@ class WorkerLoop:
             self._row.set_phase(Phase.WAITING)
 
     def _look_ahead(self, number: int) -> tuple[Ticket, list[int]] | None:
-        """Return the ticket of a number after the one in hand, with its seeds; see `Worker.look_ahead`."""
+        """Return a ticket after the current ticket, with its seeds; see `Worker.look_ahead`."""
         side = self._side
         while (ticket := side.later_ticket(number)) is None:
             if self._kept is not None or (message := self._channel.receive(wait=False)) is None:
@@ -287,7 +292,7 @@ class WorkerLoop:
         return ticket, seeds
 
     def _is_called_off(self) -> bool:
-        """Return whether a message has come that ends the tickets; see `Worker.is_called_off`."""
+        """Return whether a received message ends the tickets; see `Worker.is_called_off`."""
         return self._kept is not None
 
     def _seeds_of(self, version: int, indices: range) -> list[int]:
@@ -299,10 +304,10 @@ class WorkerLoop:
         return worker.resets.seeds_of(self._derived, indices)
 
     def _check(self, worker: Worker, version: int) -> bool:
-        """Check that trajectories depend on their seeds alone; return whether the ticket is to be run.
+        """Check whether trajectories depend on their seeds alone; return whether the ticket may run.
 
         Raises:
-            NotReproducibleError: They do not, and that is an error.
+            NotReproducibleError: They do not, and `check` is "error".
         """
         began = perf_counter()
         found = self._last_check = check_purity(worker, version, partial(self._seeds_of, version), self._last_check)
@@ -320,9 +325,9 @@ class WorkerLoop:
         return may_run
 
     def _tell(self, worker: Worker, found: PurityCheck) -> None:
-        """Warn of what a check found, once, or raise it."""
+        """Warn of a check's finding, once, or raise it."""
         if found.finding and worker.context.check == "error":
-            self._last_check = PurityCheck()  # the same environment is refused the next time, too
+            self._last_check = PurityCheck()  # so the same environment is refused again next time
             number, worker.phase = self._context.worker_number, Phase.CHECK
             what = f"worker {number} found, while {Phase.CHECK}: {found.finding}"
             raise NotReproducibleError(what, worker_number=number, phase=Phase.CHECK, trajectory=None)
@@ -388,7 +393,7 @@ class WorkerLoop:
         error: BaseException,
         lost_timesteps: int = 0,
     ) -> None:
-        """Answer a ticket with a failure, and give up the others."""
+        """Answer a ticket with a failure, and all further tickets with abandoned reports."""
         others = self._side.fail()
         failure = replace(
             failure_of(ticket, phase, trajectory, error), lost_timesteps=lost_timesteps, checked=self._checked,
@@ -420,12 +425,12 @@ class WorkerLoop:
 
 
 def failure_of(ticket: Ticket | None, phase: Phase, trajectory: int | None, error: BaseException) -> Failure:
-    """Return what a worker says of an exception.
+    """Return a worker's failure for an exception.
 
     Args:
-        ticket: The ticket in hand; None after `Exit`.
-        phase: What the worker was doing.
-        trajectory: The trajectory in hand; None outside trajectories.
+        ticket: The current ticket; None after `Exit`.
+        phase: The worker's phase.
+        trajectory: The current trajectory; None outside trajectories.
         error: The exception.
     """
     try:

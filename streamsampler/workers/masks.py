@@ -1,4 +1,4 @@
-"""Give agents the masks of their environments' actions, whatever loop asks them; see `agents.masks`."""
+"""Pass action masks from environments to agents, in every kind of loop; see `agents.masks`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from streamsampler.workers.vec.batch_infos import info_of_row
 from streamsampler.workers.vec.rows import row_of
 
 Warn = Callable[[str, str], Any]
-"""Such as `Worker.warn_once`."""
+"""For example `Worker.warn_once`."""
 
 _ELSEWHERE = (
     "the environment has its masks of actions by its method action_masks(), which cannot be called from here: it is in "
@@ -27,7 +27,7 @@ _DECLARED = ("get_action", "action_mask"), ("get_actions", "action_masks")
 
 
 def masks_reach(agent: Any, warn: Warn, *, together: bool = False) -> bool:
-    """Return whether an agent takes masks by the method that it is asked by; warn if it does by the other one alone."""
+    """Return whether the called method of an agent has a parameter for masks; warn if only the other method has."""
     if takes_masks(agent, together=together):
         return True
     if takes_masks(agent, together=not together):
@@ -41,7 +41,7 @@ def masks_reach(agent: Any, warn: Warn, *, together: bool = False) -> bool:
 
 
 def finder_of(agent: Any, env: Any, warn: Warn) -> MaskFinder | None:
-    """Return what finds an environment's masks for an agent that is asked by `get_action`; None if it takes none."""
+    """Return a finder of masks for an agent called by `get_action`; None if the agent has no parameter for masks."""
     return MaskFinder(env, env.action_space, warn) if masks_reach(agent, warn) else None
 
 
@@ -52,19 +52,19 @@ def masked_loop(
     step: Callable[[Any], Any],
     info: Any = None,
 ) -> tuple[Any, Any, Any]:
-    """Return what a loop calls instead of an environment's and an agent's methods, so that the agent gets masks.
+    """Return replacements for the methods which a loop calls, so that the agent receives masks.
 
     Args:
-        find: Finds them.
-        reset: Resets the environment.
-        get_action: The agent's.
-        step: The environment's.
-        info: The info that came with the observation from which an episode goes on.
+        find: Finds the masks.
+        reset: The environment's reset.
+        get_action: The agent's method.
+        step: The environment's step.
+        info: The info of the observation on which an episode resumes.
 
     Returns:
-        The three in their order; the second takes an observation alone.
+        Replacements of `reset`, `get_action` and `step`; `get_action` then has a single argument.
     """
-    result: Any = (info,)  # the last one, whose last part is the info once the loop has found it to be in order
+    result: Any = (info,)  # the last result; its last item is the info, checked by the loop
 
     def reset_and_keep(**arguments: Any) -> Any:
         nonlocal result
@@ -83,13 +83,13 @@ def masked_loop(
 
 
 class RowMasks:
-    """Finds the masks of rows, each of which has an environment of its own.
+    """Finds the masks of rows, each with an environment of its own.
 
     Args:
         warn: See `MaskFinder`.
-        envs: The environments; there may be fewer than rows.
+        envs: The environments, possibly fewer than rows.
         space: Their action space.
-        n_rows: How many rows there are.
+        n_rows: Number of rows.
     """
 
     def __init__(self, warn: Warn, envs: Sequence[Any], space: Space[Any], n_rows: int) -> None:
@@ -102,16 +102,16 @@ class RowMasks:
     def of(
         self, observations: Any, infos: Mapping[int, Any], live: Sequence[int], sources: NDArray[np.int64] | None
     ) -> Mask | None:
-        """Return the masks of all rows, (n, k); None where the action space has no masks.
+        """Return the masks of all rows, (n, k); None if the action space has no masks.
 
         Args:
-            observations: Those of all rows, a tree of (n, *O).
-            infos: What came with them, by row; nothing for rows without one.
-            live: The rows that are not silent.
-            sources: For each row the live one that it is a copy of, or itself; None for itself.
+            observations: The observations of all rows, a tree of (n, *O).
+            infos: The infos with them, by row; rows may be missing.
+            live: The rows which are not silent.
+            sources: For each row the live row it copies, or itself; None if no row is a copy.
 
         Raises:
-            UsageError: An environment in another process has masks by its method alone.
+            UsageError: An environment in another process offers masks only by its method.
         """
         column = observations.get(ACTION_MASK) if isinstance(observations, dict) else None
         size = self._finders[0].size
@@ -128,7 +128,7 @@ class RowMasks:
         return self._last
 
     def repeated(self, row: int) -> Mask | None:
-        """Return the last masks, with one row's in all rows."""
+        """Return the last masks, with a single row's mask in all rows."""
         return None if self._last is None else self._last[[row] * self._n_rows]
 
 
@@ -138,28 +138,28 @@ class SlotMasks(RowMasks):
     Args:
         warn: See `MaskFinder`.
         env: The environment.
-        space: The action space of one slot.
+        space: The action space of a slot.
     """
 
     def __init__(self, warn: Warn, env: Any, space: Space[Any]) -> None:
         super().__init__(warn, [None] * env.num_envs, space, env.num_envs)
         self._call: Callable[[str], Any] | None = env.unwrapped.call if has_masks_by_call(env) else None
         self._space = space
-        self._own: Mask | None = None  # the slots' own
+        self._own: Mask | None = None  # before silent slots copy others
         self._infos: dict[int, dict[str, Any]] = {}
 
     def keep(self, infos: Mapping[str, Any], slots: Iterable[int]) -> None:
-        """Keep what a reset or a step said of some slots, under Gymnasium's vector convention."""
+        """Store the masks in infos of a reset or step for some slots, under Gymnasium's vector convention."""
         found = {key: infos[key] for key in (ACTION_MASK, f"_{ACTION_MASK}") if key in infos}
         self._infos.update((slot, info_of_row(found, slot)) for slot in slots)
 
     def of_slots(self, observations: Any, live: NDArray[np.bool_], silent: NDArray[np.bool_]) -> Mask | None:
-        """Return the masks of all slots: those that are silent have that of the first live one, as its observation.
+        """Return the masks of all slots; silent slots copy the mask of the first live slot, like its observation.
 
         Args:
-            observations: Their own, a tree of (n, *O).
-            live: (n,) the slots that run a trajectory.
-            silent: (n,) the slots that are stepped along.
+            observations: The slots' own observations, a tree of (n, *O).
+            live: (n,) whether the slot runs a trajectory.
+            silent: (n,) whether the slot is stepped only because the others are.
         """
         infos = self._infos
         if self._call is not None and not (isinstance(observations, dict) and ACTION_MASK in observations):
@@ -168,15 +168,15 @@ class SlotMasks(RowMasks):
         return None if own is None else own[np.where(silent, int(live.argmax()), np.arange(len(live)))]
 
     def step_along(self, actions: Any, silent: NDArray[np.bool_]) -> None:
-        """Let slots that are silent take an action that their own environment allows, of (n, *A) actions."""
+        """Replace silent slots' actions, of (n, *A), by actions which their own environments allow."""
         if self._own is not None:
             for slot in np.flatnonzero(silent).tolist():
                 actions[slot] = first_allowed(self._space, self._own[slot])
 
 
 def has_masks_by_call(env: Any) -> bool:
-    """Return whether a vector environment has `call`, and all its environments have a method `action_masks`."""
+    """Return whether a vector environment has `call` and all its environments a method `action_masks`."""
     try:
         return all(env.unwrapped.call("has_wrapper_attr", ACTION_MASKS))
-    except Exception:  # an interface of its own
+    except Exception:  # a non-Gymnasium interface
         return False
