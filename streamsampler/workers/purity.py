@@ -1,9 +1,9 @@
 """Check that a trajectory depends on its seed alone: run it twice, before and after another trajectory.
 
-The worker's own environment and agent are used, through stand-ins that note what passes between them. What is noted the
-second time is compared at once with the first, so that the first difference shows where it comes from. Infos are
-compared at the end: what differs there may be read off a clock. Then new environments run the trajectory first, twice,
-and what differs between these, too, is no memory.
+The check uses the worker's own environment and agent through stand-ins, which record the values between them. The
+second run is compared with the first at once, so the first difference identifies its source. Infos are compared at the
+end, since they may contain clock readings: new environments then run the trajectory twice, and keys which differ
+between these runs as well are excluded.
 """
 
 from __future__ import annotations
@@ -26,10 +26,6 @@ from streamsampler.workers.base import Worker
 from streamsampler.workers.explain import is_interrupt, name_of_env
 from streamsampler.workers.known_wrappers import files_of, kind_of, stateful_wrapper
 
-# ----------------------------------------------------------------------
-# Note what passes between an environment and an agent, and compare it with another run of the same trajectories.
-
-
 _checking: ContextVar[bool] = ContextVar("streamsampler_checking", default=False)
 
 _LARGE = 4096
@@ -46,23 +42,23 @@ _CLOCK = (".episode.t", ".episode._t")
 ENV_INFO, AGENT_INFO = "info", "agent info"
 
 InfoKey = tuple[str, str]
-"""Whose info it is, "info" of the environment or "agent info", and the key; dots are between nested keys."""
+"""The kind, "info" (the environment's) or "agent info", and the key; dots separate nested keys."""
 
 
 class _Enough(BaseException):
-    """A trajectory has as many timesteps as are compared."""
+    """Ends a trajectory at the maximum number of compared timesteps."""
 
 
 class BrokenOff(BaseException):
-    """The time is up, or the version may no longer run."""
+    """Ends a check when its time is over or its version may no longer run."""
 
 
 class DifferentRun(BaseException):
-    """A trajectory came out differently.
+    """Reports a trajectory with two different outcomes.
 
     Attributes:
-        culprit: Where the difference was first seen: "agent" or "environment".
-        text: What was different.
+        culprit: The place of the first difference: "agent" or "environment".
+        text: A description of the difference.
     """
 
     def __init__(self, culprit: str, text: str) -> None:
@@ -73,12 +69,12 @@ class DifferentRun(BaseException):
 
 @dataclass
 class Trace:
-    """What passed through the stand-ins: the first time it is kept, the second time compared.
+    """Records the values between environment and agent in the first run, and compares them in the second.
 
     Attributes:
-        entries: What was kept: of which trajectory, what it is, with its timestep, and the value.
-        position: The entry that is compared next; -1 while entries are kept.
-        infos: What was in infos, by key, trajectory and when that was; see `info_differences`.
+        entries: The recorded values: trajectory, name with timestep, value.
+        position: The next entry to compare; -1 while recording.
+        infos: Values in infos, by key, trajectory and time; see `info_differences`.
     """
 
     entries: list[tuple[str, str, Any]] = field(default_factory=list)
@@ -86,10 +82,10 @@ class Trace:
     infos: dict[tuple[InfoKey, str, str], Any] = field(default_factory=dict)
 
     def keep_or_compare(self, trajectory: str, what: str, value: Any) -> None:
-        """Keep a value of a trajectory, or compare it; `what` names it, and its timestep.
+        """Record a trajectory's value, or compare it; `what` names it with its timestep.
 
         Raises:
-            Difference: It is another value than the one that was kept.
+            DifferentRun: The value differs from the recorded one.
         """
         now = _snapshot(value)
         if self.position < 0:
@@ -104,7 +100,7 @@ class Trace:
             raise DifferentRun(culprit, f"{trajectory} came out differently: its {what} {_how(kept, now)}")
 
     def take_info(self, trajectory: str, whose: str, when: str, info: Any, path: str = "") -> None:
-        """Keep what is in an info, except what `RecordEpisodeStatistics` reads off the clock."""
+        """Record an info's values, except the clock readings of `RecordEpisodeStatistics`."""
         if not isinstance(info, dict):
             return
         for key, value in info.items():
@@ -115,7 +111,7 @@ class Trace:
                 self.infos[(whose, name), trajectory, when] = _snapshot(value)
 
     def info_differences(self, other: Trace) -> dict[InfoKey, DifferentRun]:
-        """Return in which keys of infos another run of the trajectories differs, each with its first difference."""
+        """Return the keys of infos which differ in another run of the trajectories, each with its first difference."""
         found: dict[InfoKey, DifferentRun] = {}
         for place in self.infos | other.infos:
             key, trajectory, when = place
@@ -129,13 +125,13 @@ class Trace:
 
 
 class _StandIn:
-    """Passes on what an environment is asked, and notes the answers.
+    """Passes calls on to an environment and records the results.
 
     Args:
         env: The environment, or vector environment.
-        trajectory: What to call the trajectory, or those of a vector environment.
-        trace: Notes what passes through.
-        run: Is told what is about to begin, and ended.
+        trajectory: Name of the trajectory or of a vector environment's trajectories.
+        trace: Records the values.
+        run: Counts resets and timesteps, and ends the check in time.
     """
 
     def __init__(self, env: Any, trajectory: str, trace: Trace, run: _Run) -> None:
@@ -173,18 +169,18 @@ class _StandIn:
         return result
 
     def take_agent_info(self, timestep: int, info: Any, row: int | None = None) -> None:
-        """Note an info of the agent: of one row, or those of all rows in arrays."""
+        """Record an info of the agent: of a single row, or of all rows as arrays."""
         of_row = "" if row is None else f" of row {row}"
         self._take_info(AGENT_INFO, f"at timestep {timestep}{of_row}", info)
 
 
 def is_checking() -> bool:
-    """Return whether user code is being run for a check."""
+    """Return whether user code currently runs for a check."""
     return _checking.get()
 
 
 def n_slots_of(env: Any) -> int:
-    """Return how many trajectories run side by side in an environment."""
+    """Return the number of trajectories running side by side in an environment."""
     return int(env.num_envs) if isinstance(env, VectorEnv) else 1
 
 
@@ -202,7 +198,7 @@ def _shown(value: Any) -> str:
 
 @dataclass(frozen=True)
 class _Digest:
-    """What is kept of a large array."""
+    """Represents a large array."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -210,7 +206,7 @@ class _Digest:
 
 
 def _snapshot(value: Any) -> Any:
-    """Return a copy of what an environment or an agent gave, which may be used again by it; a digest if it is large."""
+    """Return a copy of a value, since its owner may modify it later; a digest if it is large."""
     if isinstance(value, dict):
         return {key: _snapshot(child) for key, child in value.items()}
     if isinstance(value, tuple | list):
@@ -225,7 +221,7 @@ def _snapshot(value: Any) -> Any:
     try:
         return _snapshot(np.asarray(value)) if hasattr(value, "__array__") else copy.deepcopy(value)
     except Exception:
-        return None  # what cannot be copied is no verdict
+        return None  # a value which cannot be copied counts as equal
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -234,24 +230,21 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, tuple) and isinstance(other, tuple):
         return len(one) == len(other) and all(map(_same, one, other))
     if isinstance(one, np.ndarray | np.generic) and isinstance(other, np.ndarray | np.generic):
-        # Their bytes: a NaN is the same as itself.
+        # As bytes, so that NaN equals NaN.
         return (one.dtype, one.shape) == (other.dtype, other.shape) and one.tobytes() == other.tobytes()
     if isinstance(one, float) and isinstance(other, float):
         return one == other or (one != one and other != other)
     try:
         return bool(one == other) or same(one, other)
     except Exception:
-        return True  # what cannot be compared is no verdict
-
-
-# ----------------------------------------------------------------------
+        return True  # values which cannot be compared count as equal
 
 
 SECONDS = 0.2
-"""With "warn": after that long no further reset or step begins."""
+"""With "warn", the check calls no reset or step after this time."""
 
 TIMESTEPS = 200
-"""How many timesteps of a trajectory are run and compared."""
+"""Maximum number of timesteps of a trajectory to run and compare."""
 
 WAYS_OUT = {
     "agent": (
@@ -265,22 +258,22 @@ WAYS_OUT = {
         "super().reset(seed=seed); random, numpy.random and torch are seeded already"
     ),
 }
-"""What to do where a trajectory came out differently, by where that was first seen."""
+"""Advice for a difference, by the place where it was first seen."""
 
 
 @dataclass
 class PurityCheck:
-    """What a worker knows after it has checked one kind of environment.
+    """Holds the result of a worker's check of a kind of environment.
 
     Attributes:
-        kind: The classes and the id of the environment; empty where nothing was checked.
-        complete: Whether the check is done; otherwise it goes on with what is left of its time.
-        seconds: What it took, with what an earlier attempt took.
-        trajectories: How many trajectories were begun.
+        kind: The classes and the id of the environment; empty if nothing was checked.
+        complete: Whether the check is finished; otherwise it resumes with the remaining time.
+        seconds: Its duration, including earlier attempts.
+        trajectories: Number of started trajectories.
         timesteps: Their timesteps.
-        finding: What is wrong, with the way out; empty where nothing was found.
-        unstable: What to warn of because it differs from run to run, whatever was run before; empty for nothing.
-        spoiled: Whether environment and agent are to be replaced by new ones: they carry something, or raised.
+        finding: The problem with advice; empty without a problem.
+        unstable: A warning of infos which differ from run to run in any case; empty without such infos.
+        spoiled: Whether environment and agent must be replaced, since they carry state or raised.
     """
 
     kind: str = ""
@@ -296,18 +289,18 @@ class PurityCheck:
 def check_purity(
     worker: Worker, version: int, seeds_of: Callable[[range], list[int]], before: PurityCheck
 ) -> PurityCheck:
-    """Check that trajectories of a worker depend on their seeds alone.
+    """Check that a worker's trajectories depend on their seeds alone.
 
-    No reset or timestep begins later than `SECONDS` after the first one, unless the worker's `check` is "error".
+    No reset or timestep starts more than `SECONDS` after the first, unless the worker's `check` is "error".
 
     Args:
         worker: The worker, with its agent and its environments.
-        version: The agent version in hand. The check ends when it may no longer run.
-        seeds_of: Gives the seeds of trajectories.
-        before: What the worker checked last: a kind of environment whose check is complete is not checked again.
+        version: The current agent version. The check ends when it may no longer run.
+        seeds_of: Returns the seeds of trajectories.
+        before: The worker's last result: a completely checked kind of environment is not checked again.
 
     Raises:
-        BaseException: What interrupts it; see `is_interrupt`.
+        BaseException: An interrupt; see `is_interrupt`.
     """
     envs = worker.environments()
     if not envs or not worker.can_rehearse:
@@ -317,7 +310,8 @@ def check_purity(
     if has_begun and before.complete:
         return PurityCheck(kind)
     finding = next(filter(None, map(stateful_wrapper, envs)), "")
-    # A check would write files of its own, over the user's or among them. Where it must be, all begins again after it.
+    # A check would write files over the user's or among them. With "error" it runs all the same, and environment and
+    # agent are replaced afterwards.
     writes = bool(files_of(envs))
     if finding or (writes and not strict):
         return PurityCheck(kind, finding=finding)
@@ -333,7 +327,7 @@ def check_purity(
     except BaseException as error:
         if is_interrupt(error):
             raise
-        found.spoiled = True  # no verdict: the rollout to come raises it again
+        found.spoiled = True  # not a finding: the next rollout raises the same error
     found.seconds = perf_counter() - began
     time_is_up = not strict and found.seconds >= SECONDS
     found.complete = bool(found.finding) or time_is_up or worker.row.may_run(version)
@@ -345,17 +339,17 @@ def check_purity(
 
 @dataclass
 class _Run:
-    """A check that goes on.
+    """Runs a check and counts.
 
     Attributes:
         worker: The worker.
-        version: The agent version in hand.
-        seeds_of: Gives the seeds of trajectories.
-        until: The time after which no further reset or step begins; None for any.
-        trajectories: How many trajectories were begun.
-        timesteps: How many timesteps were run.
-        unstable: Which infos differ from run to run, whatever was run before.
-        has_renewed: Whether agent and environments were replaced on the way.
+        version: The current agent version.
+        seeds_of: Returns the seeds of trajectories.
+        until: The time after which no reset or step starts; None for any.
+        trajectories: Number of started trajectories.
+        timesteps: Number of timesteps run.
+        unstable: Infos which differ from run to run in any case.
+        has_renewed: Whether agent and environments were replaced during the check.
     """
 
     worker: Worker
@@ -368,20 +362,20 @@ class _Run:
     has_renewed: bool = False
 
     def look(self) -> None:
-        """Raise if nothing more is to begin.
+        """Raise if no further reset or step may start.
 
         Raises:
-            BrokenOff: Nothing is.
+            BrokenOff: The time is over, or the version may no longer run.
         """
         if (self.until is not None and perf_counter() >= self.until) or not self.worker.row.may_run(self.version):
             raise BrokenOff
 
     def check(self) -> None:
-        """Run the first trajectory, the second one, and the first one again; look at infos that differ.
+        """Run the first trajectory, the second, and the first again; examine differing infos.
 
         Raises:
-            Difference: The first trajectory came out differently.
-            BrokenOff: It was broken off.
+            DifferentRun: The first trajectory had two different outcomes.
+            BrokenOff: The check was stopped.
         """
         first = self._trajectories(0, Trace())
         self._trajectories(1, Trace())
@@ -394,7 +388,7 @@ class _Run:
                 raise difference
 
     def _unstable(self) -> set[InfoKey]:
-        """Return which infos differ where new environments run the trajectory first: in these there is no memory."""
+        """Return the infos which differ even if new environments run the trajectory first, thus without memory."""
         found = []
         for _ in range(2):
             self.worker.context.rebuild()
@@ -403,7 +397,7 @@ class _Run:
         return set(found[0].info_differences(found[1]))
 
     def _trajectories(self, number: int, trace: Trace) -> Trace:
-        """Run the first or the second trajectory, of several environments one in each at a time; return their trace."""
+        """Run the first or second trajectory of each environment; return their trace."""
         worker, envs = self.worker, self.worker.environments()
         n_slots = sum(map(n_slots_of, envs))
         names = [f"trajectory {slot}" for slot in range(n_slots)]
@@ -411,7 +405,7 @@ class _Run:
             names = [f"one of trajectories 0 to {n_slots - 1}"]
         stand_ins = [_StandIn(worker.stepped(env), name, trace, self) for env, name in zip(envs, names, strict=True)]
         indices = range(number * n_slots, (number + 1) * n_slots)
-        # So the board changes from one long reset of a trajectory to the next, and the worker does not seem to hang.
+        # Shows progress on the board between long resets, so that the worker does not seem to hang.
         worker.row.words[worker.row.timesteps_word] = self.timesteps
         token = _checking.set(True)
         try:

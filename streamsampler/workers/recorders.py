@@ -1,4 +1,4 @@
-"""Make what records trajectories: those of one agent, or of several."""
+"""Make recorders of trajectories, for a single agent or for several."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from streamsampler.workers.several.recorder import JointRecorder
 
 
 def recorder_for(env: Any, table: Table | None, allocate: Allocate = np.empty) -> RolloutRecorder:
-    """Return what records trajectories in an environment.
+    """Return a recorder for an environment's trajectories.
 
     Args:
         env: The environment.
-        table: Where several agents sit; None if that is said later, with `JointRecorder.sit_at`, or there is one agent.
+        table: The table of several agents; None for a single agent, or to set it later with `JointRecorder.sit_at`.
         allocate: See `WorkerContext`.
     """
     if (several := agents_of(env)) is None:

@@ -1,4 +1,7 @@
-"""Check and keep what a call is given for its trajectories: seeds, and options of resets."""
+"""Check and store a call's seeds, reset options and tasks, and reset environments with them.
+
+`Resets` travels to workers with a `Start`. `Standings` records the environments of fragments, to restore them.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +29,16 @@ ResetOptions: TypeAlias = Options | Sequence[Options | None]
 
 
 class Standing(NamedTuple):
-    """Where one environment of fragments stands, for a worker that takes it over.
+    """Holds the state of an environment of fragments, for a worker which restores it.
 
     Attributes:
-        episode: The number of the episode that goes on; of the next one if none does.
-        state: Where that one stands; None if none goes on.
-        actions: Its actions so far; None where they are not known any more.
+        episode: The number of the suspended episode, or else of the next.
+        state: The state of the suspended episode; None without one.
+        actions: Its actions so far; None if they are no longer stored.
         agent: See `EnvFragment.agent`.
-        options: Those that the episode was reset with; None for none.
-        agent_is_replaced: Whether the agent was replaced since then: then it is reset, and the state is the old one's.
+        options: The episode's reset options; None for none.
+        agent_is_replaced: Whether the agent was replaced since: the new agent is reset, and the state is the old
+            agent's.
     """
 
     episode: int
@@ -47,16 +51,16 @@ class Standing(NamedTuple):
 
 @dataclass(frozen=True)
 class FragmentOrder:
-    """What a call for fragments says.
+    """Holds the arguments of a call for fragments.
 
     Attributes:
-        n_timesteps: How many timesteps of each environment.
-        n_envs: How many environments all workers have together. Groups of as many as a worker runs side by side
-            belong to the workers in turn.
-        base_version: The agent version in which the environments began. Episode k of environment e has the seed of
-            trajectory `e + k * n_envs` of that version.
-        standings: By environment, where those stand that the worker is to take over; others are new.
-        restore_limit: Episodes with more timesteps are not restored.
+        n_timesteps: Number of timesteps in each environment.
+        n_envs: Number of environments of all workers together. Groups as large as a worker runs side by side belong to
+            the workers in turn.
+        base_version: The agent version in which the environments started. Episode k of environment e has the seed of
+            trajectory `e + k * n_envs` of this version.
+        standings: The states of environments to restore, by number; all others are new.
+        restore_limit: Longer episodes are not restored.
     """
 
     n_timesteps: int
@@ -68,18 +72,18 @@ class FragmentOrder:
 
 @dataclass(frozen=True)
 class Resets:
-    """The seeds and the reset options of a call's trajectories, by index; or, of fragments, what to go on with.
+    """Holds a call's seeds and reset options by trajectory index, or its order of fragments.
 
     Attributes:
-        seeds: Seeds that were given; None where the sampler's own are used.
-        options: The same options for all, a tuple with those of each trajectory, or None.
-        fragments: What a call for fragments says; None for whole trajectories.
-        tasks: What is set before resets, one for all trajectories of a task; None for nothing.
-        n_of_task: How many consecutive trajectories have the same task.
-        version: The agent version, where tickets have another number for it (see `Ticket`); None where they have not.
-        first: The index of the call's first trajectory, which has the first of what is given for each.
-        sections: Which indices of the call are trajectories of which task, where workers run several; all else here
-            goes by the tasks' own indices.
+        seeds: The user's seeds; None for the sampler's own.
+        options: Options common to all trajectories, a tuple with each trajectory's own, or None.
+        fragments: The order of a call for fragments; None for whole trajectories.
+        tasks: Values set before resets, each for all trajectories of a task; None without tasks.
+        n_of_task: Number of consecutive trajectories of the same task.
+        version: The agent version if tickets use another number (see `Ticket`); otherwise None.
+        first: The index of the call's first trajectory, to which the first seed, options and task belong.
+        sections: The tasks of the call's indices where workers run several tasks; all other attributes then use each
+            task's own indices.
     """
 
     seeds: tuple[int, ...] | None = None
@@ -95,8 +99,8 @@ class Resets:
         """Return the seeds of trajectories.
 
         Args:
-            derived: The sampler's own, which are used where none are given. A check runs trajectories that no seed is
-                given for.
+            derived: The sampler's own seeds, used without user's seeds. A check runs trajectories beyond the user's
+                seeds.
             indices: Trajectory indices.
         """
         if self.fragments is not None:
@@ -111,7 +115,7 @@ class Resets:
         return [self.seeds[index - self.first] if index in given else derived[index] for index in indices]
 
     def options_of(self, index: int) -> dict[str, Any] | None:
-        """Return a copy of a trajectory's options, which its environment may change; None if it has none."""
+        """Return a copy of a trajectory's options, which its environment may modify; None without options."""
         if isinstance(self.options, tuple):
             return copy.deepcopy(self.options[(index - self.first) % len(self.options)])
         return copy.deepcopy(self.options)
@@ -123,17 +127,20 @@ class Resets:
 
     @property
     def says_only_version(self) -> bool:
-        """Whether it says which version the trajectories are of, and nothing of how they start."""
+        """Whether only the version is set, and nothing about resets."""
         return self.version is not None and self.seeds is None and self.options is None
 
     @property
     def changes_resets(self) -> bool:
-        """Whether there are tasks or options."""
+        """Whether the call has tasks or options."""
         return self.options is not None or self.tasks is not None
 
     @property
     def kind_of_tasks(self) -> Hashable:
-        """What tasks leave in an environment, which tasks of the same kind replace; None if there are no tasks."""
+        """The part of an environment which tasks change; None without tasks.
+
+        Tasks of the same kind overwrite each other's changes.
+        """
         if self.tasks is None:
             return None
         first = self.tasks[0]
@@ -141,25 +148,24 @@ class Resets:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether a trajectory has something that no other one has."""
+        """Whether a trajectory has a seed, options or a task of its own."""
         return self.seeds is not None or isinstance(self.options, tuple) or self.tasks is not None
 
     @property
     def n_replaceable(self) -> int | None:
-        """How many consecutive trajectories have one task, of which others can take the places of those left out.
+        """Number of consecutive trajectories of a task which can replace each other's dropped trajectories.
 
-        None if there are no tasks, or each trajectory has a seed or options of its own.
+        None without tasks, or if each trajectory has a seed or options of its own.
         """
         is_one_of_a_kind = self.seeds is not None or isinstance(self.options, tuple)
         return None if self.tasks is None or is_one_of_a_kind else self.n_of_task
 
     @property
     def vector_arguments(self) -> dict[str, Any]:
-        """The options that a vector environment's `reset` gets, as keyword arguments.
+        """Keyword arguments for a vector environment's `reset`.
 
         Raises:
-            UsageError: Each trajectory has its own, or the options have the key that says what to reset; or there are
-                tasks.
+            UsageError: Each trajectory has its own options, or the options contain "reset_mask", or the call has tasks.
         """
         if self.tasks is not None:
             raise UsageError(
@@ -179,19 +185,19 @@ class Resets:
 
 
 def given_resets(n_trajectories: Any, seeds: Any, reset_options: Any, tasks: Any = None) -> tuple[int, Resets | None]:
-    """Return what `obtain_trajectories` was given: how many trajectories, and what is said of them.
+    """Check the arguments of `obtain_trajectories`; return the number of trajectories and their resets.
 
     Args:
-        n_trajectories: How many; None for as many as there are seeds.
+        n_trajectories: Number of trajectories; None for the number of seeds.
         seeds: None, or integers of at least 0.
         reset_options: None, a dict, or a sequence with a dict or None for each trajectory.
-        tasks: None, or a sequence of tasks, each of which has `n_trajectories` trajectories.
+        tasks: None, or a sequence of tasks with `n_trajectories` trajectories each.
 
     Returns:
-        How many trajectories there are in all, and what is said of them.
+        The total number of trajectories, and their resets.
 
     Raises:
-        UsageError: An argument cannot work, or they are not of one length.
+        UsageError: An argument is invalid, or lengths differ.
     """
     if tasks is not None:
         tasks = _checked_tasks(tasks)
@@ -211,28 +217,28 @@ def given_resets(n_trajectories: Any, seeds: Any, reset_options: Any, tasks: Any
 
 
 def tasks_in_turn(tasks: Any, given: Resets | None) -> Resets | None:
-    """Return what a call says of its trajectories, of which each has the task after the one before, and so on again.
+    """Add tasks to a call's resets: consecutive trajectories cycle through them.
 
     Args:
         tasks: None, or a sequence of tasks.
-        given: What the call says besides.
+        given: The call's other resets.
 
     Raises:
-        UsageError: They are no tasks.
+        UsageError: The tasks are invalid.
     """
     return given if tasks is None else replace(given or Resets(), tasks=_checked_tasks(tasks))
 
 
 def tasks_as_recorded(tasks: Any, numbers: Mapping[int, int], given: Resets | None) -> Resets:
-    """Return what a call said whose trajectories had these tasks.
+    """Return the resets of a recorded call from its trajectories' task numbers.
 
     Args:
         tasks: The call's tasks.
-        numbers: Of trajectories that were recorded, by index, which of the tasks each had.
-        given: What the call said besides.
+        numbers: The recorded task numbers by trajectory index.
+        given: The call's other resets.
 
     Raises:
-        UsageError: They are no tasks, or none whose numbers come in such an order.
+        UsageError: The tasks are invalid, or do not fit the numbers.
     """
     checked, resets = _checked_tasks(tasks), given or Resets()
     for first in {0, min(numbers)}:
@@ -249,21 +255,21 @@ def tasks_as_recorded(tasks: Any, numbers: Mapping[int, int], given: Resets | No
 def streamed_resets(
     first: int, n_trajectories: Any, seeds: Any, reset_options: Any, tasks: Any = None
 ) -> tuple[int | None, Resets | None]:
-    """Return what a stream was given: how many trajectories from index `first` on, and what is said of them.
+    """Check a stream's arguments; return its number of trajectories from index `first` on, and their resets.
 
     Args:
         first: The first index.
-        n_trajectories: How many; None for as many as there are, or without end. With tasks, how many each of them has,
-            from index 0 on.
+        n_trajectories: Number of trajectories; None for as many as the other arguments cover, or without end. With
+            tasks, the number for each, from index 0 on.
         seeds: None, or integers of at least 0, from index 0 on.
         reset_options: None, a dict, or a sequence with a dict or None for each index.
         tasks: None, or a sequence of tasks.
 
     Returns:
-        How many trajectories, None without end; and the seeds and the options.
+        The number of trajectories, None without end; and their resets.
 
     Raises:
-        UsageError: An argument cannot work, or they do not agree.
+        UsageError: An argument is invalid, or the arguments disagree.
     """
     if tasks is not None:
         of_all, resets = given_resets(n_trajectories, seeds, reset_options, tasks)
@@ -285,10 +291,10 @@ def streamed_resets(
 
 
 def common_resets(reset_options: Any) -> Resets | None:
-    """Return what a call was given that has one dict of options for all its trajectories, or None.
+    """Return the resets of a call with at most a single dict of options for all trajectories.
 
     Raises:
-        UsageError: It is something else.
+        UsageError: `reset_options` is neither a dict nor None.
     """
     if reset_options is None:
         return None
@@ -351,20 +357,16 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else f"a {type(value).__qualname__}"
 
 
-# ----------------------------------------------------------------------
-# Set tasks of environments before the resets of a call's trajectories.
-
-
 TASK_INDEX = "task_index"
 _ADVICE = "rename it with a wrapper; with tasks=[…] this info says which task a trajectory has"
 
 
 def reset_function(env: AnyEnv, resets: Resets | None, indices: Iterable[int]) -> Callable[..., Any]:
-    """Return what resets an environment for one trajectory after the other, from their seeds, as a call says.
+    """Return a function which resets an environment for the given trajectories in order, from their seeds.
 
     Args:
-        env: The environment, whose own `reset` it is where the call says nothing.
-        resets: What the call says.
+        env: The environment; without options or tasks its own `reset` is returned.
+        resets: The call's resets.
         indices: The trajectories.
     """
     if resets is None or not resets.changes_resets:
@@ -375,14 +377,14 @@ def reset_function(env: AnyEnv, resets: Resets | None, indices: Iterable[int]) -
 
 @dataclass(frozen=True, slots=True)
 class ResetOrder:
-    """How a trajectory begins.
+    """Holds a trajectory's reset arguments.
 
     Attributes:
         index: Its index.
         seed: Its seed.
-        options: The options of the reset, which the environment may change; None for none.
-        task: What is set before the reset, if it has a task; the environment may change it, too.
-        task_number: The number of the task; None if it has none.
+        options: The reset options, which the environment may modify; None for none.
+        task: The task value to set before the reset; the environment may modify it.
+        task_number: The number of the task; None without a task.
     """
 
     index: int
@@ -393,7 +395,7 @@ class ResetOrder:
 
 
 def order_of(index: int, seed: int, resets: Resets | None) -> ResetOrder:
-    """Return how a trajectory begins of whose call `resets` says how all of them do."""
+    """Return a trajectory's reset arguments from its call's resets."""
     if resets is None or not resets.changes_resets:
         return ResetOrder(index, seed)
     if resets.tasks is None:
@@ -403,22 +405,22 @@ def order_of(index: int, seed: int, resets: Resets | None) -> ResetOrder:
 
 
 def reset_one(env: AnyEnv, resets: Resets | None, index: int, seed: int) -> Any:
-    """Reset an environment for a trajectory, as a call says; see `carry_out`."""
+    """Reset an environment for a trajectory with its call's resets; see `carry_out`."""
     if resets is None or not resets.changes_resets:
         return env.reset(seed=seed)
     return carry_out(env, order_of(index, seed, resets))
 
 
 def carry_out(env: AnyEnv, order: ResetOrder) -> Any:
-    """Reset an environment for a trajectory: set its task first if it has one, and pass its options.
+    """Reset an environment for a trajectory: set its task first, and pass its options.
 
     Raises:
-        UsageError: The environment takes no such task.
+        UsageError: The environment does not accept the task.
     """
     reset = env.reset if order.options is None else partial(env.reset, options=order.options)
     if order.task_number is None:
         return reset(seed=order.seed)
-    if (call_on_thread := getattr(env, "call_on_thread", None)) is not None:  # of `ThreadedEnv`
+    if (call_on_thread := getattr(env, "call_on_thread", None)) is not None:  # `ThreadedEnv`
         return _carried_out(call_on_thread(partial(_set_task, order)), reset, order)
     drawn = _set_task(order, env)
     return then(reset(seed=order.seed), lambda result: _with_task(result, order, drawn))
@@ -430,7 +432,7 @@ async def _carried_out(setting: Awaitable[Any], reset: Callable[..., Any], order
 
 
 def _set_task(order: ResetOrder, env: AnyEnv) -> Any:
-    """Set a trajectory's task; return the parameters that were drawn, None where none are."""
+    """Set a trajectory's task; return the drawn parameters, or None."""
     task = order.task
     if isinstance(task, SetParameters):
         if getattr(env, "has_wrapper_attr", lambda _: False)("parameters_in_force"):
@@ -446,31 +448,27 @@ def _set_task(order: ResetOrder, env: AnyEnv) -> Any:
 
 
 def _with_task(result: Any, order: ResetOrder, drawn: Any) -> Any:
-    """Return the result of a reset with the task's number, and the parameters that were drawn, in its info."""
+    """Return a reset's result with the task's number and the drawn parameters in its info."""
     if drawn is not None:
         result = with_info(result, order.task.info_key, drawn, "pass SetParameters(…, info_key=…) another name")
     return with_info(result, TASK_INDEX, order.task_number, _ADVICE)
 
 
-# ----------------------------------------------------------------------
-# Keep where the environments of fragments stand, and the actions of their episodes, to restore them from.
-
-
 class Standings:
-    """Where each environment of fragments stands after the last fragment that is known of it, by its number.
+    """Records each environment's state after its last reported fragment, and the actions of its suspended episode.
 
     Args:
-        agents_stay: Whether environments may be lost and their agents are not: then actions are kept whatever agents
-            can say of themselves.
+        agents_stay: Whether agents survive the loss of environments: actions are then stored even if agents are not
+            restorable.
     """
 
     def __init__(self, *, agents_stay: bool = False) -> None:
         self._agents_stay = agents_stay
         self._standings: dict[int, Standing] = {}
-        self._actions: dict[int, list[Tree]] = {}  # of the episodes that go on
+        self._actions: dict[int, list[Tree]] = {}  # of the suspended episodes
 
     def known(self, numbers: Container[int]) -> dict[int, Standing]:
-        """Return where those of some environments stand that are known, with the actions of their episodes."""
+        """Return the recorded states of some environments, with the actions of their episodes."""
         return {
             number: standing._replace(actions=self.actions_of(number))
             for number, standing in self._standings.items()
@@ -478,7 +476,7 @@ class Standings:
         }
 
     def put(self, standings: Mapping[int, Standing]) -> None:
-        """Take in where some environments stand, with the actions of their episodes."""
+        """Replace the states of some environments and the actions of their episodes."""
         for number, standing in standings.items():
             self._standings[number] = standing._replace(actions=None, agent_is_replaced=False)
             self._actions.pop(number, None)
@@ -486,24 +484,24 @@ class Standings:
                 self._actions[number] = [standing.actions]
 
     def episode_of(self, number: int) -> int:
-        """Return the number of the episode that goes on in an environment; -1 if none does."""
+        """Return the number of an environment's suspended episode; -1 without one."""
         standing = self._standings.get(number)
         return -1 if standing is None or standing.state is None else standing.episode
 
     def actions_of(self, number: int) -> Tree | None:
-        """Return the actions of the episode that goes on, leaves of (n, …); None where they are not kept."""
+        """Return the actions of an environment's suspended episode, leaves of (n, …); None if not stored."""
         if number not in self._actions:
             return None
         self._actions[number] = [trees.concatenate(self._actions[number])]
         return self._actions[number][0]
 
     def record(self, rollouts: Rollouts, options: dict[str, Any] | None, restore_limit: int) -> None:
-        """Take in where environments stand after a fragment.
+        """Record the states of environments after a fragment.
 
         Args:
             rollouts: The fragment.
-            options: What the episodes were reset with that began in it.
-            restore_limit: Of episodes with more timesteps, no actions are kept.
+            options: The reset options of episodes which started in it.
+            restore_limit: Actions of longer episodes are not stored.
         """
         stop, lengths = 0, rollouts.lengths.tolist()
         ends = list(accumulate(lengths))

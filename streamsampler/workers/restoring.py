@@ -1,4 +1,8 @@
-"""Restore an episode after a loss: apply its actions again, and compare what the environment says."""
+"""Restore a lost episode: apply its actions in a new script, and compare digests of observations and rewards.
+
+Also: actions as the environment receives them (`Rounding`, `own_copy`), and the owners of environments with suspended
+episodes (`claim`, `release`).
+"""
 
 from __future__ import annotations
 
@@ -31,15 +35,11 @@ from streamsampler.workers.explain import summary_of
 from streamsampler.workers.resets import Resets, Standing, reset_one
 from streamsampler.workers.vec.rows import singles_of
 
-# ----------------------------------------------------------------------
-# Make of an agent's action what its environment gets: a copy, and where that is asked for of the space's dtypes.
+# An environment receives a copy of the agent's action: it may modify the action, for example clip it in place, and with
+# the agent's own array later trajectories would depend on earlier ones.
 #
-# An environment may change its action, such as clip it in place. Were that the agent's own array, trajectories would
-# depend on those that the worker ran before.
-#
-# Where an agent returns floats of 64 bits, and the space has 32, an environment that gets the former does something
-# that the recorded actions alone cannot repeat: an episode of fragments that is lost with its worker could not be
-# restored.
+# For fragments the copy also has the space's dtype. If the agent returned float64 for a float32 space, the recorded
+# float32 action would not repeat the environment's computation, and a lost episode could not be restored.
 
 
 Round = Callable[[Any], Any]
@@ -50,11 +50,11 @@ def _unchanged(action: Any) -> Any:
 
 
 class Rounding(NamedTuple):
-    """How actions get the floats of their space.
+    """Converts actions to the floats of their space.
 
     Attributes:
-        dtype: What has this dtype need not be looked at; None where nothing need be.
-        round: Returns an action with the dtypes of the space: the same object where it has them.
+        dtype: Actions of this dtype need no conversion; None if no action does.
+        round: Returns an action with the dtypes of the space: the same object if it has them.
     """
 
     dtype: np.dtype[Any] | None
@@ -62,14 +62,14 @@ class Rounding(NamedTuple):
 
 
 AS_GIVEN = Rounding(None, _unchanged)
-"""Leaves actions as the agent returned them."""
+"""Converts nothing."""
 
 
 _UNCHANGEABLE = np.generic, int  # written in the function, `np.generic | int` costs 120 ns in each timestep
 
 
 def own_copy(value: Any) -> Any:
-    """Return a copy of an action, an observation or an info, which those who get it may keep and change."""
+    """Return a copy of an action, an observation or an info, for a receiver which may store and modify it."""
     kind = value.__class__
     if kind is np.ndarray and not value.dtype.hasobject:
         return value.copy()
@@ -83,11 +83,11 @@ def own_copy(value: Any) -> Any:
 
 
 def rounding_for(space: AnySpace) -> Rounding:
-    """Return how actions of a space get its floats; `AS_GIVEN` where the space has none."""
+    """Return the conversion of a space's actions; `AS_GIVEN` for a space without floats."""
     function = _function_for(space, "action")
     if function is None:
         return AS_GIVEN
-    # What was unpickled may have a dtype of its own, which actions do not have. And none has the dtype of no bytes.
+    # A new dtype object, since that of an unpickled space is not identical to the actions'. No action has dtype "V".
     return Rounding(np.dtype(space.dtype.type if isinstance(space, gym_spaces.Box) else "V"), function)
 
 
@@ -115,7 +115,7 @@ def _of_floats(leaf: Leaf) -> Round:
             if value.dtype == dtype:
                 return value
             if shape and value.shape == shape and value.dtype.kind == "f":
-                # What is too large becomes infinite here; the recorder has it as it was, and raises.
+                # Values out of range become infinite here; the recorder receives the original, and raises.
                 return value.astype(dtype)
         elif value.__class__ is generic:
             return value
@@ -125,7 +125,7 @@ def _of_floats(leaf: Leaf) -> Round:
 
 
 def _of_agents(spaces: SpacesOfAgents) -> Round:
-    """Return what changes the actions of those agents that act."""
+    """Return a function which converts the actions of all acting agents."""
     functions: dict[str, Round | None] = {}
 
     def rounded(actions: Any) -> Any:
@@ -140,7 +140,7 @@ def _of_agents(spaces: SpacesOfAgents) -> Round:
 
 
 def _of_parts(functions: Mapping[Any, Round]) -> Round:
-    """Return what changes the parts of a Dict or Tuple that have floats."""
+    """Return a function which converts those parts of a Dict or Tuple which have floats."""
 
     def rounded(action: Any) -> Any:
         parts = {key: function(action[key]) for key, function in functions.items()}
@@ -153,20 +153,16 @@ def _of_parts(functions: Mapping[Any, Round]) -> Round:
     return rounded
 
 
-# ----------------------------------------------------------------------
-
-
 _LARGE_ROW = 512
-"""From so many bytes of a row on, a row's words are added up with weights first: crc32 takes 26 µs for an image of 28
-kB, and this a twentieth of it. So each byte of each observation can be compared, whatever its size: an environment that
-differs may do so in few observations, or late."""
+"""Rows of at least this many bytes are reduced to a weighted sum of their words first: crc32 takes 26 µs for an image
+of 28 kB, the sum a twentieth. Thus every byte is compared: an environment may differ in few observations, or late."""
 
 
 class AbandonedError(Exception):
     """The call ended while an episode was being restored.
 
     Args:
-        ran: How many timesteps were run for that.
+        ran: Number of timesteps run for the restoration.
     """
 
     def __init__(self, ran: int) -> None:
@@ -175,11 +171,11 @@ class AbandonedError(Exception):
 
 
 class NotRestoredError(Exception):
-    """An episode came out differently when its actions were applied again, or something raised.
+    """An episode's actions led to another result when applied again, or user code raised.
 
     Args:
-        why: What is wrong.
-        ran: How many timesteps were run for that.
+        why: The reason.
+        ran: Number of timesteps run for the restoration.
     """
 
     def __init__(self, why: str, ran: int = 0) -> None:
@@ -189,12 +185,12 @@ class NotRestoredError(Exception):
 
 @contextlib.contextmanager
 def no_failure(whose: str) -> Iterator[None]:
-    """Turn what user code raises in the block into a `NotRestoredError`, since not the call fails, but the episode.
+    """Replace user code's exceptions in the block by `NotRestoredError`: the episode is lost, and the call continues.
 
-    A `WorkerError` is no such thing: it is about processes, or about other environments that are in them.
+    A `WorkerError` passes through: it concerns processes, or other environments in them.
 
     Args:
-        whose: Who raises, such as "its environment".
+        whose: The code which raises, such as "its environment".
     """
     try:
         yield
@@ -205,10 +201,10 @@ def no_failure(whose: str) -> Iterator[None]:
 
 
 class Compared(NamedTuple):
-    """The arrays that are compared after a loss.
+    """Holds the arrays which are compared after a loss.
 
     Attributes:
-        timesteps: Those of all timesteps that were recorded, (t, ...): the rewards, and the leaves of observations.
+        timesteps: Arrays of all recorded timesteps, (t, ...): the rewards, and the leaves of observations.
         last: The leaves of last observations, (n, ...).
     """
 
@@ -217,7 +213,6 @@ class Compared(NamedTuple):
 
 
 def compared_of(rollouts: Rollouts) -> Compared:
-    """Return the arrays of rollouts that are compared after a loss."""
     observations, last = (
         [leaf for _, leaf in trees.leaves(tree)] for tree in (rollouts.observations, rollouts.last_observations)
     )
@@ -225,11 +220,11 @@ def compared_of(rollouts: Rollouts) -> Compared:
 
 
 class OfAgent(NamedTuple):
-    """What one of several agents did in an episode.
+    """Holds the arrays of one of several agents in an episode.
 
     Attributes:
         agent: Its id, or its number.
-        arrays: Those of its timesteps: the rewards, and the leaves of observations.
+        arrays: Arrays of its timesteps: the rewards, and the leaves of observations.
     """
 
     agent: Any
@@ -237,7 +232,7 @@ class OfAgent(NamedTuple):
 
 
 def compared_of_agents(rollouts: Rollouts) -> dict[int, list[OfAgent]]:
-    """Return the arrays of each of several agents that are compared after a loss, by position of the episode."""
+    """Return the arrays of each of several agents, by the episode's position."""
     found: dict[int, list[OfAgent]] = {}
     for played in rollouts.policies:
         compared, ends = compared_of(played.rollouts), np.cumsum([0, *played.rollouts.lengths]).tolist()
@@ -250,31 +245,31 @@ def compared_of_agents(rollouts: Rollouts) -> dict[int, list[OfAgent]]:
 
 
 class Digests:
-    """The digests of an episode's observations and rewards, which grow with it, in whatever pieces they come."""
+    """Accumulates digests of an episode's observations and rewards, independent of the division into pieces."""
 
     def __init__(self) -> None:
         self._sums: list[int] = []
         self._of_agents: dict[Any, list[int]] = {}
 
     def add(self, compared: Compared, start: int, stop: int, agents: Iterable[OfAgent] = ()) -> None:
-        """Take in the episode's next timesteps.
+        """Add the episode's next timesteps.
 
         Args:
-            compared: What `compared_of` returns.
-            start: The first of these timesteps among all that were recorded.
-            stop: The one after the last.
-            agents: What each of several agents did in them.
+            compared: The result of `compared_of`.
+            start: The first of these timesteps among all recorded ones.
+            stop: The end of these timesteps.
+            agents: The arrays of each of several agents in them.
         """
         self._sums = _digests([array[start:stop] for array in compared.timesteps], self._sums)
         for agent, arrays in agents:
             self._of_agents[agent] = _digests(arrays, self._of_agents.get(agent, []))
 
     def values(self, compared: Compared, position: int) -> tuple[int, ...]:
-        """Return the digests so far, and of what the last action led to, from which the episode goes on.
+        """Return the digests so far, including the observation after the last action.
 
         Args:
-            compared: What `compared_of` returns.
-            position: The position of the episode among all that were recorded.
+            compared: The result of `compared_of`.
+            position: The position of the episode among all recorded ones.
         """
         of_rewards, *sums = self._sums
         rows = slice(position, position + 1)
@@ -288,7 +283,7 @@ def _digests(arrays: Sequence[Array], so_far: list[int]) -> list[int]:
 
 
 def _digest(rows: Array, so_far: int) -> int:
-    """Return the digest of some rows and of those before, of which it takes the digest: another one if a byte is."""
+    """Return the digest of earlier rows, `so_far`, continued by these rows. A change of any byte changes it."""
     if rows.dtype.hasobject:
         for row in rows:
             so_far = digest((row,), so_far)
@@ -299,11 +294,10 @@ def _digest(rows: Array, so_far: int) -> int:
 
 
 def _weighted_sums(rows: Array) -> Array:
-    """Return the sum of each row's words, multiplied by weights."""
     as_bytes = np.ascontiguousarray(rows).reshape(len(rows), -1).view(np.uint8)
     n_words, n_left = divmod(as_bytes.shape[1], 8)
     weights = _weights(n_words + 1)
-    # `einsum`, because it takes half the time of `@`, which is made for floats.
+    # `einsum` takes half the time of `@`, which is optimised for floats only.
     sums: Array = np.einsum("ij,j->i", as_bytes[:, : 8 * n_words].view(np.uint64), weights[:-1])
     if n_left:
         left = np.zeros((len(rows), 8), np.uint8)
@@ -314,18 +308,18 @@ def _weighted_sums(rows: Array) -> Array:
 
 @functools.cache
 def _weights(n: int) -> NDArray[np.uint64]:
-    """Return n odd numbers, the same in each process: multiplied by an odd number, a word that differs still does."""
+    """Return n odd numbers, equal in each process: multiplication by an odd number maps different words differently."""
     return np.random.RandomState(0).randint(0, 1 << 63, n, np.uint64) | np.uint64(1)
 
 
 class RestoredEpisode(NamedTuple):
-    """An episode that was restored.
+    """Holds a restored episode.
 
     Attributes:
-        script: Its script, cut at the observation that the next action is chosen on.
-        end: Where the last action led.
-        digests: Of the observations and rewards so far.
-        n_timesteps: The timesteps that were run for it.
+        script: Its script, suspended at the observation for the next action.
+        end: The result of the last action.
+        digests: Digests of the observations and rewards so far.
+        n_timesteps: Number of timesteps run for the restoration.
     """
 
     script: Script
@@ -345,25 +339,25 @@ def apply_actions(
     recorder: RolloutRecorder | None = None,
     begin: Callable[[int], None] | None = None,
 ) -> Pendings[RestoredEpisode]:
-    """Drive a new script with an episode's actions.
+    """Drive a new script with an episode's recorded actions.
 
     Args:
         env: The environment.
-        seed: The episode's seed; the global generators are seeded with it already.
-        standing: Where the episode stands, with its actions, (n, *A), and options.
-        row: The worker's row of the board, where progress shows.
+        seed: The episode's seed; the caller has seeded the global generators with it.
+        standing: The environment's state, with the episode's actions, (n, *A), and options.
+        row: The worker's row of the board, for progress.
         spaces: Observation and action space.
-        version: The agent version in hand: where it may not run any more, nothing is restored.
-        limit: The number of timesteps that the episode may have; None for any.
-        recorder: Records it; None for a recorder of one agent.
-        begin: Lets several agents begin after the reset.
+        version: The current agent version; the restoration stops when it may no longer run.
+        limit: Maximum number of timesteps of the episode; None for any.
+        recorder: Records it; None for a recorder of a single agent.
+        begin: Starts several agents after the reset.
 
     Raises:
-        NotRestoredError: What the environment says is not what it said before; or it raised.
-        AbandonedError: The version may not run any more.
+        NotRestoredError: Observations or rewards differ from the recorded ones, or user code raised.
+        AbandonedError: The version may no longer run.
 
     Yields:
-        What the environment returned, which may have to be awaited.
+        Results of the environment, which may be pending.
     """
     recorder, state = recorder or RolloutRecorder(*spaces), standing.state
     assert state is not None
@@ -393,7 +387,7 @@ def apply_actions(
 def _applied(
     script: Script, actions: Iterable[Any], recorder: RolloutRecorder, row: WorkerRow, version: int
 ) -> Pendings[End]:
-    """Drive a script with actions; return its end, or where it is cut after the last one."""
+    """Drive a script with actions; return its end, or its cut after the last action."""
     try:
         pending = next(script)
         script.send((yield pending))
@@ -415,47 +409,44 @@ def _applied(
     return cut
 
 
-# ----------------------------------------------------------------------
-# Refuse environments that a factory hands out again: what steps one would step the other.
-#
-# Whole trajectories, one after the other, do without; several that run at the same time do not. Nor do episodes that
-# go on from call to call: of these, the workers of one process take turns.
+# A factory may return the same environment again. Whole trajectories in sequence can share it. Trajectories which run at
+# the same time cannot, nor can suspended episodes, since several workers of a process take turns.
 
 
 _owners: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-"""Who runs episodes in an environment, which the owner keeps alive, so that no other one has its id."""
+"""The owner of each environment by id. Owners keep their environments alive, so ids stay unique."""
 
 
 def are_one(one: Any, other: Any) -> bool:
-    """Return whether two environments are the same below their wrappers."""
+    """Return whether two environments are identical below their wrappers."""
     return one.unwrapped is other.unwrapped
 
 
 def refuse_copies_of(env: Any, others: Iterable[Any], update: EnvUpdate) -> None:
-    """Refuse an environment that is one of others.
+    """Raise if an environment is identical to one of others.
 
     Args:
         env: The environment.
         others: The others.
-        update: What gave it.
+        update: The update which returned it.
 
     Raises:
-        UsageError: It is one of them.
+        UsageError: It is identical to one of them.
     """
     if any(are_one(env, other) for other in others):
         raise _error(env, update)
 
 
 def claim(env: AnyEnv, owner: Any, update: Callable[[], EnvUpdate]) -> None:
-    """Claim an environment for the episodes that go on in it.
+    """Claim an environment for the episodes of an owner.
 
     Args:
         env: The environment.
-        owner: Who keeps it, until `release`.
-        update: Returns what gave the environment.
+        owner: Its owner until `release`.
+        update: Returns the update which made the environment, for the message.
 
     Raises:
-        UsageError: Other episodes go on in it in this process.
+        UsageError: The environment has another owner in this process.
     """
     key = id(env.unwrapped)
     if key in _owners:
@@ -464,7 +455,7 @@ def claim(env: AnyEnv, owner: Any, update: Callable[[], EnvUpdate]) -> None:
 
 
 def release(owner: Any) -> None:
-    """Give up all environments that `owner` has claimed."""
+    """Release all environments of an owner."""
     for key in [key for key, known in _owners.items() if known is owner]:
         _owners.pop(key, None)
 
@@ -472,11 +463,11 @@ def release(owner: Any) -> None:
 def close_all(
     envs: Iterable[AnyEnv | AnyVectorEnv], but: Sequence[Any] = (), close: Callable[[Any], None] = close_env
 ) -> None:
-    """Close environments; whatever they raise comes after all are closed.
+    """Close environments; raise errors after all are closed.
 
     Args:
         envs: The environments.
-        but: Those among them that stay open.
+        but: Environments to leave open.
         close: Closes an environment.
     """
     with contextlib.ExitStack() as closing:

@@ -1,4 +1,4 @@
-"""Let a subclass of the default worker override the steps of its loop, and show a script's trajectory to hooks."""
+"""Make the default worker's loop overridable in four methods, and show trajectories to hooks."""
 
 from __future__ import annotations
 
@@ -21,18 +21,17 @@ SEAMS = ("begin_trajectory", "before_step", "after_step", "end_trajectory")
 
 
 class WorkerWithSeams(Worker):
-    """A worker of one environment, with four methods that a subclass may override; see the module's docstring."""
+    """Declares the four methods around a timestep which a subclass of `DefaultWorker` may override."""
 
     @classmethod
     def overrides_seams(cls) -> bool:
-        """Return whether a subclass overrides one of the four methods."""
         return any(getattr(cls, name) is not getattr(WorkerWithSeams, name) for name in SEAMS)
 
     def begin_trajectory(self, context: TrajectoryContext) -> tuple[Any, dict[str, Any]]:
         """Seed the global generators, reset the environment and then the agent.
 
         Args:
-            context: The trajectory that begins.
+            context: The new trajectory.
 
         Returns:
             The first observation, and the reset's info.
@@ -46,40 +45,40 @@ class WorkerWithSeams(Worker):
         return observation, info
 
     def before_step(self, context: TrajectoryContext) -> tuple[Any, dict[str, Any]]:
-        """Ask the agent for an action on `TrajectoryContext.observation`, which is recorded already.
+        """Return the agent's action for `TrajectoryContext.observation`, which is already recorded.
 
         Args:
-            context: The trajectory in hand.
+            context: The current trajectory.
 
         Returns:
-            The action that is recorded and that the environment gets, and the agent's info.
+            The action, for the record and the environment, and the agent's info.
         """
         if not context.takes_mask:
             return context.agent.get_action(context.observation)
         return context.agent.get_action(context.observation, action_mask=context.action_mask)  # type: ignore[call-arg]
 
     def after_step(self, context: TrajectoryContext, result: Any) -> Any:  # noqa: ARG002 - for those who override it
-        """Return what is recorded of a step; by default what the environment returned.
+        """Return the step's result to record; by default the environment's own.
 
         Args:
-            context: The trajectory in hand, as it was before the step; `TrajectoryContext.action` is this step's.
-            result: What `env.step` returned: observation, reward, terminated, truncated, info.
+            context: The current trajectory, as before the step; `TrajectoryContext.action` is this step's.
+            result: The result of `env.step`: observation, reward, terminated, truncated, info.
         """
         return result
 
     def end_trajectory(self, context: TrajectoryContext) -> None:
-        """Do nothing. Called when the last timestep is recorded, and not for trajectories that raise or are abandoned.
+        """Do nothing. Called after the last timestep is recorded, except for trajectories which raise or are abandoned.
 
         Args:
-            context: The trajectory that ends.
+            context: The ending trajectory.
         """
 
 
 def refuse_ignored_seams(worker_class: type[Worker]) -> None:
-    """Check that a subclass of a kind of worker of this package overrides no method that nothing would call.
+    """Check that a subclass of a worker of this package overrides no method which would never be called.
 
     Raises:
-        UsageError: It has one of the four methods, and its kind of worker does not call it.
+        UsageError: It defines one of the four methods, and its kind of worker does not call it.
     """
     package = __package__.partition(".")[0]
     kinds = [kind for kind in worker_class.__mro__ if kind is not Worker and kind.__module__.startswith(f"{package}.")]
@@ -92,15 +91,15 @@ def refuse_ignored_seams(worker_class: type[Worker]) -> None:
 
 
 class ShownTrajectory:
-    """Shows a script's trajectory to hooks: an episode starts and ends once, in whichever calls.
+    """Shows a script's trajectory to hooks. An episode starts and ends once, possibly in different calls.
 
     Args:
-        worker: The worker, whose phase names the hook that is being called.
+        worker: The worker; its phase names the current hook.
         caller: Calls the hooks.
 
     Attributes:
-        context: The trajectory in hand; None between trajectories: what is found wrong after the end is not shown.
-        agent_info: The agent's info of the action in hand.
+        context: The current trajectory; None between trajectories, so errors found after an end are not shown.
+        agent_info: The agent's info with the current action.
     """
 
     def __init__(self, worker: Worker, caller: HookCaller) -> None:
@@ -109,13 +108,13 @@ class ShownTrajectory:
         self.agent_info: Any = None
 
     def resume(self, context: TrajectoryContext, timestep: int, kept: Kept | None, info: Any) -> None:
-        """Go on with an episode, which was shown in earlier calls.
+        """Resume an episode shown in earlier calls.
 
         Args:
             context: Its context in this call.
-            timestep: The timesteps that it had in earlier calls.
-            kept: Its metrics and memory; None if these are lost.
-            info: The info that came with its last observation.
+            timestep: Its timesteps in earlier calls.
+            kept: Its metrics and memory; None if lost.
+            info: The info of its last observation.
         """
         self.context = context
         if kept is not None:
@@ -123,20 +122,20 @@ class ShownTrajectory:
         context.info = info
 
     def kept(self) -> Kept:
-        """Return the metrics and the memory of an episode that goes on in the next call."""
+        """Return the metrics and memory of an episode suspended until the next call."""
         assert self.context is not None
         kept, self.context = self.context.kept(), None
         return kept
 
     def start(self, observation: Any, info: Any) -> None:
-        """Show a trajectory whose reset is recorded."""
+        """Show a trajectory after its reset is recorded."""
         assert self.context is not None
         self._worker.enter(Phase.RECORDING)
         self.context.observation, self.context.reset_info, self.context.info = observation, own_copy(info), info
         self._caller.start(self.context)
 
     def timestep(self, observation: Any, terminated: Any, truncated: Any, info: Any) -> None:
-        """Show a timestep that is recorded."""
+        """Show a recorded timestep."""
         context = self.context
         assert context is not None
         context.terminated, context.truncated = bool(terminated), bool(truncated)
@@ -146,10 +145,10 @@ class ShownTrajectory:
         self._caller.timestep(context)
 
     def end(self, *, limited: bool) -> None:
-        """Show the end of a trajectory, and record the metrics.
+        """Show the end of a trajectory, and record its metrics.
 
         Args:
-            limited: Whether it has as many timesteps as it may have.
+            limited: Whether it has reached `max_episode_length`.
         """
         context, worker = self.context, self._worker
         assert context is not None
@@ -166,25 +165,25 @@ class ShownTrajectory:
         self.context = None
 
     def lost(self, error: BaseException) -> None:
-        """Show an exception in a trajectory that has begun."""
+        """Show an exception in a started trajectory."""
         if self.context is not None:
             self._caller.lost(self.context, error)
 
 
 class Seams(ShownTrajectory):
-    """Stands where environment and agent stand: calls the seams of a worker, and its hooks.
+    """Replaces environment and agent in the driver: calls a worker's seams and its hooks.
 
     Args:
-        worker: The worker whose seams are called.
+        worker: The worker with the seams.
         caller: Calls the hooks.
         version: The version of the ticket.
         agent: The agent.
         env: The environment.
-        recorder: Where the trajectories are recorded.
-        reset_agent: The agent's `reset`, if it has one.
-        rounding: Gives actions the floats of their space.
-        masks: Finds masks of actions, for an agent that takes them.
-        reset: Resets the environment; None where the call says how.
+        recorder: Records the trajectories.
+        reset_agent: The agent's `reset`, or None.
+        rounding: Converts actions to the floats of their space.
+        masks: Finds action masks, for an agent with a parameter for them.
+        reset: Resets the environment; None to use the call's resets.
     """
 
     _worker: WorkerWithSeams
@@ -199,10 +198,10 @@ class Seams(ShownTrajectory):
         self._reset, self._reset_agent, self._rounding = reset, reset_agent, rounding
         self._chosen: Any = None  # an action and an info
         self._masks = masks
-        self._info: Any = None  # the last one, of which hooks have a copy
+        self._info: Any = None  # the last info; hooks receive a copy
 
     def context_of(self, index: int, seed: int) -> TrajectoryContext:
-        """Return the context of a trajectory that begins, or goes on."""
+        """Return the context of a new or resumed trajectory."""
         worker = self._worker
         return TrajectoryContext(
             self._env, self._agent, index, seed, self._version, worker.context.worker_number, self._recorder,
@@ -210,12 +209,11 @@ class Seams(ShownTrajectory):
         )  # fmt: skip
 
     def resume(self, context: TrajectoryContext, timestep: int, kept: Kept | None, info: Any) -> None:
-        """Go on with an episode, which was shown in earlier calls."""
         super().resume(context, timestep, kept, info)
         self._info = info
 
     def reset(self, *, seed: int) -> tuple[Any, dict[str, Any]]:
-        """Begin the trajectory that the worker has in hand; return the first observation, and the reset's info."""
+        """Start the worker's current trajectory; return the first observation and the reset's info."""
         worker, index = self._worker, self._worker.trajectory
         assert index is not None
         context = self.context = self.context_of(index, seed)
@@ -224,33 +222,32 @@ class Seams(ShownTrajectory):
         return context.observation, self._info
 
     def get_action(self, observation: Any) -> Any:
-        """Return what the worker's `before_step` does: an action, and the agent's info."""
+        """Return the action and info of the worker's `before_step`."""
         context = self.context
         assert context is not None
-        context.observation = observation  # hooks had a copy, and may have changed it
+        context.observation = observation  # hooks received a copy, and may have modified it
         if self._masks is not None:
             context.takes_mask, context.action_mask = True, self._masks(observation, self._info)
         self._chosen = self._worker.before_step(context)
         return self._chosen
 
     def step(self, action: Any) -> Any:
-        """Step the environment; return what the worker's `after_step` makes of it."""
+        """Step the environment; return the result of the worker's `after_step`."""
         context = self.context
         assert context is not None
         context.action, self.agent_info = self._rounding.round(self._chosen[0]), self._chosen[1]
         return self._worker.after_step(context, context.env.step(action))
 
     def timestep(self, observation: Any, terminated: Any, truncated: Any, info: Any) -> None:
-        """Show a timestep that is recorded."""
         self._info = info
         super().timestep(observation, terminated, truncated, info)
 
 
 def check_metrics(context: TrajectoryContext) -> None:
-    """Check that metrics are values by name, none of which is the name of an info of the environment's reset.
+    """Check that metrics are a dict whose names differ from those of the reset's infos.
 
     Raises:
-        UsageError: They are not.
+        UsageError: They are not a dict, or share a name.
     """
     if not isinstance(context.metrics, dict):
         raise UsageError(f"context.metrics must be a dict, values by name; a hook made it {context.metrics!r}")

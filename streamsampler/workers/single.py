@@ -1,4 +1,4 @@
-"""Drive scripts in one environment, one after the other: ask the agent for each action, and show progress."""
+"""Drive scripts in a single environment, in sequence: ask the agent for each action, and show progress."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from streamsampler.workers.restoring import AS_GIVEN, Rounding, own_copy
 from streamsampler.workers.seams import Seams
 
 _PROGRESS_SECONDS = 1e-2
-"""How old a worker's progress on the board may be. Writing a word, or reading the clock twice, in each timestep costs 1
-to 2 % of a cheap environment's speed. With a network, which pushes this code out of the processor's caches, doing so in
-one timestep of eight cost 1 %. So it is done once in as many timesteps as take about this long, with at most
-`_MOST_APART` between. `StatusBoard.request_progress` asks for each timestep."""
+"""Maximum age of a worker's progress on the board. Writing a word, or reading the clock twice, at each timestep costs 1
+to 2 % of a cheap environment's speed. With a network, which evicts this code from the processor's caches, every eighth
+timestep still cost 1 %. Hence progress is written after about this time, and at least every `_MOST_APART` timesteps.
+`StatusBoard.request_progress` requests it at each timestep."""
 _MOST_APART = 63
 WHOLE = 2**62
-"""As the timesteps of a part: it is not cut."""
+"""The timesteps of a part which is never cut."""
 
 
 class _NoClass:
-    """The class of nothing."""
+    """Is no object's class."""
 
 
 _RECORDING, _ACTION = Phase.RECORDING, Phase.ACTION
@@ -42,29 +42,29 @@ _RESET_NUMBER, _AGENT_RESET_NUMBER = phase_number(Phase.RESET), phase_number(Pha
 _ACTION_NUMBER, _STEP_NUMBER = phase_number(Phase.ACTION), phase_number(Phase.STEP)
 
 Part = tuple[int, Callable[[], object] | None, Script, Binding | None, int]
-"""A trajectory index; a function that seeds the global generators, None where these are set; the script; the binding
-that a script receives which goes on, None for a new one; and the number of timesteps after which the script is cut."""
+"""A trajectory index; a function to seed the global generators, None if their states are set; the script; the binding
+for a resumed script, None for a new script; and the number of timesteps after which the script is cut."""
 
 
 class SingleDriver:
-    """Drives scripts one after the other, with one environment and one agent.
+    """Drives scripts in sequence, with a single environment and agent.
 
     Args:
-        worker: The worker, whose board shows the progress.
-        version: The version of the ticket: where it may not run any more, the trajectory is abandoned.
+        worker: The worker; its row of the board shows the progress.
+        version: The version of the ticket: when it may no longer run, the trajectory is abandoned.
         recorder: Records the trajectories.
         env: The environment.
         reset: Resets it: `reset(seed=seed)`.
-        agent: The agent; of several agents, the `Players`.
+        agent: The agent; for several agents, the `Players`.
         reset_agent: Resets the agent with a seed; None if it has no `reset`.
-        seams: Stand where environment and agent stand, and see each timestep; None without hooks.
-        masks: Finds masks of actions, for an agent that takes them.
-        info: The info that came with the observation from which an episode goes on.
-        rounding: Gives actions the floats of their space.
+        seams: Replaces environment and agent, and receives each timestep; None without hooks.
+        masks: Finds action masks, for an agent with a parameter for them.
+        info: The info of the observation on which an episode resumes.
+        rounding: Converts actions to the floats of their space.
 
     Attributes:
         binding: For the scripts.
-        seconds: The seconds of resets, of the agent and of all else, when the drive is over.
+        seconds: The seconds of resets, of the agent and of the remainder, after `run`.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class SingleDriver:
         self.seconds = Times()
 
     def script(self, seed: int, limit: int | None) -> Script:
-        """Return a new script of a trajectory, which may have so many timesteps; None for any number."""
+        """Return a new script of a trajectory with at most `limit` timesteps; None for any number."""
         return trajectory(self._reset, self.binding, seed, self._begin_agent, limit)
 
     def _begin(self, seed: int) -> None:
@@ -104,25 +104,25 @@ class SingleDriver:
     def run(  # noqa: C901 - see below
         self, parts: Iterable[Part], take_end: Callable[[End], None] | None = None
     ) -> int:
-        """Drive scripts, each to its end, or for as many timesteps as its part may have.
+        """Drive scripts, each to its end or for the timesteps of its part.
 
-        The package's speed depends on this function and on the script, so everything that it touches is in local
-        variables. With seams each timestep is due, and shown to them.
+        The package's speed depends on this function and on the script, hence the local variables. With seams each
+        timestep is due, and shown to them.
 
         Args:
-            parts: The parts. The next one is asked for after each part.
+            parts: The parts. The next is requested after each part.
             take_end: Ends the record of a part; None for the recorder's `end`.
 
         Returns:
-            -1, or the timesteps after which a trajectory was abandoned, which the recorder still has in hand.
+            -1, or the timesteps after which a trajectory was abandoned; the recorder still holds it.
 
         Raises:
-            BaseException: What agent, environment or hooks raise; the worker has the phase and the trajectory.
+            BaseException: Any exception of agent, environment or hooks; the worker has the phase and the trajectory.
         """
         worker, recorder, agent, seams = self._worker, self._recorder, self._agent, self._seams
         version, in_action, in_recording = self._version, _ACTION, _RECORDING
         get_action, clock, record_action = self._get_action, perf_counter, recorder.record_action
-        # Where a list may not be appended to, no action has the class.
+        # If the recorder has no list of integers, `plain_action` is no action's class.
         actions, rewards = cast("list[int]", recorder.integer_actions), recorder.float_rewards
         plain_action = _NoClass if actions is None else int
         rounded_dtype, rounded = self._rounding
@@ -130,14 +130,14 @@ class SingleDriver:
         words, timesteps_word = row.words, row.timesteps_word
         phase_word, trajectory_word, index_base = row.phase_word, row.trajectory_word, row.index_base
         attention: Any = row.attention if seams is None else True
-        is_used = used()  # then each timestep is due: what user code times belongs to the phase on the board
+        is_used = used()  # then each timestep is due: times measured by user code belong to the board's phase
         n_before = due = recorder.n_timesteps
         reset_seconds = agent_seconds = step_seconds = 0.0
         phase: Phase | None = None  # None: the worker's own
         action: Any = None
         began = clock()
-        # The timestep that is due, number `due` of the ticket, looks for the part's end, shows progress on the board,
-        # is timed, and sets the next one that is due. While the sampler asks for attention, every timestep is due.
+        # At timestep number `due` of the ticket, the loop checks for the part's end, writes progress to the board,
+        # measures time, and sets the next `due`. While the sampler requests attention, every timestep is due.
         try:
             for index, seed_generators, script, binding, n_timesteps in parts:
                 worker.trajectory = index
@@ -166,7 +166,7 @@ class SingleDriver:
                     if is_due:
                         between = clock()
                         words[phase_word] = _STEP_NUMBER
-                    # `list.append` written like this is an instruction of its own: half the time of any call.
+                    # `list.append` in this form is specialised by the interpreter: half the time of any call.
                     if action.__class__ is plain_action:
                         actions.append(action)
                     else:
@@ -177,7 +177,7 @@ class SingleDriver:
                     phase = in_recording
                     if agent_info.__class__ is not dict or agent_info:
                         recorder.record_agent_info(len(rewards), agent_info)
-                    try:  # around `send`, and nothing else: a `StopIteration` of the agent is an error
+                    try:  # around `send` alone: a `StopIteration` of the agent is an error
                         observation = send(action)
                     except StopIteration as stopped:
                         end = stopped.value
@@ -186,7 +186,7 @@ class SingleDriver:
                         agent_seconds += between - before
                         step_seconds += after - between
                         apart = 0 if is_used else min(int(_PROGRESS_SECONDS / (after - before + 1e-9)), _MOST_APART)
-                        due = min(len(rewards) + (apart if due > n_before else 0), stop)  # soon shows that it runs
+                        due = min(len(rewards) + (apart if due > n_before else 0), stop)  # early first progress
                     if attention and end is None:
                         words[timesteps_word] = len(rewards)
                         if not row.may_run(version):

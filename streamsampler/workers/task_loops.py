@@ -1,8 +1,8 @@
-"""Run the tickets of several tasks in one worker: a loop for each task whose environment is open.
+"""Run the tickets of several tasks in one worker, with a loop for each task with open environments.
 
-A ticket is of one task. The loop of its task gets it as a sampler of that task alone would send it, with the task's own
-indices, and so do the worker that the loop has, its hooks and its agent. What the loop answers is sent on with the
-indices of the call. One loop has work at a time, in the order of the tickets; the others keep their environments.
+A ticket belongs to a single task. Its task's loop receives it as from a sampler of this task alone, with the task's own
+indices, as do the loop's worker, hooks and agent. The loop's answers are sent with the call's indices. Only a single
+loop has work at a time, in the order of the tickets; the others keep their environments open.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _LOG = logging.getLogger("streamsampler")
 
 @dataclass(frozen=True)
 class TaskTable:
-    """The agents and the environments of several tasks.
+    """Holds the agents and the environments of several tasks.
 
     Attributes:
-        agents: The payload of each task's agent, as the engine carries payloads; those of one agent are one.
-        environments: The same of the environments.
-        open_envs: Of how many tasks a worker has environments at most.
+        agents: Each task's agent payload, as the engine carries payloads; tasks with the same agent share it.
+        environments: Each task's environment payload.
+        open_envs: Maximum number of tasks with open environments in a worker.
     """
 
     agents: Sequence[Any]
@@ -41,28 +41,28 @@ class TaskTable:
 
 
 class LoopOfTask(Protocol):
-    """A loop for one task: a `WorkerLoop`."""
+    """Runs a single task's tickets: a `WorkerLoop`."""
 
     @property
     def has_work(self) -> bool:
-        """Whether there is a ticket to run, or a message that came while one ran."""
+        """Whether it has a ticket to run, or a message received during a ticket."""
 
     def turn(self, *, wait: bool) -> bool:
-        """Receive one message or run one ticket."""
+        """Receive a message or run a ticket."""
 
 
 class StartedFor(NamedTuple):
-    """What a loop was started for last: only tickets of the same may follow without another `Start`."""
+    """Identifies a loop's last `Start`: tickets of another version or section need another `Start`."""
 
     version: int
     section: Section
 
 
 class TaskChannel:
-    """What the loop of one task has in the place of the connection to the sampler.
+    """Replaces the connection to the sampler for the loop of a task.
 
     Args:
-        channel: That connection.
+        channel: The connection.
         loops: The loops of all tasks.
         task: The task.
 
@@ -70,10 +70,10 @@ class TaskChannel:
         interruptible: As of the connection.
         descriptor: As of the connection.
         task: The task.
-        messages: What the loop is to receive, with the task's own indices.
-        place: What the loop was started for last; None before.
-        filters: The filters that the loop has.
-        lacks: Whether the loop needs the agent and the environment: it is new, or something raised in it.
+        messages: Messages for the loop, with the task's own indices.
+        place: The loop's last `Start`; None before.
+        filters: The loop's filters.
+        lacks: Whether the loop needs agent and environment, since it is new or raised.
     """
 
     def __init__(self, channel: Channel, loops: TaskLoops, task: TaskName) -> None:
@@ -84,24 +84,24 @@ class TaskChannel:
         self.filters: Any = None
         self.lacks = True
         self._fingerprint: Fingerprint | None = None
-        self._is_told = False  # whether the sampler knows it since the loop was started last
+        self._is_told = False  # whether a report since the loop's last `Start` contained it
 
     def receive(self, *, wait: bool) -> Message | None:
-        """Return the next message; further tickets of the same section as the last one come on demand."""
+        """Return the next message; further tickets of the last section are fetched on demand."""
         del wait
         return self.messages.popleft() if self.messages else self._loops.look_ahead(self)
 
     def load(self, payload: Any) -> Any:
-        """Return the object of a payload; what the call says of its trajectories is there already."""
+        """Return the object of a payload; the call's resets are loaded already."""
         return payload.contents if isinstance(payload, _LoadedBefore) else self._channel.load(payload)
 
     def start(self, place: StartedFor, start: Start) -> None:
-        """Let the loop receive a `Start`."""
+        """Queue a `Start` for the loop."""
         self.place, self.lacks, self._is_told = place, False, False
         self.messages.append(start)
 
     def answer(self, answer: Answer, contents: Any = None) -> None:
-        """Send an answer with the indices of the call."""
+        """Send an answer with the call's indices."""
         if answer.ticket is None:
             self._loops.fail_to_close(self.task, answer, contents)
             return
@@ -122,19 +122,19 @@ class TaskChannel:
 
 
 class _LoadedBefore(NamedTuple):
-    """A payload that was loaded before."""
+    """Wraps an already loaded payload."""
 
     contents: Any
 
 
 class TaskLoops:
-    """The loops of the tasks whose environments are open.
+    """Runs the loops of the tasks with open environments.
 
     Args:
         channel: The worker's connection to the sampler.
         row: The worker's row of the board.
-        make_loop: Makes the loop of a task: takes its channel.
-        failure_of: Makes the answer to a ticket before which something raised; see `loop.failure_of`.
+        make_loop: Makes a task's loop from its channel.
+        failure_of: Makes the failure for a ticket which could not start; see `loop.failure_of`.
     """
 
     def __init__(
@@ -144,24 +144,22 @@ class TaskLoops:
         self._channel, self._row, self._make_loop, self._failure_of = channel, row, make_loop, failure_of
         self._flush: Callable[[], None] = getattr(channel, "flush", lambda: None)
         self._side = WorkerSide()
-        self._unread: deque[Message] = deque()  # what came while a loop was at work
-        self._open: dict[int, tuple[LoopOfTask, TaskChannel]] = {}  # by task, the one used last is the last one
-        self._current: tuple[LoopOfTask, TaskChannel] | None = None  # which has work, or had it last
-        self._started: TaskChannel | None = None  # of the loop that was started last
+        self._unread: deque[Message] = deque()  # received while a loop had work
+        self._open: dict[int, tuple[LoopOfTask, TaskChannel]] = {}  # by task, in the order of last use
+        self._current: tuple[LoopOfTask, TaskChannel] | None = None  # has work, or had it last
+        self._started: TaskChannel | None = None  # of the last started loop
         self._table: TaskTable
         self._start: Start
         self._resets: Any = None
         self._filters: Any = None  # their payload; None for none
-        self._unloadable: BaseException | None = None  # why what the call says of its trajectories cannot be loaded
+        self._unloadable: BaseException | None = None  # why the call's resets cannot be loaded
         self._idle = 0.0  # seconds, since the last report
-        self._is_stopped = False  # whether the loop at work was sent Stop because of an unread message
+        self._is_stopped = False  # whether the current loop received Stop because of an unread message
         self._is_ending = False
         self._not_closed: Answer | None = None
 
-    # ------------------------------------------------------------------ what the worker's loop calls
-
     def turn(self, *, wait: bool) -> bool:
-        """Receive one message or run one ticket. False means that the worker has ended."""
+        """Receive a message or run a ticket; return False after the worker has ended."""
         loop = None if self._current is None or not self._current[0].has_work else self._current[0]
         self._read(wait=wait and loop is None and self._side.later_ticket(1) is None)
         if any(isinstance(message, Exit) for message in self._unread):
@@ -176,7 +174,7 @@ class TaskLoops:
         return True
 
     def _read(self, *, wait: bool) -> None:
-        """Take in what has come."""
+        """Read all received messages."""
         began = perf_counter()
         while (message := self._channel.receive(wait=wait and not self._unread)) is not None:
             self._unread.append(message)
@@ -184,7 +182,6 @@ class TaskLoops:
             self._idle += perf_counter() - began
 
     def receive(self, message: Message) -> None:
-        """Receive a message."""
         given_up = self._side.receive(message)
         if isinstance(message, Start):
             self._begin(message)
@@ -193,7 +190,7 @@ class TaskLoops:
         self._give_up(given_up)
 
     def _stop(self) -> None:
-        """Let the loop at work give up its tickets, unless it has done so when the message was seen."""
+        """Make the current loop abandon its tickets, unless it did so when the message was first seen."""
         if self._current is not None and self._current[0].has_work:
             if not self._is_stopped:
                 self._current[1].messages.append(Stop())
@@ -210,17 +207,15 @@ class TaskLoops:
         try:
             self._resets, self._unloadable = self._channel.load(start.resets), None
         except (Exception, SystemExit) as error:
-            self._unloadable = error  # options of resets are the user's objects
+            self._unloadable = error  # reset options are the user's objects
 
     def _give_up(self, tickets: Sequence[Ticket]) -> None:
         for ticket in tickets:
             self._side.before_answer()
             self._channel.answer(Report(ticket, given_up=True))
 
-    # ------------------------------------------------------------------ running tickets
-
     def _run(self, ticket: Ticket) -> None:
-        """Let the loop of a ticket's task run it."""
+        """Run a ticket in its task's loop."""
         if not self._row.may_run(ticket.version):
             self._give_up((ticket,))
             return
@@ -237,7 +232,7 @@ class TaskLoops:
         if channel is self._started and not channel.lacks and channel.place == (ticket.version, section) and not check:
             channel.messages.append(Continue((own,)))
         else:
-            # Another loop may have sent other spaces since: a loop sends its spaces with the first report of a `Start`.
+            # A new `Start` makes the loop send its spaces again: another loop may have sent other spaces since.
             self._started = channel
             channel.start(StartedFor(ticket.version, section), self._start_of(channel, own, check=check))
         self._go_on()
@@ -245,14 +240,14 @@ class TaskLoops:
             self._go_on()
 
     def _go_on(self) -> None:
-        """Let the loop of the current task receive a message or run a ticket."""
+        """Run a turn of the current task's loop."""
         assert self._current is not None
         loop, channel = self._current
         with naming(channel.task):
             loop.turn(wait=False)
 
     def _start_of(self, channel: TaskChannel, ticket: Ticket, *, check: bool) -> Start:
-        """Return the `Start` of a task's loop with a ticket; with the agent and the environment if it lacks them."""
+        """Return a `Start` with a ticket for a task's loop, with agent and environment if it lacks them."""
         contents: dict[str, Any] = {}
         if channel.filters is not self._filters:
             contents["filters"] = channel.filters = self._filters
@@ -264,7 +259,7 @@ class TaskLoops:
         return Start(ticket.version, (ticket,), check=check, resets=_LoadedBefore(self._resets), **contents)
 
     def _loop_of(self, task: TaskName) -> tuple[LoopOfTask, TaskChannel]:
-        """Return the loop of a task; close the environments of those used least recently if it is a new one."""
+        """Return a task's loop; for a new loop, first close the least recently used above the limit."""
         found = self._open.pop(task.number, None)
         if found is None:
             while len(self._open) >= self._table.open_envs:
@@ -275,7 +270,7 @@ class TaskLoops:
         return found
 
     def look_ahead(self, channel: TaskChannel) -> Message | None:
-        """Return the next ticket of the section whose loop is at work; or Stop, once, if its tickets are called off."""
+        """Return the next ticket of the current loop's section; or Stop, once, if its tickets are called off."""
         if self._is_ending or channel.place is None:
             return None
         self._read(wait=False)
@@ -292,24 +287,21 @@ class TaskLoops:
         return Continue((ticket._replace(indices=section.own_indices(ticket.indices)),))
 
     def answer_report(self, report: Report, contents: Any) -> None:
-        """Send a report."""
         self._side.before_answer()
         seconds, self._idle = report.seconds._replace(idle=report.seconds.idle + self._idle), 0.0
         self._channel.answer(replace(report, seconds=seconds), contents)
 
     def answer_failure(self, failure: Failure, error: Any) -> None:
-        """Send a failure: after it, no ticket is run until the next `Start`."""
+        """Send a failure: no further ticket runs until the next `Start`."""
         given_up = self._side.fail()
         self._row.end_ticket(0)  # the worker works for no task
         self._channel.answer(failure, error)
         self._give_up(given_up)
 
-    # ------------------------------------------------------------------ ending
-
     def _close(self, task: int) -> None:
         """Close a task's environments."""
         if not self._is_ending:
-            self._flush()  # closing may end the process, and no trajectory of the task is to be lacking then
+            self._flush()  # closing may end the process; the task's trajectories must have left it before
         loop, channel = self._open.pop(task)
         if channel is self._started:
             self._started = None
@@ -321,7 +313,7 @@ class TaskLoops:
         self._row.end_ticket(0)
 
     def fail_to_close(self, task: TaskName, failure: Answer, error: Any) -> None:
-        """Take in that a task's environments could not be closed: an error at the end, and a warning before."""
+        """Report a failure to close a task's environments: as an error at the worker's end, as a warning before."""
         assert isinstance(failure, Failure)
         if self._is_ending and self._not_closed is None:
             self._not_closed = replace(failure, summary=f"{failure.summary} ({task})")

@@ -1,7 +1,7 @@
-"""Limit the threads that numerical libraries compute on, in a worker or for a while in this process.
+"""Limit the threads of numerical libraries, in a worker or temporarily in this process.
 
-Some sums depend on how many threads share them: trajectories depend on that number. And workers share the machine
-already: with a thread for each core in each of them, they slow each other down.
+Some sums depend on the number of threads, and so do trajectories. Workers also share the machine's cores already: with
+a thread for each core in each worker, they slow each other down.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ VARIABLES = (
     "VECLIB_MAXIMUM_THREADS",
     "NUMEXPR_NUM_THREADS",
 )
-"""What libraries read when they are loaded."""
+"""Environment variables which libraries read when they are loaded."""
 
 
 _OF_USERS = {
     "openblas": ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS"),
     "mkl": ("MKL_NUM_THREADS", "OMP_NUM_THREADS"),
 }
-"""By which environment variables users set the numbers of libraries that threadpoolctl controls, by its names."""
+"""Users' environment variables for the libraries under threadpoolctl's control, by its names."""
 
 
 def check_threads(value: Any) -> int | None:
@@ -48,11 +48,11 @@ def check_threads(value: Any) -> int | None:
 
 
 def set_unset(environ: MutableMapping[str, str], threads: int | None) -> None:
-    """Set the variables that are not set, for libraries that are not loaded yet.
+    """Set the missing variables, for libraries loaded later.
 
     Args:
         environ: The environment variables.
-        threads: How many threads; None leaves all as it is.
+        threads: Number of threads; None changes nothing.
     """
     if threads is not None:
         for name in VARIABLES:
@@ -60,12 +60,12 @@ def set_unset(environ: MutableMapping[str, str], threads: int | None) -> None:
 
 
 class ThreadLimit:
-    """Limits the libraries that are loaded to a number of threads: torch; and OpenBLAS and MKL, by threadpoolctl.
+    """Limits the threads of loaded libraries: torch; OpenBLAS and MKL by threadpoolctl.
 
-    OpenBLAS and MKL are left alone where the user's environment variables are about them, or there is no threadpoolctl.
+    OpenBLAS and MKL are left alone if the user's environment variables configure them, or without threadpoolctl.
 
     Args:
-        threads: How many threads; None leaves all as it is.
+        threads: Number of threads; None changes nothing.
         environ: The user's environment variables.
     """
 
@@ -73,16 +73,16 @@ class ThreadLimit:
         self._threads = threads
         self._kinds = {kind for kind, names in _OF_USERS.items() if not any(name in environ for name in names)}
         self._n_modules = 0
-        self._libraries: dict[str, Any] = {}  # what has get_num_threads and set_num_threads
+        self._libraries: dict[str, Any] = {}  # objects with get_num_threads and set_num_threads
         self._before: dict[str, int] = {}
 
     def hold(self) -> None:
-        """Limit the libraries that are loaded by now. Where none was loaded since the last call this costs nothing."""
+        """Limit the libraries loaded by now. Without a new module since the last call this costs nothing."""
         if self._threads is None or len(sys.modules) == self._n_modules:
             return
         self._n_modules = len(sys.modules)
         torch = sys.modules.get("torch")
-        if hasattr(torch, "set_num_threads"):  # it may be half-way loaded
+        if hasattr(torch, "set_num_threads"):  # it may be partly loaded
             self._libraries["torch"] = torch
         if self._kinds:
             for library in libraries():
@@ -92,7 +92,7 @@ class ThreadLimit:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Limit libraries in this block alone, and restore the numbers that were found."""
+        """Limit libraries inside the block and restore their numbers afterwards."""
         if self._threads is None:
             yield
             return
@@ -113,10 +113,10 @@ class ThreadLimit:
 
 
 def libraries() -> list[Any]:
-    """Return the libraries that are loaded and compute on threads, as threadpoolctl has them; without it, none.
+    """Return the loaded libraries with thread pools, from threadpoolctl; empty without it.
 
-    They are looked for again once another module is loaded: in a process with many libraries, looking takes as long as
-    a short trajectory. Copies of a process in which this was called have them from their start.
+    The search repeats only after another module is loaded: in a process with many libraries it takes as long as a short
+    trajectory. Forks of this process inherit the result.
     """
     return _libraries(len(sys.modules), next(reversed(sys.modules)))
 
@@ -132,12 +132,10 @@ def _libraries(_n_modules: int, _last_module: str) -> list[Any]:
     return found
 
 
-# ----------------------------------------------------------------------
-# Probe the kernels that NumPy and torch compute with: a fixed piece of arithmetic, and the digest of its bits.
-#
-# The probe is a small network at several batch shapes, in float32 and float64: matrix products, tanh, exp, log and
-# sums. It is so small that libraries compute it on one thread, however many they may use: the number of threads, on
-# which bits may depend as well, is not part of a fingerprint. Nor are a GPU's kernels, and those of environments.
+# The fingerprint is a digest of fixed arithmetic by NumPy's and torch's kernels: a small network at several batch
+# shapes, in float32 and float64, with matrix products, tanh, exp, log and sums. It is small enough for a single thread:
+# a fingerprint does not contain the number of threads, although bits may depend on it. Nor does it cover a GPU's
+# kernels or those of environments.
 
 
 _INPUTS, _WIDTH, _OUTPUTS = 17, 64, 6
@@ -146,8 +144,8 @@ _DTYPES = "float32", "float64"
 
 
 def fingerprint() -> Fingerprint:
-    """Return this process's fingerprint; the same object, until torch is loaded."""
-    return _fingerprint(hasattr(sys.modules.get("torch"), "inference_mode"))  # it may be half-way loaded
+    """Return this process's fingerprint; the same object until torch is loaded."""
+    return _fingerprint(hasattr(sys.modules.get("torch"), "inference_mode"))  # it may be partly loaded
 
 
 @functools.lru_cache
@@ -155,7 +153,7 @@ def _fingerprint(with_torch: bool) -> Fingerprint:
     torch = sys.modules["torch"] if with_torch else None
     bits = [f"numpy={_digest(_in_numpy())}"]
     if torch is not None:
-        # A torch that cannot compute this raises in the agent, where that can be told.
+        # A torch which cannot compute this raises again in the agent, where the error is reported.
         with contextlib.suppress(Exception):
             bits.append(f"torch={_digest(_in_torch(torch))}")
     return Fingerprint(" ".join(bits), socket.gethostname())
@@ -169,7 +167,7 @@ def _digest(arrays: Iterable[NDArray[Any]]) -> str:
 
 
 def _numbers(rows: int, columns: int, dtype: str) -> NDArray[Any]:
-    """Return numbers between -1 and 1 that are the same everywhere: a division is rounded correctly."""
+    """Return numbers between -1 and 1, equal on every machine since division is rounded correctly."""
     whole = (np.arange(rows * columns).reshape(rows, columns) * 7919 + 104_729) % 2039 - 1019
     return np.divide(whole, 1021, dtype=dtype)
 

@@ -1,4 +1,4 @@
-"""Show the trajectory in hand: what the user's code around a timestep reads and writes."""
+"""Show the current trajectory to user code around a timestep."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from streamsampler.workers.resets import reset_function
 
 
 class InHand(Protocol):
-    """What records a trajectory; see `RolloutRecorder`."""
+    """Records a trajectory; see `RolloutRecorder`."""
 
     float_rewards: list[float]
     metrics: dict[str, str]
@@ -26,11 +26,11 @@ class InHand(Protocol):
         """Record metrics of the trajectory."""
 
     def copies_in_hand(self) -> tuple[Tree, Tree, NDArray[np.float64]]:
-        """Return copies of its observations, actions and rewards, as far as it was recorded."""
+        """Return copies of its observations, actions and rewards recorded so far."""
 
 
 class Kept(NamedTuple):
-    """What is kept of an episode's `TrajectoryContext` from one call for fragments to the next."""
+    """Holds the user's part of a suspended episode's `TrajectoryContext` between calls."""
 
     metrics: dict[str, Any]
     memory: dict[str, Any]
@@ -39,34 +39,34 @@ class Kept(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class TrajectoryContext:
-    """Shows the trajectory in hand. Read it; of its attributes only `metrics` and `memory` are yours to replace.
+    """Shows the current trajectory. It is to be read; only its `metrics` and `memory` may be modified.
 
-    Seams see observations, actions and infos themselves, as the environment and the agent gave them; hooks see copies.
+    Seams receive observations, actions and infos as environment and agent returned them; hooks receive copies.
 
     Attributes:
-        env: The environment that the trajectory runs in.
-        agent: The agent; with `VecWorker` it may choose the actions of other trajectories as well.
+        env: The trajectory's environment.
+        agent: The agent; with `VecWorker` it may also act in other trajectories.
         index: The trajectory index.
         seed: The trajectory's seed.
         agent_version: The agent version.
-        worker_number: The worker, 0 to n-1; in a batch nothing may depend on it.
-        recorder: What records the trajectory.
+        worker_number: The worker's number, 0 to n-1; batches must not depend on it.
+        recorder: Records the trajectory.
         reset: Resets the environment with a seed, `reset(seed=…)`, and with the trajectory's reset options if the call
-            was given any. Returns what the environment returns.
-        reset_agent: The agent's `reset`, which takes a seed; None if it has none, or acts for several trajectories.
-        reset_info: What the environment's reset returned as info.
-        observation: The observation that comes next: the first one, or what the last step led to.
+            has any. Returns the environment's result.
+        reset_agent: The agent's `reset`, with a seed as argument; None if it has none, or acts in several trajectories.
+        reset_info: The info returned by the environment's reset.
+        observation: The current observation: the first, or that after the last step.
         action: The last action; None before the first.
         reward: The last reward.
         terminated: Whether the environment has terminated the trajectory.
-        truncated: Whether the environment has truncated the trajectory, or `max_episode_length` has at its end.
-        info: What the last step returned as info; before the first step what the reset did.
-        agent_info: The agent's info of the last action.
-        takes_mask: Whether `before_step` gives the agent masks; with `VecWorker` it gives none.
-        action_mask: If so, the mask of the action that the agent is asked for.
-        timestep: How many timesteps are recorded.
-        metrics: Values by name, empty at the trajectory's start. They come back in `batch.episode_infos`.
-        memory: Anything else by name, empty at the trajectory's start: what you keep from one timestep to the next.
+        truncated: Whether the environment has truncated the trajectory, or at its end `max_episode_length` has.
+        info: The info of the last step; before the first step the reset's info.
+        agent_info: The agent's info with the last action.
+        takes_mask: Whether `before_step` passes masks to the agent; with `VecWorker` it does not.
+        action_mask: The mask for the next action if `takes_mask` is true.
+        timestep: Number of recorded timesteps.
+        metrics: Values by name, empty at the trajectory's start. `batch.episode_infos` contains them.
+        memory: Any other values by name, empty at the trajectory's start, for use across timesteps.
     """
 
     env: AnyEnv
@@ -93,17 +93,17 @@ class TrajectoryContext:
     memory: dict[str, Any] = field(default_factory=dict)
 
     def kept(self) -> Kept:
-        """Return what is kept of it from one call to the next."""
+        """Return the values to store until the next call."""
         return Kept(self.metrics, self.memory, self.reset_info)
 
     def go_on(self, kept: Kept, timestep: int) -> None:
-        """Go on with an episode that had so many timesteps in earlier calls."""
+        """Resume an episode with stored values and its number of earlier timesteps."""
         self.metrics, self.memory, self.reset_info = kept
         self.timestep = timestep
 
     @property
     def observations(self) -> Tree:
-        """Copies of the observations that actions were chosen on so far, a tree of (timestep, *O)."""
+        """Copies of the observations with an action so far, a tree of (timestep, *O)."""
         return self.recorder.copies_in_hand()[0]
 
     @property
@@ -118,5 +118,5 @@ class TrajectoryContext:
 
 
 def reset_of(env: AnyEnv, worker: Worker, index: int) -> Callable[..., Any]:
-    """Return what resets a worker's environment for a trajectory, as the call says at that time."""
+    """Return a function which resets a worker's environment for a trajectory with the call's current resets."""
     return lambda **arguments: reset_function(env, worker.resets, (index,))(**arguments)

@@ -1,8 +1,8 @@
-"""Let threads of this process take turns while they use what it has only once: the global generators.
+"""Let threads of this process take turns in using the global generators.
 
-A trajectory draws from the generators of `random`, `numpy.random` and torch, seeded for it. Two `LocalSampler`s in two
-threads would draw from one another's. So a thread has its turn for a ticket, and others wait meanwhile. A sampler
-within an environment of another one, in the same thread, has the turn already.
+A trajectory draws from `random`, `numpy.random` and torch, seeded for it; two `LocalSampler`s in two threads would draw
+from each other's. A thread holds the turn during a ticket while others wait. A sampler inside another sampler's
+environment, in the same thread, already holds it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from streamsampler.core.errors import SamplerError
 __all__ = ["turn"]
 
 _LOOK_SECONDS = 60.0
-"""How long the thread that has the turn may stay at one instruction while another one waits for it."""
+"""How long the holder's thread may stay at the same instruction while another thread waits."""
 
 _DEADLOCK = (
     "this thread waits for its turn to use the global generators, which thread {!r} has, and that one has been at one "
@@ -29,11 +29,11 @@ _DEADLOCK = (
 
 
 class _TurnOfThread:
-    """The turn of this process.
+    """Holds this process's turn.
 
     Attributes:
-        lock: Held by the thread that has the turn.
-        holder: The number of this thread.
+        lock: Held by the thread with the turn.
+        holder: The id of this thread.
     """
 
     def __init__(self) -> None:
@@ -44,11 +44,11 @@ class _TurnOfThread:
         """Wait for the turn.
 
         Raises:
-            SamplerError: The thread that has it stays where it is.
+            SamplerError: The holder makes no progress.
         """
         last: tuple[FrameType | None, int] | None = None
         while not self.lock.acquire(timeout=_LOOK_SECONDS):
-            # The frame itself, not its number: that of a call which has ended would be another one's by now.
+            # The frame itself, not its id: the id of an ended call's frame may belong to another frame by now.
             frame = sys._current_frames().get(self.holder)
             place = frame, -1 if frame is None else frame.f_lasti
             if place == last:
@@ -63,12 +63,12 @@ _turn = _TurnOfThread()
 
 @contextlib.contextmanager
 def turn() -> Iterator[None]:
-    """Let this thread have the turn in the block; wait for it before.
+    """Hold the turn for this thread inside the block; wait for it first.
 
     Raises:
-        SamplerError: The thread that has the turn waits, perhaps for this one.
+        SamplerError: The holder makes no progress, and may be waiting for this thread.
     """
-    ours = _turn  # a forked copy of this process has another one
+    ours = _turn  # a fork inside the block replaces the global
     ours.await_it()
     try:
         yield
@@ -77,7 +77,7 @@ def turn() -> Iterator[None]:
 
 
 def _forget_holder() -> None:
-    """Forget in a forked process who had the turn: threads other than this one are not there."""
+    """Replace the turn in a forked process, since its holder's thread does not exist in it."""
     global _turn
     _turn = _TurnOfThread()
 
