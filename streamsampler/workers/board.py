@@ -29,6 +29,7 @@ def board_bytes(n_workers: int) -> int:
 
 
 def phase_number(phase: Phase) -> int:
+    """Return a phase's number on the board."""
     return _NUMBERS[phase]
 
 
@@ -52,6 +53,7 @@ class StatusBoard:
             self._words[flag] = 1
 
     def abandon_all(self) -> None:
+        """Make workers abandon every rollout."""
         self.abandon_older(NEVER_AGAIN)
 
     def lower_flag(self, worker: int) -> None:
@@ -63,6 +65,7 @@ class StatusBoard:
         self._words[self._flags[worker]] = 1
 
     def clear(self, worker: int) -> None:
+        """Clear the progress of an ended worker."""
         row = (1 + worker) * _ROW
         for word in range(row, row + _FLAG):
             self._words[word] = 0
@@ -98,12 +101,15 @@ class StatusBoard:
         self._words[row : row + _ROW] = memoryview(row_bytes).cast("q")
 
     def row(self, worker: int) -> WorkerRow:
+        """Return a worker's view of the board."""
         return WorkerRow(self._words, worker)
 
     def copy(self) -> StatusBoard:
+        """Return a board with the same words in its own memory."""
         return StatusBoard(memoryview(bytearray(self._words)))
 
     def release(self) -> None:
+        """Release the memory."""
         self._words.release()
 
 
@@ -137,9 +143,11 @@ class WorkerRow:
         return oldest <= version
 
     def begin_ticket(self, version: int) -> None:
+        """Write the current ticket's version."""
         self.words[self._row + _VERSION] = version
 
     def begin_trajectory(self, index: int) -> None:
+        """Write the current trajectory's index."""
         self.words[self.trajectory_word] = index + self.index_base
 
     def end_ticket(self, n_timesteps: int, running: int = 0) -> None:
@@ -149,9 +157,11 @@ class WorkerRow:
         self.words[self._row + _ENDED] += n_timesteps
 
     def count_wait(self) -> None:
+        """Count a wait for environments or agents."""
         self.words[self._row + _WAITS] += 1
 
     def set_memory(self, n_bytes: int) -> None:
+        """Write the worker's private memory in bytes."""
         self.words[self._row + _MEMORY] = n_bytes
 
     def set_task(self, task: int) -> None:
@@ -159,4 +169,5 @@ class WorkerRow:
         self.words[self.trajectory_word] = -1 - task
 
     def set_phase(self, phase: Phase) -> None:
+        """Write the current phase."""
         self.words[self.phase_word] = phase_number(phase)

@@ -60,13 +60,7 @@ def name_of_env(env: Any) -> str:
 
 
 def locate(error: DataError, env: Any, timestep: int | None) -> None:
-    """Add environment and timestep to the message of an error about recorded data, unless it has them.
-
-    Args:
-        error: The error; it is changed.
-        env: The environment, single or vectorised; None if unknown.
-        timestep: The timestep within its trajectory; None outside timesteps, or if the message contains it.
-    """
+    """Add environment and timestep to the message of an error about recorded data, unless it has them."""
     if error.located:
         return
     error.located = True
@@ -91,14 +85,7 @@ def raised_in(error: BaseException, function: Any) -> bool:
 def step_error(
     error: BaseException, action: Any, space: Space[Any], function: Any = trajectory
 ) -> UsageError | ActionError | None:
-    """Return a better error for an exception of a step, or None.
-
-    Args:
-        error: The exception.
-        action: The action of this step.
-        space: The action space: an action outside it is the agent's fault.
-        function: The function which unpacks the result of the step.
-    """
+    """Return a better error for an exception of a step, or None."""
     if isinstance(error, TypeError | ValueError) and raised_in(error, function):
         return UsageError("step must return (observation, reward, terminated, truncated, info)")
     if not isinstance(error, Exception):
@@ -130,15 +117,6 @@ def explain_rollout(
     stepping: Any = trajectory,
 ) -> None:  # fmt: skip
     """Raise a better error for an exception of a rollout if its reason is known; otherwise return.
-
-    Args:
-        worker: The worker, with the phase of the exception.
-        error: The exception; an error about recorded data receives its location.
-        action: The last action.
-        env: The environment.
-        recorder: The trajectory's recorder.
-        asking: The function which unpacks the result of `get_action`.
-        stepping: The function which unpacks the result of `step`.
 
     Raises:
         UsageError: The agent or the environment returned an invalid value.
@@ -177,9 +155,6 @@ _FRAME = re.compile(r'^  File "(?P<file>.*)", line \d+')
 
 def traceback_of(error: BaseException | None) -> str:
     """Return the traceback of user code, without this package's frames above it.
-
-    Args:
-        error: An exception, a worker's `RemoteTraceback`, or None.
 
     Returns:
         The text; empty if no frame is user code.

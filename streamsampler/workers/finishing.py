@@ -51,10 +51,6 @@ def is_restorable(agent: Any, *, by_rows: bool = False) -> bool:
 
     An agent with both `get_state` and `set_state` can. An agent with only one of them may have memory, and so may an
     agent with a reset.
-
-    Args:
-        agent: The agent.
-        by_rows: Whether the worker calls `get_actions`.
     """
     gives, takes = (callable(getattr(agent, name, None)) for name in ("get_state", "set_state"))
     if gives or takes:
@@ -85,11 +81,6 @@ class _Filtering(FilteredAgent):
 
 def with_filters(agent: Any, filters: Filters, space: Any) -> Any:
     """Return an agent with filtered observations; an agent returned from here before is updated in place.
-
-    Args:
-        agent: The agent, returned unchanged if no filter applies to observations.
-        filters: The filters.
-        space: The observation space.
 
     Raises:
         UsageError: The filter has statistics of another space.
@@ -132,12 +123,7 @@ class Finishing:
         worker.update_agent(update)
 
     def renew(self, worker: Worker, kinds: Collection[str]) -> None:
-        """Update the worker's agent with the new filter or the new environment's space.
-
-        Args:
-            worker: The worker.
-            kinds: The updates since the last call: "env", "filters", "agent".
-        """
+        """Update the worker's agent with the new filter or the new environment's space."""
         given = None if self.filters is None else self.filters.observation
         if given is None or not kinds:
             return

@@ -111,12 +111,6 @@ class FragmentRow:
     def restore(self, worker: Worker, standing: Standing, version: int, *, agent_is_known: bool) -> Pendings[int]:
         """Restore the suspended episode of a lost worker; without one, prepare its next.
 
-        Args:
-            worker: The worker.
-            standing: The environment's last reported state.
-            version: The current agent version.
-            agent_is_known: Whether the agent's memory is known.
-
         Returns:
             Number of timesteps run for the restoration.
 

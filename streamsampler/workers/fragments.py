@@ -60,23 +60,14 @@ from streamsampler.workers.single import Part, SingleDriver
 
 
 class InForce:
-    """Applies a worker's updates to a further copy of its agent.
-
-    Args:
-        worker: The worker.
-        apply: Applies a new agent or parameters to the copy.
-    """
+    """Applies a worker's updates to a further copy of its agent."""
 
     def __init__(self, worker: Worker, apply: Callable[[Any], None]) -> None:
         self._worker, self._apply = worker, apply
         self._payloads: tuple[Any, ...] = (None, None, None)  # of the agent, its parameters and filters
 
     def apply(self, load: Callable[[str], Any]) -> bool:
-        """Apply the updates in force since the last call; return whether the agent is new.
-
-        Args:
-            load: Returns parameters or filters, which a worker's agents may share.
-        """
+        """Apply the updates in force since the last call; return whether the agent is new."""
         worker, space = self._worker, self._worker.spaces[0]
         agent, parameters, filters = in_force = tuple(map(worker.in_force.get, ("agent", "parameters", "filters")))
         before = self._payloads
@@ -104,12 +95,7 @@ class _Loaded(NamedTuple):
 
 
 class Running:
-    """Holds a worker's environments of fragments. The first are the worker's own.
-
-    Args:
-        worker: The worker.
-        base_version: The agent version in which these environments started.
-    """
+    """Holds a worker's environments of fragments. The first are the worker's own."""
 
     def __init__(self, worker: Worker, base_version: int) -> None:
         self.base_version = base_version
@@ -196,10 +182,6 @@ class FragmentEnv(FragmentRow):
     It holds a copy of the agent, the suspended script, and the states of the global generators where the episode left
     them.
 
-    Args:
-        worker: The worker.
-        args: The arguments of `FragmentRow`.
-
     Attributes:
         has_generators: Whether its episodes may draw from the global generators, since no other episode runs at the
             same time.
@@ -247,12 +229,6 @@ class FragmentEnv(FragmentRow):
     def run(self, version: int, n_timesteps: int, resets: Resets, recorder: RolloutRecorder) -> tuple[int, Times]:
         """Run a fragment.
 
-        Args:
-            version: The version of the ticket.
-            n_timesteps: Its number of timesteps.
-            resets: The reset options of episodes which start in it.
-            recorder: Records the episodes' parts.
-
         Returns:
             The result of `SingleDriver.run`, and the seconds of resets, of the agent and of the remainder.
         """
@@ -278,13 +254,7 @@ class FragmentEnv(FragmentRow):
         return self._agent, self._reset_agent, self._masks, self._rounding
 
     def begin(self, resets: Resets, recorder: RolloutRecorder, shown: Seams | ShownTrajectory | None) -> None:
-        """Prepare for a fragment.
-
-        Args:
-            resets: The reset options of episodes which start in it.
-            recorder: Records the episodes' parts.
-            shown: Passes them to hooks; None without hooks.
-        """
+        """Prepare for a fragment."""
         self._resets, self._recorder, self._shown = resets, recorder, shown
         self.begin_fragment()
         if callable(begin_part := getattr(self._agent, "begin_part", None)):
@@ -301,12 +271,7 @@ class FragmentEnv(FragmentRow):
         return reset_one(self.env, self._resets, 0, seed)
 
     def parts(self, driver: Any, n_timesteps: int) -> Iterator[Part]:
-        """Yield the part of each episode until the fragment has its number of timesteps.
-
-        Args:
-            driver: Makes the scripts and holds their binding.
-            n_timesteps: Number of timesteps requested.
-        """
+        """Yield the part of each episode until the fragment has its number of timesteps."""
         while n_timesteps:
             before = len(self._recorder.float_rewards)
             if self.script is None:
@@ -399,13 +364,7 @@ def _unpacked(packed: bytes, position: int) -> Any:
 
 
 class RunningEnvs(Running):
-    """Runs a worker's environments of fragments in sequence; see `Running`.
-
-    Args:
-        worker: The worker.
-        base_version: The agent version in which these environments started.
-        kind: The class of environments: of a single agent or of several.
-    """
+    """Runs a worker's environments of fragments in sequence; see `Running`."""
 
     def __init__(self, worker: Worker, base_version: int, kind: type[FragmentEnv] = FragmentEnv) -> None:
         super().__init__(worker, base_version)

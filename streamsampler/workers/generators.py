@@ -296,6 +296,7 @@ _TORCH_STATE_BYTES = 5056
 
 
 def kept_generators() -> Any:
+    """Return the states of the global generators for `restore_generators`."""
     torch = _loaded_torch()
     on_cpu = None if torch is None else torch.get_rng_state()
     on_devices = torch.cuda.get_rng_state_all() if torch is not None and torch.cuda.is_initialized() else None
@@ -303,6 +304,7 @@ def kept_generators() -> Any:
 
 
 def restore_generators(kept: Any) -> None:
+    """Restore the result of `kept_generators`."""
     of_python, of_numpy, on_cpu, on_devices = kept
     _restore_python(of_python)
     _restore_numpy(of_numpy)

@@ -109,10 +109,6 @@ def _pickled(given: Any, what: str) -> Payload | None:
 class HookCaller:
     """Calls a worker's hooks and `drop_if`.
 
-    Args:
-        worker: The worker; its phase names the current hook.
-        given: The hooks; the caller loads its own copies.
-
     Attributes:
         aggregation: Aggregation of metrics over a batch, by name; the default is the mean.
     """

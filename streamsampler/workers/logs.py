@@ -56,11 +56,7 @@ def levels_here() -> Levels:
 
 
 class RecordKeeper(logging.Handler):
-    """Stores a worker's log records until its next answer.
-
-    Args:
-        worker: The worker number.
-    """
+    """Stores a worker's log records until its next answer."""
 
     def __init__(self, worker: int) -> None:
         super().__init__()
@@ -170,12 +166,7 @@ def _shortened(text: str) -> str:
 
 
 def handle_records(worker: int, records: bytes) -> None:
-    """Handle a worker's records with this process's loggers, with the attribute `worker` added.
-
-    Args:
-        worker: The worker number.
-        records: The result of `RecordKeeper.take`.
-    """
+    """Handle a worker's records with this process's loggers, with the attribute `worker` added."""
     for data in pickle.loads(records):
         try:
             values, extra = pickle.loads(data)

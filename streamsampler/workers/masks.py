@@ -133,13 +133,7 @@ class RowMasks:
 
 
 class SlotMasks(RowMasks):
-    """Finds the masks of the slots of a vector environment.
-
-    Args:
-        warn: See `MaskFinder`.
-        env: The environment.
-        space: The action space of a slot.
-    """
+    """Finds the masks of the slots of a vector environment."""
 
     def __init__(self, warn: Warn, env: Any, space: Space[Any]) -> None:
         super().__init__(warn, [None] * env.num_envs, space, env.num_envs)
@@ -154,13 +148,7 @@ class SlotMasks(RowMasks):
         self._infos.update((slot, info_of_row(found, slot)) for slot in slots)
 
     def of_slots(self, observations: Any, live: NDArray[np.bool_], silent: NDArray[np.bool_]) -> Mask | None:
-        """Return the masks of all slots; silent slots copy the mask of the first live slot, like its observation.
-
-        Args:
-            observations: The slots' own observations, a tree of (n, *O).
-            live: (n,) whether the slot runs a trajectory.
-            silent: (n,) whether the slot is stepped only because the others are.
-        """
+        """Return the masks of all slots; silent slots copy the mask of the first live slot, like its observation."""
         infos = self._infos
         if self._call is not None and not (isinstance(observations, dict) and ACTION_MASK in observations):
             infos = {slot: {ACTION_MASK: mask, **infos[slot]} for slot, mask in enumerate(self._call(ACTION_MASKS))}

@@ -69,7 +69,7 @@ class DifferentRun(BaseException):
 
 @dataclass
 class Trace:
-    """Records the values between environment and agent in the first run, and compares them in the second.
+    """Holds the values between environment and agent of the first run, to compare those of the second.
 
     Attributes:
         entries: The recorded values: trajectory, name with timestep, value.
@@ -125,14 +125,7 @@ class Trace:
 
 
 class _StandIn:
-    """Passes calls on to an environment and records the results.
-
-    Args:
-        env: The environment, or vector environment.
-        trajectory: Name of the trajectory or of a vector environment's trajectories.
-        trace: Records the values.
-        run: Counts resets and timesteps, and ends the check in time.
-    """
+    """Passes calls on to an environment and records the results."""
 
     def __init__(self, env: Any, trajectory: str, trace: Trace, run: _Run) -> None:
         self._env, self._run = env, run
@@ -292,12 +285,6 @@ def check_purity(
     """Check that a worker's trajectories depend on their seeds alone.
 
     No reset or timestep starts more than `SECONDS` after the first, unless the worker's `check` is "error".
-
-    Args:
-        worker: The worker, with its agent and its environments.
-        version: The current agent version. The check ends when it may no longer run.
-        seeds_of: Returns the seeds of trajectories.
-        before: The worker's last result: a completely checked kind of environment is not checked again.
 
     Raises:
         BaseException: An interrupt; see `is_interrupt`.

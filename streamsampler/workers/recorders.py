@@ -14,13 +14,7 @@ from streamsampler.workers.several.recorder import JointRecorder
 
 
 def recorder_for(env: Any, table: Table | None, allocate: Allocate = np.empty) -> RolloutRecorder:
-    """Return a recorder for an environment's trajectories.
-
-    Args:
-        env: The environment.
-        table: The table of several agents; None for a single agent, or to set it later with `JointRecorder.sit_at`.
-        allocate: See `WorkerContext`.
-    """
+    """Return a recorder for an environment's trajectories."""
     if (several := agents_of(env)) is None:
         return RolloutRecorder(env.observation_space, env.action_space, allocate)
     return JointRecorder(several, cast("Table", table), allocate)

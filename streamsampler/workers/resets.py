@@ -96,13 +96,7 @@ class Resets:
     sections: Sections = NO_SECTIONS
 
     def seeds_of(self, derived: TrajectorySeeds, indices: Indices) -> list[int]:
-        """Return the seeds of trajectories.
-
-        Args:
-            derived: The sampler's own seeds, used without user's seeds. A check runs trajectories beyond the user's
-                seeds.
-            indices: Trajectory indices.
-        """
+        """Return the seeds of trajectories."""
         if self.fragments is not None:
             return TrajectorySeeds(derived.seed, self.fragments.base_version).of(indices)
         if self.version is not None and self.version != derived.agent_version:
@@ -219,10 +213,6 @@ def given_resets(n_trajectories: Any, seeds: Any, reset_options: Any, tasks: Any
 def tasks_in_turn(tasks: Any, given: Resets | None) -> Resets | None:
     """Add tasks to a call's resets: consecutive trajectories cycle through them.
 
-    Args:
-        tasks: None, or a sequence of tasks.
-        given: The call's other resets.
-
     Raises:
         UsageError: The tasks are invalid.
     """
@@ -231,11 +221,6 @@ def tasks_in_turn(tasks: Any, given: Resets | None) -> Resets | None:
 
 def tasks_as_recorded(tasks: Any, numbers: Mapping[int, int], given: Resets | None) -> Resets:
     """Return the resets of a recorded call from its trajectories' task numbers.
-
-    Args:
-        tasks: The call's tasks.
-        numbers: The recorded task numbers by trajectory index.
-        given: The call's other resets.
 
     Raises:
         UsageError: The tasks are invalid, or do not fit the numbers.
@@ -362,13 +347,7 @@ _ADVICE = "rename it with a wrapper; with tasks=[…] this info says which task 
 
 
 def reset_function(env: AnyEnv, resets: Resets | None, indices: Iterable[int]) -> Callable[..., Any]:
-    """Return a function which resets an environment for the given trajectories in order, from their seeds.
-
-    Args:
-        env: The environment; without options or tasks its own `reset` is returned.
-        resets: The call's resets.
-        indices: The trajectories.
-    """
+    """Return a function which resets an environment for the given trajectories in order, from their seeds."""
     if resets is None or not resets.changes_resets:
         return env.reset
     coming = iter(indices)
@@ -455,12 +434,7 @@ def _with_task(result: Any, order: ResetOrder, drawn: Any) -> Any:
 
 
 class Standings:
-    """Records each environment's state after its last reported fragment, and the actions of its suspended episode.
-
-    Args:
-        agents_stay: Whether agents survive the loss of environments: actions are then stored even if agents are not
-            restorable.
-    """
+    """Holds each environment's state after its last reported fragment, and the actions of its suspended episode."""
 
     def __init__(self, *, agents_stay: bool = False) -> None:
         self._agents_stay = agents_stay
@@ -496,13 +470,7 @@ class Standings:
         return self._actions[number][0]
 
     def record(self, rollouts: Rollouts, options: dict[str, Any] | None, restore_limit: int) -> None:
-        """Record the states of environments after a fragment.
-
-        Args:
-            rollouts: The fragment.
-            options: The reset options of episodes which started in it.
-            restore_limit: Actions of longer episodes are not stored.
-        """
+        """Record the states of environments after a fragment."""
         stop, lengths = 0, rollouts.lengths.tolist()
         ends = list(accumulate(lengths))
         for fragment in rollouts.fragments:

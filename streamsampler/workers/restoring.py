@@ -159,11 +159,7 @@ of 28 kB, the sum a twentieth. Thus every byte is compared: an environment may d
 
 
 class AbandonedError(Exception):
-    """The call ended while an episode was being restored.
-
-    Args:
-        ran: Number of timesteps run for the restoration.
-    """
+    """The call ended while an episode was being restored."""
 
     def __init__(self, ran: int) -> None:
         super().__init__("the call ended meanwhile")
@@ -171,12 +167,7 @@ class AbandonedError(Exception):
 
 
 class NotRestoredError(Exception):
-    """An episode's actions led to another result when applied again, or user code raised.
-
-    Args:
-        why: The reason.
-        ran: Number of timesteps run for the restoration.
-    """
+    """An episode's actions led to another result when applied again, or user code raised."""
 
     def __init__(self, why: str, ran: int = 0) -> None:
         super().__init__(why)
@@ -188,9 +179,6 @@ def no_failure(whose: str) -> Iterator[None]:
     """Replace user code's exceptions in the block by `NotRestoredError`: the episode is lost, and the call continues.
 
     A `WorkerError` passes through: it concerns processes, or other environments in them.
-
-    Args:
-        whose: The code which raises, such as "its environment".
     """
     try:
         yield
@@ -252,25 +240,13 @@ class Digests:
         self._of_agents: dict[Any, list[int]] = {}
 
     def add(self, compared: Compared, start: int, stop: int, agents: Iterable[OfAgent] = ()) -> None:
-        """Add the episode's next timesteps.
-
-        Args:
-            compared: The result of `compared_of`.
-            start: The first of these timesteps among all recorded ones.
-            stop: The end of these timesteps.
-            agents: The arrays of each of several agents in them.
-        """
+        """Add the episode's next timesteps."""
         self._sums = _digests([array[start:stop] for array in compared.timesteps], self._sums)
         for agent, arrays in agents:
             self._of_agents[agent] = _digests(arrays, self._of_agents.get(agent, []))
 
     def values(self, compared: Compared, position: int) -> tuple[int, ...]:
-        """Return the digests so far, including the observation after the last action.
-
-        Args:
-            compared: The result of `compared_of`.
-            position: The position of the episode among all recorded ones.
-        """
+        """Return the digests so far, including the observation after the last action."""
         of_rewards, *sums = self._sums
         rows = slice(position, position + 1)
         last = [_digest(array[rows], so_far) for array, so_far in zip(compared.last, sums, strict=True)]
@@ -340,17 +316,6 @@ def apply_actions(
     begin: Callable[[int], None] | None = None,
 ) -> Pendings[RestoredEpisode]:
     """Drive a new script with an episode's recorded actions.
-
-    Args:
-        env: The environment.
-        seed: The episode's seed; the caller has seeded the global generators with it.
-        standing: The environment's state, with the episode's actions, (n, *A), and options.
-        row: The worker's row of the board, for progress.
-        spaces: Observation and action space.
-        version: The current agent version; the restoration stops when it may no longer run.
-        limit: Maximum number of timesteps of the episode; None for any.
-        recorder: Records it; None for a recorder of a single agent.
-        begin: Starts several agents after the reset.
 
     Raises:
         NotRestoredError: Observations or rewards differ from the recorded ones, or user code raised.
@@ -425,11 +390,6 @@ def are_one(one: Any, other: Any) -> bool:
 def refuse_copies_of(env: Any, others: Iterable[Any], update: EnvUpdate) -> None:
     """Raise if an environment is identical to one of others.
 
-    Args:
-        env: The environment.
-        others: The others.
-        update: The update which returned it.
-
     Raises:
         UsageError: It is identical to one of them.
     """
@@ -439,11 +399,6 @@ def refuse_copies_of(env: Any, others: Iterable[Any], update: EnvUpdate) -> None
 
 def claim(env: AnyEnv, owner: Any, update: Callable[[], EnvUpdate]) -> None:
     """Claim an environment for the episodes of an owner.
-
-    Args:
-        env: The environment.
-        owner: Its owner until `release`.
-        update: Returns the update which made the environment, for the message.
 
     Raises:
         UsageError: The environment has another owner in this process.
@@ -463,13 +418,7 @@ def release(owner: Any) -> None:
 def close_all(
     envs: Iterable[AnyEnv | AnyVectorEnv], but: Sequence[Any] = (), close: Callable[[Any], None] = close_env
 ) -> None:
-    """Close environments; raise errors after all are closed.
-
-    Args:
-        envs: The environments.
-        but: Environments to leave open.
-        close: Closes an environment.
-    """
+    """Close environments; raise errors after all are closed."""
     with contextlib.ExitStack() as closing:
         for env in envs:
             if not any(env is kept for kept in but):

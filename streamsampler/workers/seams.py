@@ -25,6 +25,7 @@ class WorkerWithSeams(Worker):
 
     @classmethod
     def overrides_seams(cls) -> bool:
+        """Return whether a subclass overrides a seam."""
         return any(getattr(cls, name) is not getattr(WorkerWithSeams, name) for name in SEAMS)
 
     def begin_trajectory(self, context: TrajectoryContext) -> tuple[Any, dict[str, Any]]:
@@ -93,10 +94,6 @@ def refuse_ignored_seams(worker_class: type[Worker]) -> None:
 class ShownTrajectory:
     """Shows a script's trajectory to hooks. An episode starts and ends once, possibly in different calls.
 
-    Args:
-        worker: The worker; its phase names the current hook.
-        caller: Calls the hooks.
-
     Attributes:
         context: The current trajectory; None between trajectories, so errors found after an end are not shown.
         agent_info: The agent's info with the current action.
@@ -108,14 +105,7 @@ class ShownTrajectory:
         self.agent_info: Any = None
 
     def resume(self, context: TrajectoryContext, timestep: int, kept: Kept | None, info: Any) -> None:
-        """Resume an episode shown in earlier calls.
-
-        Args:
-            context: Its context in this call.
-            timestep: Its timesteps in earlier calls.
-            kept: Its metrics and memory; None if lost.
-            info: The info of its last observation.
-        """
+        """Resume an episode shown in earlier calls."""
         self.context = context
         if kept is not None:
             context.go_on(kept, timestep)
@@ -145,11 +135,7 @@ class ShownTrajectory:
         self._caller.timestep(context)
 
     def end(self, *, limited: bool) -> None:
-        """Show the end of a trajectory, and record its metrics.
-
-        Args:
-            limited: Whether it has reached `max_episode_length`.
-        """
+        """Show the end of a trajectory, and record its metrics."""
         context, worker = self.context, self._worker
         assert context is not None
         context.truncated = context.truncated or limited
@@ -171,20 +157,7 @@ class ShownTrajectory:
 
 
 class Seams(ShownTrajectory):
-    """Replaces environment and agent in the driver: calls a worker's seams and its hooks.
-
-    Args:
-        worker: The worker with the seams.
-        caller: Calls the hooks.
-        version: The version of the ticket.
-        agent: The agent.
-        env: The environment.
-        recorder: Records the trajectories.
-        reset_agent: The agent's `reset`, or None.
-        rounding: Converts actions to the floats of their space.
-        masks: Finds action masks, for an agent with a parameter for them.
-        reset: Resets the environment; None to use the call's resets.
-    """
+    """Replaces environment and agent in the driver: calls a worker's seams and its hooks."""
 
     _worker: WorkerWithSeams
 

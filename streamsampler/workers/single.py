@@ -109,10 +109,6 @@ class SingleDriver:
         The package's speed depends on this function and on the script, hence the local variables. With seams each
         timestep is due, and shown to them.
 
-        Args:
-            parts: The parts. The next is requested after each part.
-            take_end: Ends the record of a part; None for the recorder's `end`.
-
         Returns:
             -1, or the timesteps after which a trajectory was abandoned; the recorder still holds it.
 

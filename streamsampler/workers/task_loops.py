@@ -61,11 +61,6 @@ class StartedFor(NamedTuple):
 class TaskChannel:
     """Replaces the connection to the sampler for the loop of a task.
 
-    Args:
-        channel: The connection.
-        loops: The loops of all tasks.
-        task: The task.
-
     Attributes:
         interruptible: As of the connection.
         descriptor: As of the connection.
@@ -128,14 +123,7 @@ class _LoadedBefore(NamedTuple):
 
 
 class TaskLoops:
-    """Runs the loops of the tasks with open environments.
-
-    Args:
-        channel: The worker's connection to the sampler.
-        row: The worker's row of the board.
-        make_loop: Makes a task's loop from its channel.
-        failure_of: Makes the failure for a ticket which could not start; see `loop.failure_of`.
-    """
+    """Runs the loops of the tasks with open environments."""
 
     def __init__(
         self, channel: Channel, row: WorkerRow, make_loop: Callable[[TaskChannel], LoopOfTask],

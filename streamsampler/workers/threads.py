@@ -48,12 +48,7 @@ def check_threads(value: Any) -> int | None:
 
 
 def set_unset(environ: MutableMapping[str, str], threads: int | None) -> None:
-    """Set the missing variables, for libraries loaded later.
-
-    Args:
-        environ: The environment variables.
-        threads: Number of threads; None changes nothing.
-    """
+    """Set the missing variables, for libraries loaded later."""
     if threads is not None:
         for name in VARIABLES:
             environ.setdefault(name, str(threads))
@@ -63,10 +58,6 @@ class ThreadLimit:
     """Limits the threads of loaded libraries: torch; OpenBLAS and MKL by threadpoolctl.
 
     OpenBLAS and MKL are left alone if the user's environment variables configure them, or without threadpoolctl.
-
-    Args:
-        threads: Number of threads; None changes nothing.
-        environ: The user's environment variables.
     """
 
     def __init__(self, threads: int | None, environ: Mapping[str, str]) -> None:

@@ -17,7 +17,7 @@ from streamsampler.workers.resets import reset_function
 
 
 class InHand(Protocol):
-    """Records a trajectory; see `RolloutRecorder`."""
+    """Is the part of a `RolloutRecorder` used for a trajectory's context."""
 
     float_rewards: list[float]
     metrics: dict[str, str]
