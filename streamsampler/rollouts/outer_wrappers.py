@@ -1,8 +1,8 @@
 """Replace the work of Gymnasium's outermost wrappers in a step.
 
-`gymnasium.make` adds three wrappers. During a trajectory, `OrderEnforcing` only refuses steps before a reset,
-`TimeLimit` only counts, and `PassiveEnvChecker` only passes steps on once its checks are done. Their three Python
-frames cost .3 to .5 µs, as much as the script's own work in a timestep.
+During a trajectory `OrderEnforcing` only refuses steps before a reset, `TimeLimit` only counts, and `PassiveEnvChecker`
+only passes steps on once its checks are done. Their three frames cost .3 to .5 µs, as much as the script's own work in
+a timestep.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ program's own, does other work, and is called."""
 
 
 class OuterWrappers:
-    """Skips the outermost wrappers whose work in a step the script can do.
+    """Skips the outermost wrappers if the script can do their work in a step.
 
-    A wrapper is skipped if its class is exactly a known class with Gymnasium's own `step`. The environment below may
-    have any class. Environments of several agents have flags for each agent and keep all wrappers.
+    A skipped wrapper has exactly a known class and Gymnasium's own `step`. The environment below may have any class.
+    Environments of several agents have flags for each agent and keep all wrappers.
 
     Args:
         env: The environment, which runs trajectories in sequence.

@@ -44,7 +44,7 @@ class End:
         truncated: Whether the environment truncated it.
         limited: Whether it has reached `max_episode_length`.
         info: The info of the last observation.
-        n_timesteps: The timesteps of the trajectory in all its parts.
+        n_timesteps: Its timesteps in all parts.
     """
 
     observation: Any
@@ -66,8 +66,7 @@ class TrajectoryHooks(Protocol):
     def start(self, observation: Any, info: Any) -> None:
         """Receive the first observation and the reset's info."""
 
-    def timestep(self, observation: Any, terminated: Any, truncated: Any, info: Any) -> None:
-        """Receive a timestep."""
+    def timestep(self, observation: Any, terminated: Any, truncated: Any, info: Any) -> None: ...
 
     def end(self, *, limited: bool) -> None:
         """Receive the end, before the trajectory's record ends."""
@@ -79,10 +78,9 @@ class Binding(NamedTuple):
     Attributes:
         step: Steps the environment.
         recorder: Records the part.
-        hooks: Receives its timesteps; None without hooks.
+        hooks: Receives its timesteps, or None.
         waits: Whether `reset` and `step` return pending results.
-        outer: The environment's outermost wrappers if the script replaces them and steps the environment below;
-            otherwise None. Only without hooks.
+        outer: The outermost wrappers if the script replaces them; only without hooks.
     """
 
     step: Callable[[Any], Any]
@@ -215,11 +213,8 @@ def begin_of(result: Any) -> tuple[Any, Any]:
 def own_error(error: BaseException) -> BaseException:
     """Return an exception as the environment raised it: Python replaces a script's `StopIteration` by `RuntimeError`.
 
-    The caller must not store the result in a variable before raising it: exception, traceback and frame would form a
-    cycle, which keeps the frames' objects, including memory shared with processes, until garbage collection.
-
-    Args:
-        error: An exception caught by a driver around a script.
+    Do not store the result in a variable before raising it: exception, traceback and frame would form a cycle, which
+    keeps the frames' objects until garbage collection.
     """
     cause = error.__cause__
     if type(error) is RuntimeError and isinstance(cause, StopIteration) and _frame_of(cause) is not None:
@@ -228,11 +223,11 @@ def own_error(error: BaseException) -> BaseException:
 
 
 def phase_of(error: BaseException, outside: Phase | None, noted: Phase) -> Phase:
-    """Return the phase in which an exception was raised.
+    """Return the phase in which an exception was raised: call it in the driver's `except` clause.
 
     Args:
-        error: The exception, in the `except` clause of the function which drives the script.
-        outside: The phase if the exception is not the script's; None if it is in `noted`.
+        error: The exception.
+        outside: The phase if the exception is not the script's; None for `noted`.
         noted: The worker's phase, which hooks set.
     """
     caught = error.__traceback__

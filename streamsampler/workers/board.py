@@ -1,8 +1,8 @@
-"""Share status words between the sampler and its workers without messages.
+"""Share status words between the sampler and its workers without messages or locks.
 
-Each word has a single writer, so none needs a lock. The sampler writes the oldest agent version allowed to run, and for
-each worker a flag which requests attention; each worker writes its own progress. A word is eight aligned bytes: a read
-returns either the old or the new value.
+Each word has a single writer. The sampler writes the oldest agent version allowed to run, and for each worker a flag
+which requests attention; each worker writes its progress. A word is eight aligned bytes: a read returns either the old
+or the new value.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Explain exceptions of rollouts: the place, and the wrong return value or action of user code.
-
-An error is changed in place (`locate`) or replaced by a better one, which has the original as its cause.
-"""
+"""Explain exceptions of rollouts: their place, and wrong return values or actions of user code."""
 
 from __future__ import annotations
 
@@ -27,10 +24,7 @@ _SUMMARY_LENGTH = 2_000
 
 
 def class_names(error: BaseException) -> tuple[str, ...]:
-    """Return the names of an exception's class and base classes; see `messages.Failure`.
-
-    For an `EnvCloseError`, add those of its cause: users name the class which their environment raises.
-    """
+    """Return the names of an exception's class and bases; for an `EnvCloseError` also those of its cause."""
     kinds = type(error).__mro__
     if isinstance(error, EnvCloseError):
         kinds += type(error.__cause__).__mro__
@@ -38,9 +32,9 @@ def class_names(error: BaseException) -> tuple[str, ...]:
 
 
 def is_interrupt(error: BaseException | None) -> bool:
-    """Return whether an exception interrupts the thread's caller: Ctrl-C, or any exception of a signal handler.
+    """Return whether an exception interrupts the thread's caller, such as Ctrl-C or any exception of a signal handler.
 
-    It says nothing about environment or agent. If they run in the caller's thread, it passes through unchanged.
+    In the caller's thread it passes through unchanged.
     """
     return error is not None and not isinstance(error, Exception | SystemExit)
 
@@ -75,7 +69,7 @@ def row_at_fault(error: BaseException, default: int) -> int:
 
 
 def raised_in(error: BaseException, function: Any) -> bool:
-    """Return whether a line of `function` itself raised, for example while unpacking a user function's result."""
+    """Return whether a line of `function` itself raised, for example while unpacking a result."""
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next
@@ -85,7 +79,7 @@ def raised_in(error: BaseException, function: Any) -> bool:
 def step_error(
     error: BaseException, action: Any, space: Space[Any], function: Any = trajectory
 ) -> UsageError | ActionError | None:
-    """Return a better error for an exception of a step, or None."""
+    """Return a better error for an exception of a step, or None. An action outside the space is the agent's fault."""
     if isinstance(error, TypeError | ValueError) and raised_in(error, function):
         return UsageError("step must return (observation, reward, terminated, truncated, info)")
     if not isinstance(error, Exception):
@@ -116,7 +110,9 @@ def explain_rollout(
     worker: Any, error: BaseException, action: Any, env: Any, recorder: RolloutRecorder, *, asking: Any,
     stepping: Any = trajectory,
 ) -> None:  # fmt: skip
-    """Raise a better error for an exception of a rollout if its reason is known; otherwise return.
+    """Raise a better error for an exception of a rollout if its reason is known.
+
+    `asking` and `stepping` are the functions which unpack the results of `get_action` and `step`.
 
     Raises:
         UsageError: The agent or the environment returned an invalid value.
@@ -154,11 +150,7 @@ _FRAME = re.compile(r'^  File "(?P<file>.*)", line \d+')
 
 
 def traceback_of(error: BaseException | None) -> str:
-    """Return the traceback of user code, without this package's frames above it.
-
-    Returns:
-        The text; empty if no frame is user code.
-    """
+    """Return the traceback of user code, without this package's frames; empty if no frame is user code."""
     if error is None:
         return ""
     text = error.text if isinstance(error, RemoteTraceback) else "".join(traceback.format_exception(error))

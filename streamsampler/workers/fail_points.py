@@ -1,8 +1,7 @@
 """Kill a worker process at a chosen place of its loop; see `streamsampler.testing.FailPoint`.
 
 When off, the cost is a single read of an environment variable when a worker starts. When on, the worker communicates
-through a channel which counts messages. (FreeBSD's and TiKV's fail points are compiled into the code under test; Python
-has no such step.)
+through a counting channel.
 """
 
 from __future__ import annotations
@@ -36,9 +35,6 @@ class Records:
 
     Each event is a symbolic link to the id of its process. A link is created atomically, so only a single process can
     record the k-th event. A named pipe wakes waiting processes.
-
-    Args:
-        folder: The folder, created if necessary. Events of earlier processes in it count.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -49,14 +45,9 @@ class Records:
         self._seen: dict[str, int] = {}
 
     def record(self, kind: str, most: int | None = None) -> int | None:
-        """Record an event.
+        """Record an event; return its number among those of its kind, or None if `most` was reached already.
 
-        Args:
-            kind: Its kind, without dots.
-            most: Maximum number of events; None for any number.
-
-        Returns:
-            The number of events of its kind including this; None if the maximum was reached already.
+        The name of a kind has no dots.
         """
         number = self._seen.get(kind, 0)
         while most is None or number < most:

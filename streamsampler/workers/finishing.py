@@ -1,7 +1,4 @@
-"""Apply a sampler's filters in a worker, and complete its rollouts with last values and filter statistics.
-
-Also: agents' memory in the middle of an episode, for another copy of the agent. `Finishing` holds the filters in force.
-"""
+"""Apply a sampler's filters to a worker's agent and rollouts, and load or save an agent's memory."""
 
 from __future__ import annotations
 
@@ -42,15 +39,14 @@ UNKNOWN = "its agent may remember something, and has no get_state and set_state:
 
 
 def is_recurrent(agent: Any) -> bool:
-    """Return whether an agent's `get_actions` has a parameter for new or identified rows, so it may have memory."""
+    """Return whether `get_actions` receives new or identified rows, so the agent may have memory."""
     return bool({"slots", "starts"} & row_keywords(agent.get_actions))
 
 
 def is_restorable(agent: Any, *, by_rows: bool = False) -> bool:
     """Return whether another copy of an agent can resume in the middle of an episode.
 
-    An agent with both `get_state` and `set_state` can. An agent with only one of them may have memory, and so may an
-    agent with a reset.
+    It can with both `get_state` and `set_state`. With only one of them, or with a reset, it may have memory and cannot.
     """
     gives, takes = (callable(getattr(agent, name, None)) for name in ("get_state", "set_state"))
     if gives or takes:
@@ -59,12 +55,11 @@ def is_restorable(agent: Any, *, by_rows: bool = False) -> bool:
 
 
 def memory_of(agent: Any) -> Any:
-    """Return a restorable agent's memory for `give_memory`; None for an agent without memory."""
+    """Return a restorable agent's memory, or None."""
     return agent.get_state() if callable(getattr(agent, "get_state", None)) else None
 
 
 def give_memory(agent: Any, memory: Any) -> None:
-    """Load the result of `memory_of` into another copy of the agent."""
     if callable(getattr(agent, "set_state", None)):
         agent.set_state(memory)
 
@@ -80,11 +75,7 @@ class _Filtering(FilteredAgent):
 
 
 def with_filters(agent: Any, filters: Filters, space: Any) -> Any:
-    """Return an agent with filtered observations; an agent returned from here before is updated in place.
-
-    Raises:
-        UsageError: The filter has statistics of another space.
-    """
+    """Return an agent with filtered observations; an agent returned from here before is updated in place."""
     if filters.observation is None or isinstance(space, SpacesOfAgents):  # `renew` applies filters to several agents
         return agent
     return with_filter(agent, filters.observation, space)
@@ -100,11 +91,11 @@ def with_filter(agent: Any, given: Any, space: Any) -> Any:
 class Finishing:
     """Applies filters to the agent and adds statistics to rollouts.
 
-    A worker's environment is updated first, then `filters` is set, then the agent is updated. Filters reach the agent
-    in the same way as parameters, and so each copy made by a worker.
+    Order of updates: environment, `filters`, agent. Filters reach the agent in the same way as parameters, and so each
+    copy made by a worker.
 
     Attributes:
-        filters: The filters in force; None for none.
+        filters: The filters in force, or None.
     """
 
     def __init__(self) -> None:
@@ -112,7 +103,7 @@ class Finishing:
         self._agent: Any = None
 
     def update(self, worker: Worker, kind: str, update: Any) -> None:
-        """Apply an update of filters, agent or parameters; call `renew` after the last update of a version."""
+        """Apply an update; call `renew` after the last of a version."""
         if kind == "filters":
             self.filters = update
             return
@@ -123,7 +114,7 @@ class Finishing:
         worker.update_agent(update)
 
     def renew(self, worker: Worker, kinds: Collection[str]) -> None:
-        """Update the worker's agent with the new filter or the new environment's space."""
+        """Update the agent with the new filter or the new environment's space, according to the `kinds` updated."""
         given = None if self.filters is None else self.filters.observation
         if given is None or not kinds:
             return
@@ -143,25 +134,21 @@ class Finishing:
 
 
 def record_last_value(recorder: RolloutRecorder, agent: Any, observation: Any) -> None:
-    """Record the agent's value of the trajectory's last observation while the agent still has its memory."""
+    """Record the agent's value of the last observation while the agent still has its memory."""
     get_value = getattr(agent, "get_value", None)
     if get_value is not None:
         recorder.record_last_value(value_of(get_value, observation))
 
 
 def value_by_row(agent: Any) -> Callable[..., Any] | None:
-    """Return an agent's `get_value` if it has the parameter `slot`, the row whose memory it uses; otherwise None."""
+    """Return an agent's `get_value` if it has the parameter `slot`, the row with the memory to use."""
     get_value = getattr(agent, "get_value", None)
     signature = signature_of(get_value) if callable(get_value) else None
     return get_value if signature is not None and takes_keyword(signature, "slot") else None
 
 
 def value_of(get_value: Callable[[Any], Any], observation: Any) -> float:
-    """Return an agent's value of an observation.
-
-    Raises:
-        DataError: `get_value` did not return a single number.
-    """
+    """Return an agent's value of an observation, or raise if it is not a single number."""
     value = get_value(observation)
     try:
         return float(value)

@@ -33,20 +33,13 @@ from streamsampler.workers.trajectory_context import Kept
 
 
 class FragmentRow:
-    """Holds an environment of fragments and its current episode.
-
-    Args:
-        number: The environment's number among those of all workers.
-        env: The environment.
-        n_envs: Number of environments of all workers together.
-        seeds: The seeds of trajectories by index.
-        caller: Calls the environment's hooks; None without hooks.
+    """Holds an environment of fragments and its suspended episode.
 
     Attributes:
-        number: The environment's number.
+        number: The environment's number among those of all workers.
         env: The environment.
-        caller: Calls its hooks.
-        kept: The hooks' state of the suspended episode; None without hooks.
+        caller: Calls its hooks; None without hooks.
+        kept: The hooks' state of the suspended episode.
         episode: The number of the suspended episode, or else of the next.
         length: The timesteps of the suspended episode; 0 without one.
         observation: The observation on which it resumes.
@@ -54,11 +47,11 @@ class FragmentRow:
         n_episodes: Number of episodes in this call's timesteps so far.
         first: The number of the first of these episodes.
         continued: Whether the first episode resumes from an earlier call.
-        lost: Why a lost episode could not be restored, until a report contains it; empty without loss.
-        script: The suspended episode's script; None without one.
-        table: The table of several agents; None for a single agent.
-        suspended: The recorder's state of several agents in the suspended episode.
-        sent: The actions of several agents in this call's timesteps of it, a dict for each.
+        lost: Why an episode could not be restored, until reported; else empty.
+        script: The suspended script, or None.
+        table: The table of several agents, or None.
+        suspended: The recorder's state of several agents.
+        sent: The actions of several agents in this call's timesteps of it.
     """
 
     def __init__(
@@ -85,15 +78,13 @@ class FragmentRow:
 
     @property
     def seed(self) -> int:
-        """The seed of this trajectory."""
         return self._seeds[self.index]
 
     def begin_fragment(self) -> None:
-        """Reset the counters for a call's timesteps."""
         self.n_episodes, self.first, self.continued = 0, self.episode, self.length > 0
 
     def end_part(self, observation: Any, *, ended: bool) -> None:
-        """Count the end of an episode's part, after its length is known; prepare the next episode if it ended."""
+        """Count an episode's part; prepare the next episode if it ended."""
         self.n_episodes += 1
         self.observation = observation
         if ended:
@@ -109,10 +100,7 @@ class FragmentRow:
         self._begin_next()
 
     def restore(self, worker: Worker, standing: Standing, version: int, *, agent_is_known: bool) -> Pendings[int]:
-        """Restore the suspended episode of a lost worker; without one, prepare its next.
-
-        Returns:
-            Number of timesteps run for the restoration.
+        """Restore the suspended episode of a lost worker, if any; return the timesteps run for it.
 
         Raises:
             AbandonedError: The version may no longer run.
@@ -164,15 +152,7 @@ class FragmentRow:
     def told(
         self, compared: Compared, position: int, ends: list[int], agents: Iterable[OfAgent], **of_state: Any
     ) -> EnvFragment:
-        """Return the summary of this environment's fragment.
-
-        Args:
-            compared: All recorded arrays; see `restoring.compared_of`.
-            position: The position of this environment's last episode in it.
-            ends: The end of each episode in it, after a leading 0.
-            agents: The arrays of each of several agents in this last episode.
-            of_state: Further fields of `EpisodeState`.
-        """
+        """Return the summary of this environment's fragment; `position` is its last episode's among all recorded."""
         state = None
         if self.length:
             self._digests.add(compared, ends[position], ends[position + 1], agents)
@@ -188,14 +168,7 @@ class FragmentRow:
 def told(
     rows: Sequence[FragmentRow], rollouts: Rollouts, restorable: Sequence[bool], memories: Sequence[Any] = ()
 ) -> list[EnvFragment]:
-    """Return the summaries of environments' fragments, recorded in sequence.
-
-    Args:
-        rows: The environments.
-        rollouts: All recorded data.
-        restorable: For each, `EpisodeState.restorable`.
-        memories: For each, `EpisodeState.memory`; empty for None.
-    """
+    """Return the summaries of environments' fragments, recorded in sequence."""
     compared, ends = compared_of(rollouts), [0, *accumulate(rollouts.lengths.tolist())]
     agents = compared_of_agents(rollouts)
     found, n_episodes = [], 0

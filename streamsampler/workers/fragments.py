@@ -1,9 +1,7 @@
 """Run fragments: equally many timesteps in each environment, in episodes which resume from call to call.
 
-An episode's part in a call is recorded like a trajectory. `FragmentRow` holds an environment's state between calls:
-here in a `FragmentEnv` with a suspended script; in `vec.fragments` for groups of environments stepped together. An
-environment's episodes depend only on their seeds and on each call's parameters, not on the worker or its other
-environments: everything they draw from is their own.
+A `FragmentEnv` holds an environment's suspended script between calls; `vec.fragments` steps groups together. Episodes
+depend only on their seeds and on each call's parameters, since everything they draw from is their own.
 """
 
 from __future__ import annotations
@@ -67,7 +65,7 @@ class InForce:
         self._payloads: tuple[Any, ...] = (None, None, None)  # of the agent, its parameters and filters
 
     def apply(self, load: Callable[[str], Any]) -> bool:
-        """Apply the updates in force since the last call; return whether the agent is new."""
+        """Apply the updates since the last call; return whether the agent is new."""
         worker, space = self._worker, self._worker.spaces[0]
         agent, parameters, filters = in_force = tuple(map(worker.in_force.get, ("agent", "parameters", "filters")))
         before = self._payloads
@@ -105,7 +103,7 @@ class Running:
         self._loaded: dict[str, _Loaded] = {}
 
     def close(self) -> None:
-        """Close all environments except the worker's own; errors are raised after all are closed."""
+        """Close all environments except the worker's own; raise errors after all are closed."""
         envs = self._envs
         self.forget()
         close_all(envs, self._worker.environments(), self._worker.close_env)
@@ -120,7 +118,7 @@ class Running:
         return any(are_one(env, its) for env in envs for its in self._envs)
 
     def _claimed(self, n: int) -> list[tuple[AnyEnv, HookCaller | None]]:
-        """Claim n environments, the worker's own first; return each with the caller of its hooks."""
+        """Claim n environments, the worker's own first, with the callers of their hooks."""
         worker = self._worker
         worker.enter(Phase.ENV_CONSTRUCTION)
         if self._envs:
@@ -132,7 +130,7 @@ class Running:
         return list(zip(own, worker.hook_callers or repeat(None), strict=False))
 
     def _made(self, slot: int) -> tuple[AnyEnv, HookCaller | None]:
-        """Make a further environment in the same way as the worker's own, and its hook caller."""
+        """Make a further environment in the same way as the worker's own."""
         worker, hooks = self._worker, self._worker.context.hooks
         seed_constructors(worker.context.seed)
         with for_worker(worker.context.worker_number):
@@ -157,7 +155,6 @@ class Running:
 
 
 def whose_memory(worker: Worker) -> str:
-    """Return the owners of restored memory, for error messages."""
     return "its agent, or what hooks keep in context.memory," if worker.hook_callers else "its agent"
 
 
@@ -179,12 +176,10 @@ def packed_memory(worker: Worker, remembered: Any) -> bytes:
 class FragmentEnv(FragmentRow):
     """Runs an environment's fragments in a worker which steps its environments in sequence.
 
-    It holds a copy of the agent, the suspended script, and the states of the global generators where the episode left
-    them.
+    It holds a copy of the agent, the suspended script, and the states of the global generators.
 
     Attributes:
-        has_generators: Whether its episodes may draw from the global generators, since no other episode runs at the
-            same time.
+        has_generators: Whether its episodes may draw from the global generators, since no other runs at the same time.
     """
 
     has_generators = True
@@ -205,7 +200,6 @@ class FragmentEnv(FragmentRow):
 
     @staticmethod
     def new_recorder(worker: Worker, allocate: Allocate = np.empty) -> RolloutRecorder:
-        """Return a recorder for a ticket's episodes; see `WorkerContext` for `allocate`."""
         return RolloutRecorder(*worker.spaces, allocate)
 
     def _update(self, update: Any) -> None:
@@ -227,11 +221,7 @@ class FragmentEnv(FragmentRow):
         return is_restorable(self._agent)
 
     def run(self, version: int, n_timesteps: int, resets: Resets, recorder: RolloutRecorder) -> tuple[int, Times]:
-        """Run a fragment.
-
-        Returns:
-            The result of `SingleDriver.run`, and the seconds of resets, of the agent and of the remainder.
-        """
+        """Run a fragment; return the result of `SingleDriver.run` and the seconds."""
         seams = None
         if self.caller is not None:
             seams = Seams(
@@ -250,11 +240,9 @@ class FragmentEnv(FragmentRow):
 
     @property
     def acting(self) -> tuple[Any, Callable[[int], None] | None, MaskFinder | None, Rounding]:
-        """The agent, its `reset`, its finder of masks, and the rounding of its actions."""
         return self._agent, self._reset_agent, self._masks, self._rounding
 
     def begin(self, resets: Resets, recorder: RolloutRecorder, shown: Seams | ShownTrajectory | None) -> None:
-        """Prepare for a fragment."""
         self._resets, self._recorder, self._shown = resets, recorder, shown
         self.begin_fragment()
         if callable(begin_part := getattr(self._agent, "begin_part", None)):
@@ -271,7 +259,7 @@ class FragmentEnv(FragmentRow):
         return reset_one(self.env, self._resets, 0, seed)
 
     def parts(self, driver: Any, n_timesteps: int) -> Iterator[Part]:
-        """Yield the part of each episode until the fragment has its number of timesteps."""
+        """Yield each episode's part until the fragment has its timesteps."""
         while n_timesteps:
             before = len(self._recorder.float_rewards)
             if self.script is None:
@@ -316,7 +304,6 @@ class FragmentEnv(FragmentRow):
         recorder.end(end.observation, end.terminated, end.truncated, limited=end.limited)
 
     def recorded(self) -> range:
-        """Return the trajectory indices of the episodes in this call's fragment."""
         first = self.number + self.first * self._n_envs
         return range(first, first + self.n_episodes * self._n_envs, self._n_envs)
 
@@ -396,14 +383,13 @@ class RunningEnvs(Running):
         return Outcome(rollouts, recorder.n_trajectories, recorder.n_timesteps, seconds=seconds, metrics=metrics)
 
     def tell(self, envs: Sequence[FragmentEnv], rollouts: Rollouts) -> None:
-        """Add the summaries of these environments' fragments to rollouts."""
         memories = [env.memory() for env in envs]
         packed = b"" if all(memory is None for memory in memories) else packed_memory(self._worker, memories)
         places = [None if memory is None else (packed, place) for place, memory in enumerate(memories)]
         rollouts.fragments = tuple(told(envs, rollouts, [env.restorable for env in envs], places))
 
     def env_of(self, number: int, order: FragmentOrder) -> tuple[FragmentEnv, Standing | None]:
-        """Return an environment with its agent up to date, and its last state if it must be restored."""
+        """Return an environment with an updated agent, and its last state if it must be restored."""
         worker, env = self._worker, self._of_number.get(number)
         worker.trajectory = None  # construction and updates belong to no trajectory
         is_new = env is None

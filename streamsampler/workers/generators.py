@@ -47,10 +47,7 @@ _MtMemory = ctypes.c_char * _MT19937_BYTES
 
 
 def _memory_of(generator: random.Random) -> Any:
-    """Return the memory of a `random.Random`'s state; None if its layout is unknown.
-
-    `getstate` makes 625 numbers of it, in 20 µs.
-    """
+    """Return the memory of a `random.Random`'s state, or None; `getstate` takes 20 µs."""
     head, size = object.__basicsize__, _random.Random.__basicsize__
     if sys.implementation.name != "cpython" or size < head + _MT19937_BYTES:
         return None
@@ -80,7 +77,7 @@ _HAS_GAUSS_BYTES = 8
 
 
 def _place_of_gauss() -> int | None:
-    """Return the offset of the stored second normal number in a `RandomState`; None if unknown."""
+    """Return the offset of the stored second normal number in a `RandomState`, or None."""
     known = np.random.RandomState(1)
     memory = (ctypes.c_char * np.random.RandomState.__basicsize__).from_address(id(known))
     known.normal()
@@ -132,37 +129,24 @@ def _restore_numpy(kept: Any) -> None:
 def _loaded_torch() -> Any:
     """Return the module torch if it is imported, perhaps partly, by another thread; else None.
 
-    Importing torch takes seconds and hundreds of megabytes, and code which has not imported it cannot draw from its
-    generator.
+    Code which has not imported torch cannot draw from its generator, and an import takes seconds.
     """
     torch = sys.modules.get("torch")
     return torch if hasattr(torch, "manual_seed") else None
 
 
 def seed_constructors(seed: int) -> None:
-    """Seed the global generators for the constructors of agents and environments.
-
-    Args:
-        seed: The sampler's seed.
-    """
+    """Seed the global generators for constructors of agents and environments, from the sampler's seed."""
     seed_generators(TrajectorySeeds(seed, CONSTRUCTION)[0])
 
 
 def seed_generators(trajectory_seed: int) -> None:
-    """Seed the process's global generators for a trajectory: `random`, `numpy.random`, and torch's if loaded.
-
-    Args:
-        trajectory_seed: The trajectory seed.
-    """
+    """Seed the process's global generators for a trajectory: `random`, `numpy.random`, and torch's if loaded."""
     _seed(derived_seed(trajectory_seed, SeedUse.PYTHON), derived_seed(trajectory_seed, SeedUse.NUMPY), trajectory_seed)
 
 
 def seeding(trajectory_seeds: Sequence[int]) -> Iterator[None]:
-    """Seed the global generators for the next of many trajectories at each `next`; derive all seeds at once.
-
-    Args:
-        trajectory_seeds: The trajectory seeds.
-    """
+    """Seed the global generators for the next of many trajectories at each `next`; derive all seeds at once."""
     of_python = derived_seeds(trajectory_seeds, SeedUse.PYTHON)
     of_numpy = derived_seeds(trajectory_seeds, SeedUse.NUMPY)
     for trajectory_seed, python_seed, numpy_seed in zip(trajectory_seeds, of_python, of_numpy, strict=True):
@@ -181,9 +165,8 @@ def _seed(python_seed: int, numpy_seed: int, trajectory_seed: int) -> None:
 def _seed_torch(torch: Any, seed: int) -> None:
     """Seed torch as `torch.manual_seed` does, for usable devices only.
 
-    `torch.manual_seed` stores the seed for unused devices of every kind, each with a stack trace: 0.4 ms in a worker, a
-    quarter of a network's time for a trajectory of 20 timesteps. A build of torch uses a single kind of device, if the
-    machine has any.
+    `torch.manual_seed` stores the seed for unused devices of every kind, with stack traces: 0.4 ms in a worker, a
+    quarter of a network's time for a trajectory of 20 timesteps.
     """
     kind = _kind_of_device(torch)
     if kind not in ("cuda", None):
@@ -246,7 +229,7 @@ _last_words: tuple[Any, Any] = None, None
 
 
 def generator_marks() -> tuple[Any, ...]:
-    """Return a short form of `generator_states`, which also changes with each draw, in a third of the time.
+    """Return a short form of `generator_states`, in a third of the time.
 
     A draw uses a single word of the Mersenne twister, and after the last word all are replaced.
     """
@@ -274,10 +257,9 @@ _HEAD_BYTES = 256
 
 @functools.lru_cache(1)
 def _torch_memory(generator: Any) -> tuple[Any, Any] | None:
-    """Return the memory in torch's generator which changes with draws; None if its layout is unknown.
+    """Return the memory in torch's generator which changes with draws, or None.
 
-    It holds the position among the Mersenne twister's words with the first words, and the stored normal number.
-    `get_state` takes 4 µs.
+    It holds the position among the words with the first words, and the stored normal number. `get_state` takes 4 µs.
     """
     address, state = getattr(generator, "_cdata", None), generator.get_state().numpy().tobytes()
     if sys.implementation.name != "cpython" or not isinstance(address, int) or len(state) < _TORCH_STATE_BYTES:
@@ -342,15 +324,7 @@ def _restore_torch(torch: Any, on_cpu: Any, on_devices: Any) -> None:
 
 
 def drawn_states(fresh: tuple[Any, ...]) -> Any:
-    """Return the states of the global generators for `set_states`.
-
-    Args:
-        fresh: The result of `set_states`.
-
-    Returns:
-        None if no generator was used since seeding for the trajectory; otherwise the states of the used generators, and
-        None for the others.
-    """
+    """Return the states of the global generators used since `set_states` returned `fresh`; None if none was used."""
     states = generator_states()
     if states == fresh:
         return None
@@ -367,7 +341,7 @@ def set_states(trajectory_seed: int, states: Any) -> tuple[Any, ...]:
     """Seed the global generators for a trajectory, then restore the result of `drawn_states` if it is not None.
 
     Returns:
-        The result of `generator_states` directly after seeding, for `drawn_states`.
+        The `generator_states` directly after seeding, for `drawn_states`.
     """
     seed_generators(trajectory_seed)
     fresh = generator_states()

@@ -41,13 +41,7 @@ _NAMES = (CREATED, "on_trajectory_start", "on_timestep", "on_trajectory_end", "o
 
 @dataclass(frozen=True)
 class Hooks:
-    """Holds a sampler's arguments `hooks` and `drop_if`, pickled.
-
-    Attributes:
-        hooks: The hooks, or None.
-        drop_if: The function, or None.
-        spared: The index of a trajectory exempt from `drop_if`; None for none.
-    """
+    """Holds a sampler's arguments `hooks` and `drop_if`, pickled; `spared` is exempt from `drop_if`."""
 
     hooks: Payload | None = None
     drop_if: Payload | None = None
@@ -87,11 +81,7 @@ def _check_hooks(hooks: Any) -> None:
 
 
 def check_aggregation(how: Any) -> None:
-    """Check the hooks' aggregation of metrics.
-
-    Raises:
-        UsageError: It is not a dict, or has an unknown word.
-    """
+    """Raise if the hooks' aggregation of metrics is not a dict of known words."""
     if not isinstance(how, Mapping):
         raise UsageError(f"the hooks' aggregation must be a dict of words by name, got {how!r}")
     for name, word in how.items():
@@ -107,7 +97,7 @@ def _pickled(given: Any, what: str) -> Payload | None:
 
 
 class HookCaller:
-    """Calls a worker's hooks and `drop_if`.
+    """Calls its own copies of a worker's hooks and `drop_if`.
 
     Attributes:
         aggregation: Aggregation of metrics over a batch, by name; the default is the mean.

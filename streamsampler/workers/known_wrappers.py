@@ -75,15 +75,7 @@ _KNOWN = {
 
 
 class EnvFacts(NamedTuple):
-    """Describes an environment in another process.
-
-    Attributes:
-        name: Its name for messages.
-        kind: See `kind_of`.
-        finding: See `stateful_wrapper`.
-        files: See `files_of`.
-        has_masks: Whether it has a method `action_masks`.
-    """
+    """Describes an environment in another process; see the functions of the same names."""
 
     name: str
     kind: str
@@ -97,11 +89,7 @@ class EnvFacts(NamedTuple):
 
 
 class EnvElsewhere(gymnasium.Env[Any, Any]):
-    """Represents an environment in another process.
-
-    Attributes:
-        facts: The description of this environment.
-    """
+    """Represents an environment in another process."""
 
     facts: EnvFacts
 

@@ -1,11 +1,10 @@
 """Send log records of worker processes to the sampler's process with the next answer.
 
-A worker process has a `RecordKeeper` as its only handler and drops handlers inherited by fork: a copy of a file's
-handler would write the sampler process's buffered records again. The sampler sends its logger levels with the first
-`Start` after they change, so loggers in workers filter as its own do.
+A `RecordKeeper` replaces handlers inherited by fork, which would write the same records as the sampler's process. The
+sampler sends its logger levels with the first `Start` after they change.
 
-Arguments are formatted in the worker, where their objects are, and an exception becomes its traceback text. Values from
-`extra` are pickled, or sent as text if they cannot be. Thus no record fails a rollout.
+Records must not fail a rollout: messages and tracebacks are formatted in the worker, and values from `extra` are sent
+as text if they cannot be pickled.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ class Levels:
     """Holds the logger levels of a process.
 
     Attributes:
-        disabled: The argument of `logging.disable`: records of this level and below are disabled; 0 for none.
+        disabled: The argument of `logging.disable`, or 0.
         root: The level of the root logger.
-        named: The levels of all other loggers with a level, by name.
+        named: The levels of other loggers, by name.
     """
 
     disabled: int = 0
@@ -47,7 +46,6 @@ class Levels:
 
 
 def levels_here() -> Levels:
-    """Return the levels of this process's loggers."""
     manager = logging.root.manager
     # A copy, because another thread may add a logger at the same time.
     loggers = manager.loggerDict.copy()
@@ -78,7 +76,6 @@ class RecordKeeper(logging.Handler):
                 logger.addHandler(self)
 
     def set_levels(self, levels: Levels) -> None:
-        """Use the levels of the sampler's process from now on."""
         for name in self._levels.named.keys() - levels.named.keys():
             logging.getLogger(name).setLevel(logging.NOTSET)
         self._levels = levels
@@ -110,7 +107,7 @@ class RecordKeeper(logging.Handler):
         self._n_bytes += len(data)
 
     def take(self) -> bytes:
-        """Return and clear the stored records, pickled for `handle_records`; empty without records."""
+        """Return and clear the stored records, pickled for `handle_records`."""
         if not self._records:
             return b""
         self.acquire()

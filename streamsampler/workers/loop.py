@@ -1,7 +1,7 @@
 """Run a worker's loop: receive messages, run tickets, send answers.
 
-The protocol's state is in `WorkerSide`, the payloads of the last updates in `_in_force`. After an exception the
-environments are closed and made again at the next `Start`.
+`WorkerSide` holds the protocol's state, `_in_force` the payloads of the last updates. After an exception, environments
+are closed and made again at the next `Start`.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class WorkerLoop:
         return self._kept is not None or self._side.state is WorkerState.STREAMING
 
     def _start(self, start: Start) -> None:
-        """Apply the updates of a `Start`; for several tasks, create a loop for each."""
+        """Apply a `Start`; for several tasks, create a loop for each."""
         if start.tasks is not None:
             self._loops = TaskLoops(self._channel, self._row, self._loop_of_task, failure_of)
             self._loops.receive(start)
@@ -186,7 +186,7 @@ class WorkerLoop:
         return worker
 
     def _keep_orders(self, worker: Worker, start: Start) -> None:
-        """Store the call's checks and resets; environment and agent are up to date."""
+        """Store the call's checks and resets."""
         self._is_to_check = start.check
         if start.resets is not None:
             self._enter(worker, Phase.RESET)
@@ -213,7 +213,6 @@ class WorkerLoop:
         self._finishing.renew(worker, updates)
 
     def _rebuild(self) -> None:
-        """Replace the worker's agent and environment, from the last updates."""
         worker = self._worker
         assert worker is not None
         self._discard(worker)
@@ -279,7 +278,6 @@ class WorkerLoop:
             self._row.set_phase(Phase.WAITING)
 
     def _look_ahead(self, number: int) -> tuple[Ticket, list[int]] | None:
-        """Return a ticket after the current ticket, with its seeds; see `Worker.look_ahead`."""
         side = self._side
         while (ticket := side.later_ticket(number)) is None:
             if self._kept is not None or (message := self._channel.receive(wait=False)) is None:
@@ -292,7 +290,6 @@ class WorkerLoop:
         return ticket, seeds
 
     def _is_called_off(self) -> bool:
-        """Return whether a received message ends the tickets; see `Worker.is_called_off`."""
         return self._kept is not None
 
     def _seeds_of(self, version: int, indices: range) -> list[int]:
@@ -304,11 +301,7 @@ class WorkerLoop:
         return worker.resets.seeds_of(self._derived, indices)
 
     def _check(self, worker: Worker, version: int) -> bool:
-        """Check whether trajectories depend on their seeds alone; return whether the ticket may run.
-
-        Raises:
-            NotReproducibleError: They do not, and `check` is "error".
-        """
+        """Check whether trajectories depend on their seeds alone; return whether the ticket may run."""
         began = perf_counter()
         found = self._last_check = check_purity(worker, version, partial(self._seeds_of, version), self._last_check)
         self._is_to_check = not found.complete

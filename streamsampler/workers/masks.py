@@ -27,7 +27,7 @@ _DECLARED = ("get_action", "action_mask"), ("get_actions", "action_masks")
 
 
 def masks_reach(agent: Any, warn: Warn, *, together: bool = False) -> bool:
-    """Return whether the called method of an agent has a parameter for masks; warn if only the other method has."""
+    """Return whether the called method of an agent accepts masks; warn if only the other method does."""
     if takes_masks(agent, together=together):
         return True
     if takes_masks(agent, together=not together):
@@ -41,7 +41,7 @@ def masks_reach(agent: Any, warn: Warn, *, together: bool = False) -> bool:
 
 
 def finder_of(agent: Any, env: Any, warn: Warn) -> MaskFinder | None:
-    """Return a finder of masks for an agent called by `get_action`; None if the agent has no parameter for masks."""
+    """Return a finder of masks for an agent called by `get_action`; None if it accepts none."""
     return MaskFinder(env, env.action_space, warn) if masks_reach(agent, warn) else None
 
 
@@ -52,7 +52,7 @@ def masked_loop(
     step: Callable[[Any], Any],
     info: Any = None,
 ) -> tuple[Any, Any, Any]:
-    """Return replacements for the methods which a loop calls, so that the agent receives masks.
+    """Return replacements of `reset`, `get_action` and `step`, so that the agent receives masks.
 
     Args:
         find: Finds the masks.
@@ -60,9 +60,6 @@ def masked_loop(
         get_action: The agent's method.
         step: The environment's step.
         info: The info of the observation on which an episode resumes.
-
-    Returns:
-        Replacements of `reset`, `get_action` and `step`; `get_action` then has a single argument.
     """
     result: Any = (info,)  # the last result; its last item is the info, checked by the loop
 
@@ -83,14 +80,7 @@ def masked_loop(
 
 
 class RowMasks:
-    """Finds the masks of rows, each with an environment of its own.
-
-    Args:
-        warn: See `MaskFinder`.
-        envs: The environments, possibly fewer than rows.
-        space: Their action space.
-        n_rows: Number of rows.
-    """
+    """Finds the masks of rows, each with its own environment. A batch may have more rows than environments."""
 
     def __init__(self, warn: Warn, envs: Sequence[Any], space: Space[Any], n_rows: int) -> None:
         self._finders = [MaskFinder(env, space, warn) for env in envs]
@@ -106,9 +96,9 @@ class RowMasks:
 
         Args:
             observations: The observations of all rows, a tree of (n, *O).
-            infos: The infos with them, by row; rows may be missing.
+            infos: The infos with them, by row.
             live: The rows which are not silent.
-            sources: For each row the live row it copies, or itself; None if no row is a copy.
+            sources: For each row the live row it copies, or itself; None without copies.
 
         Raises:
             UsageError: An environment in another process offers masks only by its method.
@@ -128,7 +118,7 @@ class RowMasks:
         return self._last
 
     def repeated(self, row: int) -> Mask | None:
-        """Return the last masks, with a single row's mask in all rows."""
+        """Return the last mask of a row, in all rows."""
         return None if self._last is None else self._last[[row] * self._n_rows]
 
 
@@ -143,12 +133,12 @@ class SlotMasks(RowMasks):
         self._infos: dict[int, dict[str, Any]] = {}
 
     def keep(self, infos: Mapping[str, Any], slots: Iterable[int]) -> None:
-        """Store the masks in infos of a reset or step for some slots, under Gymnasium's vector convention."""
+        """Store masks from infos for some slots."""
         found = {key: infos[key] for key in (ACTION_MASK, f"_{ACTION_MASK}") if key in infos}
         self._infos.update((slot, info_of_row(found, slot)) for slot in slots)
 
     def of_slots(self, observations: Any, live: NDArray[np.bool_], silent: NDArray[np.bool_]) -> Mask | None:
-        """Return the masks of all slots; silent slots copy the mask of the first live slot, like its observation."""
+        """Return the masks of all slots; silent slots copy the first live slot's mask, like its observation."""
         infos = self._infos
         if self._call is not None and not (isinstance(observations, dict) and ACTION_MASK in observations):
             infos = {slot: {ACTION_MASK: mask, **infos[slot]} for slot, mask in enumerate(self._call(ACTION_MASKS))}
@@ -156,7 +146,7 @@ class SlotMasks(RowMasks):
         return None if own is None else own[np.where(silent, int(live.argmax()), np.arange(len(live)))]
 
     def step_along(self, actions: Any, silent: NDArray[np.bool_]) -> None:
-        """Replace silent slots' actions, of (n, *A), by actions which their own environments allow."""
+        """Replace silent slots' actions by actions which their own environments allow."""
         if self._own is not None:
             for slot in np.flatnonzero(silent).tolist():
                 actions[slot] = first_allowed(self._space, self._own[slot])

@@ -1,9 +1,7 @@
 """Check that a trajectory depends on its seed alone: run it twice, before and after another trajectory.
 
-The check uses the worker's own environment and agent through stand-ins, which record the values between them. The
-second run is compared with the first at once, so the first difference identifies its source. Infos are compared at the
-end, since they may contain clock readings: new environments then run the trajectory twice, and keys which differ
-between these runs as well are excluded.
+Stand-ins record the values between environment and agent; the first difference identifies its source. Infos may contain
+clock readings: keys which also differ between two runs in new environments are excluded.
 """
 
 from __future__ import annotations
@@ -58,7 +56,7 @@ class DifferentRun(BaseException):
 
     Attributes:
         culprit: The place of the first difference: "agent" or "environment".
-        text: A description of the difference.
+        text: A description.
     """
 
     def __init__(self, culprit: str, text: str) -> None:
@@ -72,9 +70,9 @@ class Trace:
     """Holds the values between environment and agent of the first run, to compare those of the second.
 
     Attributes:
-        entries: The recorded values: trajectory, name with timestep, value.
+        entries: Trajectory, name with timestep, and value.
         position: The next entry to compare; -1 while recording.
-        infos: Values in infos, by key, trajectory and time; see `info_differences`.
+        infos: Values in infos, by key, trajectory and time.
     """
 
     entries: list[tuple[str, str, Any]] = field(default_factory=list)
@@ -82,11 +80,7 @@ class Trace:
     infos: dict[tuple[InfoKey, str, str], Any] = field(default_factory=dict)
 
     def keep_or_compare(self, trajectory: str, what: str, value: Any) -> None:
-        """Record a trajectory's value, or compare it; `what` names it with its timestep.
-
-        Raises:
-            DifferentRun: The value differs from the recorded one.
-        """
+        """Record a trajectory's value, or raise `DifferentRun` if it differs from the recorded value."""
         now = _snapshot(value)
         if self.position < 0:
             self.entries.append((trajectory, what, now))
@@ -111,7 +105,7 @@ class Trace:
                 self.infos[(whose, name), trajectory, when] = _snapshot(value)
 
     def info_differences(self, other: Trace) -> dict[InfoKey, DifferentRun]:
-        """Return the keys of infos which differ in another run of the trajectories, each with its first difference."""
+        """Return the keys of infos which differ in another run, each with its first difference."""
         found: dict[InfoKey, DifferentRun] = {}
         for place in self.infos | other.infos:
             key, trajectory, when = place
@@ -264,8 +258,8 @@ class PurityCheck:
         seconds: Its duration, including earlier attempts.
         trajectories: Number of started trajectories.
         timesteps: Their timesteps.
-        finding: The problem with advice; empty without a problem.
-        unstable: A warning of infos which differ from run to run in any case; empty without such infos.
+        finding: The problem with advice, or empty.
+        unstable: A warning of infos which differ from run to run in any case, or empty.
         spoiled: Whether environment and agent must be replaced, since they carry state or raised.
     """
 
@@ -282,12 +276,9 @@ class PurityCheck:
 def check_purity(
     worker: Worker, version: int, seeds_of: Callable[[range], list[int]], before: PurityCheck
 ) -> PurityCheck:
-    """Check that a worker's trajectories depend on their seeds alone.
+    """Check that a worker's trajectories depend on their seeds alone; an already checked kind is skipped.
 
-    No reset or timestep starts more than `SECONDS` after the first, unless the worker's `check` is "error".
-
-    Raises:
-        BaseException: An interrupt; see `is_interrupt`.
+    Unless the worker's `check` is "error", no reset or timestep starts more than `SECONDS` after the first.
     """
     envs = worker.environments()
     if not envs or not worker.can_rehearse:
@@ -326,15 +317,9 @@ def check_purity(
 
 @dataclass
 class _Run:
-    """Runs a check and counts.
+    """Runs a check, counts, and stops at the time `until`.
 
     Attributes:
-        worker: The worker.
-        version: The current agent version.
-        seeds_of: Returns the seeds of trajectories.
-        until: The time after which no reset or step starts; None for any.
-        trajectories: Number of started trajectories.
-        timesteps: Number of timesteps run.
         unstable: Infos which differ from run to run in any case.
         has_renewed: Whether agent and environments were replaced during the check.
     """
@@ -349,21 +334,12 @@ class _Run:
     has_renewed: bool = False
 
     def look(self) -> None:
-        """Raise if no further reset or step may start.
-
-        Raises:
-            BrokenOff: The time is over, or the version may no longer run.
-        """
+        """Raise `BrokenOff` if no further reset or step may start."""
         if (self.until is not None and perf_counter() >= self.until) or not self.worker.row.may_run(self.version):
             raise BrokenOff
 
     def check(self) -> None:
-        """Run the first trajectory, the second, and the first again; examine differing infos.
-
-        Raises:
-            DifferentRun: The first trajectory had two different outcomes.
-            BrokenOff: The check was stopped.
-        """
+        """Run the first trajectory, the second, and the first again; raise `DifferentRun` if the first differs."""
         first = self._trajectories(0, Trace())
         self._trajectories(1, Trace())
         again = self._trajectories(0, Trace(first.entries, position=0))

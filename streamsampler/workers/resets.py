@@ -33,12 +33,11 @@ class Standing(NamedTuple):
 
     Attributes:
         episode: The number of the suspended episode, or else of the next.
-        state: The state of the suspended episode; None without one.
-        actions: Its actions so far; None if they are no longer stored.
+        state: The suspended episode's state, or None.
+        actions: Its actions so far; None if no longer stored.
         agent: See `EnvFragment.agent`.
-        options: The episode's reset options; None for none.
-        agent_is_replaced: Whether the agent was replaced since: the new agent is reset, and the state is the old
-            agent's.
+        options: Its reset options.
+        agent_is_replaced: Whether `state` contains the memory of an older agent: the new agent is reset.
     """
 
     episode: int
@@ -55,11 +54,10 @@ class FragmentOrder:
 
     Attributes:
         n_timesteps: Number of timesteps in each environment.
-        n_envs: Number of environments of all workers together. Groups as large as a worker runs side by side belong to
-            the workers in turn.
-        base_version: The agent version in which the environments started. Episode k of environment e has the seed of
+        n_envs: Number of environments of all workers together; groups of them belong to the workers in turn.
+        base_version: The agent version of the environments' start. Episode k of environment e has the seed of
             trajectory `e + k * n_envs` of this version.
-        standings: The states of environments to restore, by number; all others are new.
+        standings: The states of environments to restore; all others are new.
         restore_limit: Longer episodes are not restored.
     """
 
@@ -72,17 +70,17 @@ class FragmentOrder:
 
 @dataclass(frozen=True)
 class Resets:
-    """Holds a call's seeds and reset options by trajectory index, or its order of fragments.
+    """Holds a call's seeds, reset options and tasks by trajectory index, or its order of fragments.
 
     Attributes:
         seeds: The user's seeds; None for the sampler's own.
-        options: Options common to all trajectories, a tuple with each trajectory's own, or None.
-        fragments: The order of a call for fragments; None for whole trajectories.
-        tasks: Values set before resets, each for all trajectories of a task; None without tasks.
+        options: Common options, a tuple with each trajectory's own, or None.
+        fragments: The order of a call for fragments, or None.
+        tasks: Task values set before resets, or None.
         n_of_task: Number of consecutive trajectories of the same task.
-        version: The agent version if tickets use another number (see `Ticket`); otherwise None.
-        first: The index of the call's first trajectory, to which the first seed, options and task belong.
-        sections: The tasks of the call's indices where workers run several tasks; all other attributes then use each
+        version: The agent version if tickets use another number (see `Ticket`), else None.
+        first: The index of the call's first trajectory, with the first seed, options and task.
+        sections: Which indices belong to which task where workers run several tasks; the other attributes then use each
             task's own indices.
     """
 
@@ -96,7 +94,7 @@ class Resets:
     sections: Sections = NO_SECTIONS
 
     def seeds_of(self, derived: TrajectorySeeds, indices: Indices) -> list[int]:
-        """Return the seeds of trajectories."""
+        """Return the user's seeds of trajectories, or the sampler's own where none is given, as in a check."""
         if self.fragments is not None:
             return TrajectorySeeds(derived.seed, self.fragments.base_version).of(indices)
         if self.version is not None and self.version != derived.agent_version:
@@ -109,32 +107,26 @@ class Resets:
         return [self.seeds[index - self.first] if index in given else derived[index] for index in indices]
 
     def options_of(self, index: int) -> dict[str, Any] | None:
-        """Return a copy of a trajectory's options, which its environment may modify; None without options."""
+        """Return a copy of a trajectory's options, which its environment may modify."""
         if isinstance(self.options, tuple):
             return copy.deepcopy(self.options[(index - self.first) % len(self.options)])
         return copy.deepcopy(self.options)
 
     def task_index(self, index: int) -> int:
-        """Return the number of a trajectory's task."""
         assert self.tasks is not None
         return (index - self.first) // self.n_of_task % len(self.tasks)
 
     @property
     def says_only_version(self) -> bool:
-        """Whether only the version is set, and nothing about resets."""
         return self.version is not None and self.seeds is None and self.options is None
 
     @property
     def changes_resets(self) -> bool:
-        """Whether the call has tasks or options."""
         return self.options is not None or self.tasks is not None
 
     @property
     def kind_of_tasks(self) -> Hashable:
-        """The part of an environment which tasks change; None without tasks.
-
-        Tasks of the same kind overwrite each other's changes.
-        """
+        """The part of an environment changed by tasks: tasks of the same kind overwrite each other's changes."""
         if self.tasks is None:
             return None
         first = self.tasks[0]
@@ -147,10 +139,7 @@ class Resets:
 
     @property
     def n_replaceable(self) -> int | None:
-        """Number of consecutive trajectories of a task which can replace each other's dropped trajectories.
-
-        None without tasks, or if each trajectory has a seed or options of its own.
-        """
+        """Number of consecutive interchangeable trajectories, for replacing dropped ones; None if all differ."""
         is_one_of_a_kind = self.seeds is not None or isinstance(self.options, tuple)
         return None if self.tasks is None or is_one_of_a_kind else self.n_of_task
 
@@ -159,7 +148,7 @@ class Resets:
         """Keyword arguments for a vector environment's `reset`.
 
         Raises:
-            UsageError: Each trajectory has its own options, or the options contain "reset_mask", or the call has tasks.
+            UsageError: The options differ between trajectories or contain "reset_mask", or the call has tasks.
         """
         if self.tasks is not None:
             raise UsageError(
@@ -182,13 +171,10 @@ def given_resets(n_trajectories: Any, seeds: Any, reset_options: Any, tasks: Any
     """Check the arguments of `obtain_trajectories`; return the number of trajectories and their resets.
 
     Args:
-        n_trajectories: Number of trajectories; None for the number of seeds.
+        n_trajectories: Number of trajectories, with tasks for each task; None for the number of seeds.
         seeds: None, or integers of at least 0.
         reset_options: None, a dict, or a sequence with a dict or None for each trajectory.
-        tasks: None, or a sequence of tasks with `n_trajectories` trajectories each.
-
-    Returns:
-        The total number of trajectories, and their resets.
+        tasks: None, or a sequence of tasks.
 
     Raises:
         UsageError: An argument is invalid, or lengths differ.
@@ -211,11 +197,7 @@ def given_resets(n_trajectories: Any, seeds: Any, reset_options: Any, tasks: Any
 
 
 def tasks_in_turn(tasks: Any, given: Resets | None) -> Resets | None:
-    """Add tasks to a call's resets: consecutive trajectories cycle through them.
-
-    Raises:
-        UsageError: The tasks are invalid.
-    """
+    """Add tasks to a call's resets: consecutive trajectories cycle through them."""
     return given if tasks is None else replace(given or Resets(), tasks=_checked_tasks(tasks))
 
 
@@ -240,18 +222,9 @@ def tasks_as_recorded(tasks: Any, numbers: Mapping[int, int], given: Resets | No
 def streamed_resets(
     first: int, n_trajectories: Any, seeds: Any, reset_options: Any, tasks: Any = None
 ) -> tuple[int | None, Resets | None]:
-    """Check a stream's arguments; return its number of trajectories from index `first` on, and their resets.
+    """Check a stream's arguments; return its number of trajectories from `first` on, or None, and their resets.
 
-    Args:
-        first: The first index.
-        n_trajectories: Number of trajectories; None for as many as the other arguments cover, or without end. With
-            tasks, the number for each, from index 0 on.
-        seeds: None, or integers of at least 0, from index 0 on.
-        reset_options: None, a dict, or a sequence with a dict or None for each index.
-        tasks: None, or a sequence of tasks.
-
-    Returns:
-        The number of trajectories, None without end; and their resets.
+    Seeds, options and tasks cover the trajectories from index 0 on.
 
     Raises:
         UsageError: An argument is invalid, or the arguments disagree.
@@ -276,11 +249,7 @@ def streamed_resets(
 
 
 def common_resets(reset_options: Any) -> Resets | None:
-    """Return the resets of a call with at most a single dict of options for all trajectories.
-
-    Raises:
-        UsageError: `reset_options` is neither a dict nor None.
-    """
+    """Return the resets of a call with at most a single dict of options for all trajectories."""
     if reset_options is None:
         return None
     if not isinstance(reset_options, Mapping):
@@ -356,13 +325,13 @@ def reset_function(env: AnyEnv, resets: Resets | None, indices: Iterable[int]) -
 
 @dataclass(frozen=True, slots=True)
 class ResetOrder:
-    """Holds a trajectory's reset arguments.
+    """Holds the arguments of a trajectory's reset. The environment may modify `options` and `task`.
 
     Attributes:
-        index: Its index.
+        index: The trajectory index.
         seed: Its seed.
-        options: The reset options, which the environment may modify; None for none.
-        task: The task value to set before the reset; the environment may modify it.
+        options: The reset options, or None.
+        task: The task value to set before the reset.
         task_number: The number of the task; None without a task.
     """
 
@@ -374,7 +343,6 @@ class ResetOrder:
 
 
 def order_of(index: int, seed: int, resets: Resets | None) -> ResetOrder:
-    """Return a trajectory's reset arguments from its call's resets."""
     if resets is None or not resets.changes_resets:
         return ResetOrder(index, seed)
     if resets.tasks is None:
@@ -384,7 +352,7 @@ def order_of(index: int, seed: int, resets: Resets | None) -> ResetOrder:
 
 
 def reset_one(env: AnyEnv, resets: Resets | None, index: int, seed: int) -> Any:
-    """Reset an environment for a trajectory with its call's resets; see `carry_out`."""
+    """Reset an environment for a trajectory; see `carry_out`."""
     if resets is None or not resets.changes_resets:
         return env.reset(seed=seed)
     return carry_out(env, order_of(index, seed, resets))
@@ -434,7 +402,11 @@ def _with_task(result: Any, order: ResetOrder, drawn: Any) -> Any:
 
 
 class Standings:
-    """Holds each environment's state after its last reported fragment, and the actions of its suspended episode."""
+    """Holds each environment's state after its last reported fragment, and the actions of its suspended episode.
+
+    With `agents_stay`, agents survive the loss of environments: actions are then stored even if agents are not
+    restorable.
+    """
 
     def __init__(self, *, agents_stay: bool = False) -> None:
         self._agents_stay = agents_stay
@@ -442,7 +414,7 @@ class Standings:
         self._actions: dict[int, list[Tree]] = {}  # of the suspended episodes
 
     def known(self, numbers: Container[int]) -> dict[int, Standing]:
-        """Return the recorded states of some environments, with the actions of their episodes."""
+        """Return the states of some environments, with the actions of their episodes."""
         return {
             number: standing._replace(actions=self.actions_of(number))
             for number, standing in self._standings.items()
@@ -450,7 +422,6 @@ class Standings:
         }
 
     def put(self, standings: Mapping[int, Standing]) -> None:
-        """Replace the states of some environments and the actions of their episodes."""
         for number, standing in standings.items():
             self._standings[number] = standing._replace(actions=None, agent_is_replaced=False)
             self._actions.pop(number, None)
@@ -470,7 +441,7 @@ class Standings:
         return self._actions[number][0]
 
     def record(self, rollouts: Rollouts, options: dict[str, Any] | None, restore_limit: int) -> None:
-        """Record the states of environments after a fragment."""
+        """Record the states of environments after a fragment, without the actions of very long episodes."""
         stop, lengths = 0, rollouts.lengths.tolist()
         ends = list(accumulate(lengths))
         for fragment in rollouts.fragments:

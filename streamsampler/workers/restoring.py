@@ -233,7 +233,7 @@ def compared_of_agents(rollouts: Rollouts) -> dict[int, list[OfAgent]]:
 
 
 class Digests:
-    """Accumulates digests of an episode's observations and rewards, independent of the division into pieces."""
+    """Accumulates digests of an episode's observations and rewards, in pieces of any size."""
 
     def __init__(self) -> None:
         self._sums: list[int] = []
@@ -289,13 +289,12 @@ def _weights(n: int) -> NDArray[np.uint64]:
 
 
 class RestoredEpisode(NamedTuple):
-    """Holds a restored episode.
+    """Holds a restored episode and the number of timesteps run for it.
 
     Attributes:
         script: Its script, suspended at the observation for the next action.
         end: The result of the last action.
         digests: Digests of the observations and rewards so far.
-        n_timesteps: Number of timesteps run for the restoration.
     """
 
     script: Script
@@ -374,7 +373,7 @@ def _applied(
     return cut
 
 
-# A factory may return the same environment again. Whole trajectories in sequence can share it. Trajectories which run at
+# A factory may return the same environment again. Whole trajectories in sequence can share it. Those which run at
 # the same time cannot, nor can suspended episodes, since several workers of a process take turns.
 
 

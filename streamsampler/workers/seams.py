@@ -52,7 +52,7 @@ class WorkerWithSeams(Worker):
             context: The current trajectory.
 
         Returns:
-            The action, for the record and the environment, and the agent's info.
+            The action to record and execute, and the agent's info.
         """
         if not context.takes_mask:
             return context.agent.get_action(context.observation)
@@ -76,11 +76,7 @@ class WorkerWithSeams(Worker):
 
 
 def refuse_ignored_seams(worker_class: type[Worker]) -> None:
-    """Check that a subclass of a worker of this package overrides no method which would never be called.
-
-    Raises:
-        UsageError: It defines one of the four methods, and its kind of worker does not call it.
-    """
+    """Raise if a subclass of a worker of this package overrides a seam which its kind of worker never calls."""
     package = __package__.partition(".")[0]
     kinds = [kind for kind in worker_class.__mro__ if kind is not Worker and kind.__module__.startswith(f"{package}.")]
     found = [name for name in SEAMS if hasattr(worker_class, name)]
@@ -105,14 +101,14 @@ class ShownTrajectory:
         self.agent_info: Any = None
 
     def resume(self, context: TrajectoryContext, timestep: int, kept: Kept | None, info: Any) -> None:
-        """Resume an episode shown in earlier calls."""
+        """Resume an episode shown in earlier calls; `kept` is None if its metrics and memory are lost."""
         self.context = context
         if kept is not None:
             context.go_on(kept, timestep)
         context.info = info
 
     def kept(self) -> Kept:
-        """Return the metrics and memory of an episode suspended until the next call."""
+        """Return the values to store of a suspended episode."""
         assert self.context is not None
         kept, self.context = self.context.kept(), None
         return kept
@@ -125,7 +121,6 @@ class ShownTrajectory:
         self._caller.start(self.context)
 
     def timestep(self, observation: Any, terminated: Any, truncated: Any, info: Any) -> None:
-        """Show a recorded timestep."""
         context = self.context
         assert context is not None
         context.terminated, context.truncated = bool(terminated), bool(truncated)
@@ -151,7 +146,6 @@ class ShownTrajectory:
         self.context = None
 
     def lost(self, error: BaseException) -> None:
-        """Show an exception in a started trajectory."""
         if self.context is not None:
             self._caller.lost(self.context, error)
 
@@ -174,7 +168,6 @@ class Seams(ShownTrajectory):
         self._info: Any = None  # the last info; hooks receive a copy
 
     def context_of(self, index: int, seed: int) -> TrajectoryContext:
-        """Return the context of a new or resumed trajectory."""
         worker = self._worker
         return TrajectoryContext(
             self._env, self._agent, index, seed, self._version, worker.context.worker_number, self._recorder,
@@ -186,7 +179,7 @@ class Seams(ShownTrajectory):
         self._info = info
 
     def reset(self, *, seed: int) -> tuple[Any, dict[str, Any]]:
-        """Start the worker's current trajectory; return the first observation and the reset's info."""
+        """Start the worker's current trajectory."""
         worker, index = self._worker, self._worker.trajectory
         assert index is not None
         context = self.context = self.context_of(index, seed)
@@ -195,7 +188,6 @@ class Seams(ShownTrajectory):
         return context.observation, self._info
 
     def get_action(self, observation: Any) -> Any:
-        """Return the action and info of the worker's `before_step`."""
         context = self.context
         assert context is not None
         context.observation = observation  # hooks received a copy, and may have modified it
@@ -205,7 +197,6 @@ class Seams(ShownTrajectory):
         return self._chosen
 
     def step(self, action: Any) -> Any:
-        """Step the environment; return the result of the worker's `after_step`."""
         context = self.context
         assert context is not None
         context.action, self.agent_info = self._rounding.round(self._chosen[0]), self._chosen[1]
@@ -217,11 +208,7 @@ class Seams(ShownTrajectory):
 
 
 def check_metrics(context: TrajectoryContext) -> None:
-    """Check that metrics are a dict whose names differ from those of the reset's infos.
-
-    Raises:
-        UsageError: They are not a dict, or share a name.
-    """
+    """Check that metrics are a dict, without the names of the reset's infos."""
     if not isinstance(context.metrics, dict):
         raise UsageError(f"context.metrics must be a dict, values by name; a hook made it {context.metrics!r}")
     if twice := sorted(context.metrics.keys() & context.reset_info.keys()):

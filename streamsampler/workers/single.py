@@ -55,16 +55,16 @@ class SingleDriver:
         recorder: Records the trajectories.
         env: The environment.
         reset: Resets it: `reset(seed=seed)`.
-        agent: The agent; for several agents, the `Players`.
-        reset_agent: Resets the agent with a seed; None if it has no `reset`.
-        seams: Replaces environment and agent, and receives each timestep; None without hooks.
-        masks: Finds action masks, for an agent with a parameter for them.
+        agent: The agent, or the `Players` of several.
+        reset_agent: Resets the agent with a seed, or None.
+        seams: Replaces environment and agent, and receives each timestep.
+        masks: Finds action masks.
         info: The info of the observation on which an episode resumes.
         rounding: Converts actions to the floats of their space.
 
     Attributes:
         binding: For the scripts.
-        seconds: The seconds of resets, of the agent and of the remainder, after `run`.
+        seconds: Seconds of resets, agent and remainder, after `run`.
     """
 
     def __init__(

@@ -1,8 +1,7 @@
 """Run the tickets of several tasks in one worker, with a loop for each task with open environments.
 
-A ticket belongs to a single task. Its task's loop receives it as from a sampler of this task alone, with the task's own
-indices, as do the loop's worker, hooks and agent. The loop's answers are sent with the call's indices. Only a single
-loop has work at a time, in the order of the tickets; the others keep their environments open.
+Each loop receives its tickets as from a sampler of its task alone, with the task's own indices; its answers are sent
+with the call's indices. Only a single loop has work at a time, in the order of the tickets.
 """
 
 from __future__ import annotations
@@ -27,11 +26,9 @@ _LOG = logging.getLogger("streamsampler")
 
 @dataclass(frozen=True)
 class TaskTable:
-    """Holds the agents and the environments of several tasks.
+    """Holds the payloads of several tasks' agents and environments; tasks with the same agent share it.
 
     Attributes:
-        agents: Each task's agent payload, as the engine carries payloads; tasks with the same agent share it.
-        environments: Each task's environment payload.
         open_envs: Maximum number of tasks with open environments in a worker.
     """
 
@@ -44,11 +41,9 @@ class LoopOfTask(Protocol):
     """Runs a single task's tickets: a `WorkerLoop`."""
 
     @property
-    def has_work(self) -> bool:
-        """Whether it has a ticket to run, or a message received during a ticket."""
+    def has_work(self) -> bool: ...
 
-    def turn(self, *, wait: bool) -> bool:
-        """Receive a message or run a ticket."""
+    def turn(self, *, wait: bool) -> bool: ...
 
 
 class StartedFor(NamedTuple):
@@ -62,9 +57,6 @@ class TaskChannel:
     """Replaces the connection to the sampler for the loop of a task.
 
     Attributes:
-        interruptible: As of the connection.
-        descriptor: As of the connection.
-        task: The task.
         messages: Messages for the loop, with the task's own indices.
         place: The loop's last `Start`; None before.
         filters: The loop's filters.
@@ -87,7 +79,6 @@ class TaskChannel:
         return self.messages.popleft() if self.messages else self._loops.look_ahead(self)
 
     def load(self, payload: Any) -> Any:
-        """Return the object of a payload; the call's resets are loaded already."""
         return payload.contents if isinstance(payload, _LoadedBefore) else self._channel.load(payload)
 
     def start(self, place: StartedFor, start: Start) -> None:
@@ -123,7 +114,7 @@ class _LoadedBefore(NamedTuple):
 
 
 class TaskLoops:
-    """Runs the loops of the tasks with open environments."""
+    """Runs the loops of the tasks with open environments, through the worker's own channel."""
 
     def __init__(
         self, channel: Channel, row: WorkerRow, make_loop: Callable[[TaskChannel], LoopOfTask],
@@ -162,7 +153,6 @@ class TaskLoops:
         return True
 
     def _read(self, *, wait: bool) -> None:
-        """Read all received messages."""
         began = perf_counter()
         while (message := self._channel.receive(wait=wait and not self._unread)) is not None:
             self._unread.append(message)
@@ -228,14 +218,13 @@ class TaskLoops:
             self._go_on()
 
     def _go_on(self) -> None:
-        """Run a turn of the current task's loop."""
         assert self._current is not None
         loop, channel = self._current
         with naming(channel.task):
             loop.turn(wait=False)
 
     def _start_of(self, channel: TaskChannel, ticket: Ticket, *, check: bool) -> Start:
-        """Return a `Start` with a ticket for a task's loop, with agent and environment if it lacks them."""
+        """Return a `Start` for a task's loop, with agent and environment if it lacks them."""
         contents: dict[str, Any] = {}
         if channel.filters is not self._filters:
             contents["filters"] = channel.filters = self._filters
@@ -287,7 +276,6 @@ class TaskLoops:
         self._give_up(given_up)
 
     def _close(self, task: int) -> None:
-        """Close a task's environments."""
         if not self._is_ending:
             self._flush()  # closing may end the process; the task's trajectories must have left it before
         loop, channel = self._open.pop(task)

@@ -1,8 +1,8 @@
 """Let threads of this process take turns in using the global generators.
 
-A trajectory draws from `random`, `numpy.random` and torch, seeded for it; two `LocalSampler`s in two threads would draw
-from each other's. A thread holds the turn during a ticket while others wait. A sampler inside another sampler's
-environment, in the same thread, already holds it.
+A trajectory draws from generators seeded for it; two `LocalSampler`s in two threads would draw from each other's. A
+thread holds the turn during a ticket. A sampler inside another sampler's environment, in the same thread, already holds
+it.
 """
 
 from __future__ import annotations
@@ -29,23 +29,14 @@ _DEADLOCK = (
 
 
 class _TurnOfThread:
-    """Holds this process's turn.
-
-    Attributes:
-        lock: Held by the thread with the turn.
-        holder: The id of this thread.
-    """
+    """Holds this process's turn; `holder` is the id of the thread with the lock."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.holder = 0
 
     def await_it(self) -> None:
-        """Wait for the turn.
-
-        Raises:
-            SamplerError: The holder makes no progress.
-        """
+        """Wait for the turn; raise if the holder makes no progress."""
         last: tuple[FrameType | None, int] | None = None
         while not self.lock.acquire(timeout=_LOOK_SECONDS):
             # The frame itself, not its id: the id of an ended call's frame may belong to another frame by now.
