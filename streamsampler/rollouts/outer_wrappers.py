@@ -1,8 +1,7 @@
 """Replace the work of Gymnasium's outermost wrappers in a step.
 
-During a trajectory `OrderEnforcing` only refuses steps before a reset, `TimeLimit` only counts, and `PassiveEnvChecker`
-only passes steps on once its checks are done. Their three frames cost .3 to .5 µs, as much as the script's own work in
-a timestep.
+In a trajectory `OrderEnforcing` and `PassiveEnvChecker` have nothing left to do, and `TimeLimit` only counts. Their
+three frames cost .3 to .5 µs, as much as the script's own work in a timestep.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ program's own, does other work, and is called."""
 class OuterWrappers:
     """Skips the outermost wrappers if the script can do their work in a step.
 
-    A skipped wrapper has exactly a known class and Gymnasium's own `step`. The environment below may have any class.
-    Environments of several agents have flags for each agent and keep all wrappers.
+    A skipped wrapper has exactly a known class and Gymnasium's own `step`. Environments of several agents, with flags
+    for each, keep all wrappers.
 
     Args:
         env: The environment, which runs trajectories in sequence.

@@ -1,11 +1,11 @@
-"""Run one trajectory as a generator: reset, record, step, record, until it ends.
+"""Run a trajectory as a generator: reset, record, step, record, until it ends.
 
 A script knows the environment, the recorder and the hooks. It yields an observation wherever it needs an action, and
-receives the action. Its driver knows the agent: the driver computes and records actions, seeds the global generators,
-shows progress, and ends the record.
+receives the action. Its driver knows the agent: it computes and records actions, seeds the global generators, shows
+progress, and ends the record.
 
-If a reset or step is pending, for example in another process, the script first yields the result of `reset` or `step`
-and receives the completed one; a driver throws the environment's exception into it.
+If a reset or step is pending, the script first yields it and receives the completed result; a driver throws the
+environment's exception into it.
 
 - A suspended script is a suspended episode. `close()` abandons it.
 - `throw(Cut())` ends a part: the script yields an `End`, and resumes when it receives the next part's `Binding`.
@@ -98,9 +98,7 @@ def trajectory(  # noqa: C901 - a single loop over local variables
     reset: Callable[..., Any], binding: Binding, seed: int, begin: Callable[[int], None] | None = None,
     limit: int | None = None,
 ) -> Script:  # fmt: skip
-    """Run one trajectory.
-
-    The loop uses only local variables: the package's speed depends on it.
+    """Run a trajectory, with all of the loop's state in local variables: the package's speed depends on it.
 
     Args:
         reset: Resets the environment: `reset(seed=seed)`.
@@ -112,9 +110,6 @@ def trajectory(  # noqa: C901 - a single loop over local variables
     Yields:
         A recorded observation for each action; an `End` for each `Cut`, after which the script receives a `Binding`,
         records the same observation again, and yields it.
-
-    Returns:
-        The end of the trajectory. The driver ends its record.
     """
     step, recorder, hooks, waits, outer = binding
     phase = _RESET if hooks is None else None  # for `phase_of`; None while hooks set the worker's phase
@@ -213,8 +208,8 @@ def begin_of(result: Any) -> tuple[Any, Any]:
 def own_error(error: BaseException) -> BaseException:
     """Return an exception as the environment raised it: Python replaces a script's `StopIteration` by `RuntimeError`.
 
-    Do not store the result in a variable before raising it: exception, traceback and frame would form a cycle, which
-    keeps the frames' objects until garbage collection.
+    Do not store the result in a variable: exception, traceback and frame would form a cycle and keep the frames'
+    objects.
     """
     cause = error.__cause__
     if type(error) is RuntimeError and isinstance(cause, StopIteration) and _frame_of(cause) is not None:
@@ -225,10 +220,7 @@ def own_error(error: BaseException) -> BaseException:
 def phase_of(error: BaseException, outside: Phase | None, noted: Phase) -> Phase:
     """Return the phase in which an exception was raised: call it in the driver's `except` clause.
 
-    Args:
-        error: The exception.
-        outside: The phase if the exception is not the script's; None for `noted`.
-        noted: The worker's phase, which hooks set.
+    Exceptions from outside the script have the phase `outside`; None stands for `noted`, the phase set by hooks.
     """
     caught = error.__traceback__
     frame = _frame_of(error) or (None if caught is None or caught.tb_next is None else _frame(caught.tb_next))

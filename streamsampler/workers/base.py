@@ -42,15 +42,15 @@ class Outcome:
     """Holds the result of a ticket.
 
     Attributes:
-        rollouts: The ticket's trajectories in order; None if the ticket was abandoned. The arrays may be views of the
-            recorder's memory, valid until the next rollout.
+        rollouts: The ticket's trajectories in order; None if it was abandoned. Arrays may be views of the recorder's
+            memory, valid until the next rollout.
         n_trajectories: Number of finished trajectories, including those of an abandoned ticket.
         n_timesteps: Their timesteps.
         n_abandoned: Number of trajectories stopped before their end.
         abandoned_timesteps: Their timesteps.
-        seconds: Seconds of resets, of the agent and of steps (three numbers suffice). If all are 0, as by default, the
-            worker loop times the whole rollout and counts it as steps.
-        dropped: The dropped trajectories; see `messages.Report`.
+        seconds: Seconds of resets, of the agent and of steps. If all are 0, as by default, the worker loop times the
+            whole rollout and counts it as steps.
+        dropped: See `messages.Report`.
         metrics: See `messages.Report`.
         n_timed_out: See `messages.Report`.
     """
@@ -88,21 +88,19 @@ def _anomaly_error(anomaly: Anomaly, env: Any) -> DataError:
 
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
-    """Holds a worker's construction arguments: its place, its limits, its treatment of bad data and of failures.
+    """Holds a worker's construction arguments.
 
     Attributes:
-        row: The worker's row of the shared status board. Call `row.may_run(ticket.version)` between timesteps.
+        row: The worker's row of the status board. Call `row.may_run(ticket.version)` between timesteps.
         worker_number: 0 to n-1.
         seed: The sampler's seed. Trajectories do not draw from it: `rollout` receives a seed for each.
         max_episode_length: Timesteps after which a trajectory is truncated; None for the environment's own limit.
-        check: Treatment of suspicious data: "warn", "error", or None for no check.
-        drop_unless: If given, trajectories are dropped when they raise, unless this function returns True for the names
-            of the exception's classes.
-        allocate: Allocates arrays for recording large rows; data in them is sent without a copy. Allocate new arrays
-            for each ticket.
-        hooks: The pickled hooks and `drop_if` (`workers.hooks.Hooks`); None without hooks.
-        record_taken: Key of the info with the action that the environment executed (`data.taken`); None without such
-            infos.
+        check: Treatment of suspicious data: "warn", "error", or None.
+        drop_unless: If given, trajectories are dropped when they raise, unless it returns True for the names of the
+            exception's classes.
+        allocate: Allocates arrays for large rows, which are sent without a copy. Allocate new arrays for each ticket.
+        hooks: The pickled hooks and `drop_if` (`workers.hooks.Hooks`), or None.
+        record_taken: Key of the info with the executed action (`data.taken`), or None.
         rebuild: Replaces agent and environment by new ones, in their state after the last update.
         step_timeout: Maximum seconds of a reset, step or action, for workers that wait.
         trajectory_timeout: Maximum seconds of a trajectory, for workers that wait.
@@ -138,18 +136,17 @@ class Worker(ABC):
         trajectory: Index of the current trajectory, or None.
         ran_timesteps: Timesteps requested from environments for the current ticket, including those lost to an
             exception. The worker loop sets it to 0 before each ticket.
-        running_timesteps: Timesteps of later tickets' trajectories which already run and belong to no outcome yet.
-        look_ahead: Receives a number, 1 for the next, and returns that ticket after the current ticket with its seeds;
-            None if the worker has not received it yet. Set by the worker loop.
+        running_timesteps: Timesteps already run of later tickets' trajectories.
+        look_ahead: Returns the n-th ticket after the current ticket with its seeds, from n = 1; None if not received
+            yet. Set by the worker loop.
         is_called_off: Returns whether a received message ends the current tickets. Set by the worker loop.
-        descriptor: A file descriptor, readable when a message may have arrived; None without such a file. Set by the
-            worker loop.
+        descriptor: A file descriptor, readable when a message may have arrived, or None. Set by the worker loop.
         in_force: The payloads of the last updates, by "agent", "parameters", "filters" and "env". Set by the worker
             loop.
         load: Returns a new copy of a payload's object. Set by the worker loop.
         spoiled: Whether a trajectory was dropped without replacing agent and environment afterwards.
         can_drop: Whether this kind of worker can drop trajectories.
-        resets: The call's seeds and reset options; None without either. `rollout` receives these seeds.
+        resets: The call's seeds and reset options, or None. `rollout` receives these seeds.
         waits: Whether environments and agents may return awaitables. The worker then enforces `step_timeout` and
             `trajectory_timeout` itself and continues after them.
         can_take_options: Whether this kind of worker passes `resets.options_of(index)` to its environment's reset.
@@ -158,22 +155,22 @@ class Worker(ABC):
         can_rehearse: Whether this kind of worker implements `rehearse`.
         can_play_several: Whether this kind of worker runs environments of several agents.
         can_continue: Whether this kind of worker runs fragments, described by `resets.fragments`.
-        continues_side_by_side: Whether a ticket of fragments covers a single group of as many environments as `layout`
-            has rows, instead of all environments of the worker.
-        further_envs: Number of environments made for whole trajectories because fragments occupy the worker's earlier
-            environments. The worker loop sets it to 0 with each report.
+        continues_side_by_side: Whether a ticket of fragments covers a group of as many environments as `layout` has
+            rows, instead of all environments of the worker.
+        further_envs: Number of environments made for whole trajectories while fragments occupy the earlier ones. The
+            worker loop sets it to 0 with each report.
         has_ended_fragments: Whether the worker has lost all environments of suspended fragments. The worker loop sets
             it to False with each report.
         further_args: Names in `worker_args` meant for the engine.
         runs_lanes: Whether trajectories are independent although the layout's blocks allow influence. Known after the
-            first updates, valid until agent or environment are replaced. Tickets then need not be whole blocks.
+            first updates. Tickets then need not be whole blocks.
         runs_longer_blocks: Whether a ticket's blocks run at their full length where the layout's blocks grow within a
-            call, instead of at the layout's size. Known at the same time as `runs_lanes`.
+            call, instead of at the layout's size.
         asks_for_rows: Whether agents need only `get_actions`.
         shares_agent: Whether the worker uses the user's agent object itself, with its current parameters.
         can_differ_side_by_side: Whether this kind of worker accepts a `PerEnv`: different environments for its rows.
-        revision: Version of this kind of worker's algorithm, changed when equal seeds give other trajectories. A folder
-            of shards records it and refuses to resume under another revision.
+        revision: Version of this kind of worker's algorithm, changed when equal seeds give other trajectories. Folders
+            of shards refuse to resume under another revision.
     """
 
     can_drop = False
@@ -303,16 +300,14 @@ class Worker(ABC):
         return ticket_version if given is None else given
 
     def rehearse(self, version: int, indices: range, seeds: list[int], stand_ins: Sequence[Any]) -> None:
-        """Run trajectories in stand-ins for the worker's environments and record nothing.
-
-        The sampler uses this to check whether a trajectory depends on its seed alone.
+        """Run trajectories in stand-ins for the worker's environments and record nothing, to check their purity.
 
         Args:
             version: The current agent version.
-            indices: As many trajectories as the worker runs side by side, one in each environment.
+            indices: As many trajectories as the worker runs side by side.
             seeds: Their seeds.
             stand_ins: Replacements for `environments`, in the same order. Call `take_agent_info(timestep, info)` of the
-                first with each info of the agent, with a further argument `row` where each row has its own.
+                first with each info of the agent, with `row` where each row has its own.
 
         Raises:
             BaseException: Any exception of agent, environment or stand-in.
@@ -333,11 +328,7 @@ class Worker(ABC):
     ) -> dict[int, Dropped]:
         """Return the trajectories which an exception drops, by index.
 
-        Args:
-            error: The exception.
-            ticket: The current ticket.
-            failed: The trajectory at fault.
-            kept: The indices to which positions in the exception's `others` refer.
+        These are `failed`, and those of `kept` at the positions in the exception's `others`.
         """
         found = {failed: summary_of(error)}
         for position, summary in error.others if isinstance(error, DataError) else ():
@@ -348,10 +339,7 @@ class Worker(ABC):
     def finished(self, finish: Callable[[], Rollouts], indices: Sequence[int], env: Any = None) -> Rollouts:
         """Return the rollouts of a recorder's `finish`; if it raises, set `phase` and `trajectory`.
 
-        Args:
-            finish: The recorder's method.
-            indices: The ticket's trajectory indices.
-            env: The environment, for error messages.
+        `env` is for error messages.
         """
         self.phase, self.trajectory = Phase.RECORDING, None
         self.row.set_phase(Phase.RECORDING)
@@ -373,12 +361,8 @@ class Worker(ABC):
     ) -> Rollouts:
         """Return the rollouts of `finished`; if several trajectories are invalid, raise the first one's error.
 
-        The error thus does not depend on the order of the checks.
-
-        Args:
-            finish: The recorder's method; its argument is the maximum number of trajectories to return, or None.
-            indices: The ticket's trajectory indices.
-            env: The environment, for error messages.
+        `finish` receives the maximum number of trajectories to return, or None. The error does not depend on the order
+        of the checks.
         """
         first: tuple[DataError, Phase, int | None] | None = None
         most: int | None = None
@@ -396,12 +380,7 @@ class Worker(ABC):
         raise earliest
 
     def _looked_through(self, rollouts: Rollouts, env: Any) -> Rollouts:
-        """Add anomalies to rollouts.
-
-        Raises:
-            DataError: An anomaly was found and `check` is "error". If failing trajectories are dropped, its `others`
-                lists the further ones.
-        """
+        """Add anomalies to rollouts, or raise the first if `check` is "error", with the others in its `others`."""
         space = self.spaces[0]
         if isinstance(space, SpacesOfAgents) and not rollouts.policies:
             return rollouts  # fragments in which no agent received an observation

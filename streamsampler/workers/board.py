@@ -120,12 +120,11 @@ class WorkerRow:
     `phase_number`, itself: each write takes some 40 ns.
 
     Attributes:
-        attention: True, as a condition, while the worker's flag is up: call `may_run` and write the timesteps. (The
-            truth of a ctypes number is Python's fastest read of shared memory: 15 ns. An item of a memoryview takes
-            three times as long, and ten times in a loop of much other code.)
+        attention: True, as a condition, while the worker's flag is up: call `may_run` and write the timesteps. (A
+            ctypes number's truth takes 15 ns, an item of a memoryview three to ten times as long.)
         words: All words; words[0] is the oldest version allowed to run.
-        index_base: The number written for trajectory 0, since 0 stands for none: 1, or more where the call has higher
-            indices for a task's trajectories. A loop which writes `words[trajectory_word]` itself adds it.
+        index_base: The number written for trajectory 0, since 0 stands for none: 1, or more for a task's indices. A
+            loop which writes `words[trajectory_word]` itself adds it.
     """
 
     def __init__(self, words: memoryview, worker: int) -> None:

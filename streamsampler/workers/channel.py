@@ -11,11 +11,10 @@ class Channel(Protocol):
     """Connects a worker to its sampler.
 
     Attributes:
-        interruptible: Whether the worker runs in the user's thread, so exceptions of interrupts pass through; see
-            `is_interrupt`.
+        interruptible: Whether the worker runs in the user's thread, so interrupts pass through; see `is_interrupt`.
 
     Optional: `descriptor`, see `Worker.descriptor`; and a method `flush`, which waits until all answers have left the
-    process. `flush` is called before closing an environment of one of several tasks, since closing may end the process.
+    process. It is called before closing an environment of one of several tasks, since closing may end the process.
     """
 
     interruptible: bool

@@ -132,11 +132,11 @@ class WorkerSetup:
         threads: Number of threads for libraries in workers (see `workers.threads`); None changes nothing.
         check: See `WorkerContext`.
         drop_unless: See `WorkerContext`.
-        fingerprint: The sampler's reaction to workers whose arithmetic differs.
-        hooks: The pickled hooks and `drop_if`; None without either.
+        fingerprint: The sampler's reaction to workers with different arithmetic.
+        hooks: See `WorkerContext`.
         record_taken: See `WorkerContext`.
-        step_timeout: See `WorkerContext`; None for no limit.
-        trajectory_timeout: See `WorkerContext`; None for no limit.
+        step_timeout: None for no limit.
+        trajectory_timeout: None for no limit.
 
     Raises:
         UsageError: This kind of worker cannot drop trajectories, calls no hooks, or has no `trajectory_timeout`.

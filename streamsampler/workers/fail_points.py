@@ -59,7 +59,6 @@ class Records:
         return None  # from the second time on without a system call: each timestep may ask
 
     def wake(self) -> None:
-        """Wake the processes in `wait`."""
         with contextlib.suppress(OSError):  # no process waits
             pipe = os.open(self.folder / _WAKE, os.O_WRONLY | os.O_NONBLOCK)
             try:
@@ -72,7 +71,6 @@ class Records:
         return len(self._names(kind))
 
     def pids(self, kind: str | None = None) -> list[int]:
-        """Return the ids of the events' processes, in no particular order."""
         return [int(os.readlink(self.folder / name)) for name in self._names(kind)]
 
     def _names(self, kind: str | None) -> list[str]:
@@ -185,8 +183,6 @@ class _FailingChannel:
 
 
 class _MortalEnvUpdate(EnvUpdate):
-    """Wraps an environment update so that its environment counts rollouts."""
-
     def __init__(self, update: EnvUpdate, point: _Point) -> None:
         self._update, self._point = update, point
         self.n_slots = update.n_slots

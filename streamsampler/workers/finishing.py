@@ -27,7 +27,7 @@ def timed(rebuild: Callable[[], None]) -> Times:
 
 
 def shares(seconds: float, reset: float, agent: float, step: float) -> Times:
-    """Distribute the unmeasured time over agent and steps in proportion; without either, count it as resets'."""
+    """Distribute the unmeasured time over agent and steps in proportion."""
     timed = agent + step
     if not timed:
         return Times(seconds)
@@ -134,7 +134,6 @@ class Finishing:
 
 
 def record_last_value(recorder: RolloutRecorder, agent: Any, observation: Any) -> None:
-    """Record the agent's value of the last observation while the agent still has its memory."""
     get_value = getattr(agent, "get_value", None)
     if get_value is not None:
         recorder.record_last_value(value_of(get_value, observation))

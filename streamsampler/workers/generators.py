@@ -296,10 +296,7 @@ def restore_generators(kept: Any) -> None:
 
 @contextlib.contextmanager
 def preserved_generators() -> Iterator[None]:
-    """Restore the global generators after the block, since the user's program draws from them as well.
-
-    Other threads with such a block wait for its end; see `turn`.
-    """
+    """Restore the global generators after the block; other threads with such a block wait for its end."""
     with turn():
         kept = kept_generators()
         try:

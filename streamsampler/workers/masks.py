@@ -54,12 +54,7 @@ def masked_loop(
 ) -> tuple[Any, Any, Any]:
     """Return replacements of `reset`, `get_action` and `step`, so that the agent receives masks.
 
-    Args:
-        find: Finds the masks.
-        reset: The environment's reset.
-        get_action: The agent's method.
-        step: The environment's step.
-        info: The info of the observation on which an episode resumes.
+    `info` belongs to the observation on which an episode resumes.
     """
     result: Any = (info,)  # the last result; its last item is the info, checked by the loop
 

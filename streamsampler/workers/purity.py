@@ -119,7 +119,7 @@ class Trace:
 
 
 class _StandIn:
-    """Passes calls on to an environment and records the results."""
+    """Passes calls on to an environment, records the results, and counts in `run`."""
 
     def __init__(self, env: Any, trajectory: str, trace: Trace, run: _Run) -> None:
         self._env, self._run = env, run
@@ -256,8 +256,6 @@ class PurityCheck:
         kind: The classes and the id of the environment; empty if nothing was checked.
         complete: Whether the check is finished; otherwise it resumes with the remaining time.
         seconds: Its duration, including earlier attempts.
-        trajectories: Number of started trajectories.
-        timesteps: Their timesteps.
         finding: The problem with advice, or empty.
         unstable: A warning of infos which differ from run to run in any case, or empty.
         spoiled: Whether environment and agent must be replaced, since they carry state or raised.

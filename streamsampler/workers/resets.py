@@ -73,11 +73,8 @@ class Resets:
     """Holds a call's seeds, reset options and tasks by trajectory index, or its order of fragments.
 
     Attributes:
-        seeds: The user's seeds; None for the sampler's own.
         options: Common options, a tuple with each trajectory's own, or None.
-        fragments: The order of a call for fragments, or None.
-        tasks: Task values set before resets, or None.
-        n_of_task: Number of consecutive trajectories of the same task.
+        tasks: Task values set before resets, each for `n_of_task` consecutive trajectories.
         version: The agent version if tickets use another number (see `Ticket`), else None.
         first: The index of the call's first trajectory, with the first seed, options and task.
         sections: Which indices belong to which task where workers run several tasks; the other attributes then use each
@@ -134,7 +131,6 @@ class Resets:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether a trajectory has a seed, options or a task of its own."""
         return self.seeds is not None or isinstance(self.options, tuple) or self.tasks is not None
 
     @property
@@ -145,11 +141,7 @@ class Resets:
 
     @property
     def vector_arguments(self) -> dict[str, Any]:
-        """Keyword arguments for a vector environment's `reset`.
-
-        Raises:
-            UsageError: The options differ between trajectories or contain "reset_mask", or the call has tasks.
-        """
+        """Keyword arguments for a vector environment's `reset`, or an error if trajectories need different resets."""
         if self.tasks is not None:
             raise UsageError(
                 "a vector environment takes no tasks: pass an environment that is not vectorised, of which VecWorker "
@@ -170,11 +162,7 @@ class Resets:
 def given_resets(n_trajectories: Any, seeds: Any, reset_options: Any, tasks: Any = None) -> tuple[int, Resets | None]:
     """Check the arguments of `obtain_trajectories`; return the number of trajectories and their resets.
 
-    Args:
-        n_trajectories: Number of trajectories, with tasks for each task; None for the number of seeds.
-        seeds: None, or integers of at least 0.
-        reset_options: None, a dict, or a sequence with a dict or None for each trajectory.
-        tasks: None, or a sequence of tasks.
+    With tasks, `n_trajectories` is for each task; None stands for the number of seeds.
 
     Raises:
         UsageError: An argument is invalid, or lengths differ.
@@ -316,7 +304,6 @@ _ADVICE = "rename it with a wrapper; with tasks=[…] this info says which task 
 
 
 def reset_function(env: AnyEnv, resets: Resets | None, indices: Iterable[int]) -> Callable[..., Any]:
-    """Return a function which resets an environment for the given trajectories in order, from their seeds."""
     if resets is None or not resets.changes_resets:
         return env.reset
     coming = iter(indices)
@@ -325,15 +312,7 @@ def reset_function(env: AnyEnv, resets: Resets | None, indices: Iterable[int]) -
 
 @dataclass(frozen=True, slots=True)
 class ResetOrder:
-    """Holds the arguments of a trajectory's reset. The environment may modify `options` and `task`.
-
-    Attributes:
-        index: The trajectory index.
-        seed: Its seed.
-        options: The reset options, or None.
-        task: The task value to set before the reset.
-        task_number: The number of the task; None without a task.
-    """
+    """Holds the arguments of a trajectory's reset. The environment may modify `options` and `task`."""
 
     index: int
     seed: int
@@ -379,7 +358,6 @@ async def _carried_out(setting: Awaitable[Any], reset: Callable[..., Any], order
 
 
 def _set_task(order: ResetOrder, env: AnyEnv) -> Any:
-    """Set a trajectory's task; return the drawn parameters, or None."""
     task = order.task
     if isinstance(task, SetParameters):
         if getattr(env, "has_wrapper_attr", lambda _: False)("parameters_in_force"):
@@ -434,7 +412,6 @@ class Standings:
         return -1 if standing is None or standing.state is None else standing.episode
 
     def actions_of(self, number: int) -> Tree | None:
-        """Return the actions of an environment's suspended episode, leaves of (n, …); None if not stored."""
         if number not in self._actions:
             return None
         self._actions[number] = [trees.concatenate(self._actions[number])]

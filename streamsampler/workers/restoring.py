@@ -159,7 +159,7 @@ of 28 kB, the sum a twentieth. Thus every byte is compared: an environment may d
 
 
 class AbandonedError(Exception):
-    """The call ended while an episode was being restored."""
+    """The call ended while an episode was being restored, after `ran` timesteps."""
 
     def __init__(self, ran: int) -> None:
         super().__init__("the call ended meanwhile")
@@ -167,7 +167,7 @@ class AbandonedError(Exception):
 
 
 class NotRestoredError(Exception):
-    """An episode's actions led to another result when applied again, or user code raised."""
+    """An episode's actions led to another result when applied again, or user code raised, after `ran` timesteps."""
 
     def __init__(self, why: str, ran: int = 0) -> None:
         super().__init__(why)
@@ -192,7 +192,7 @@ class Compared(NamedTuple):
     """Holds the arrays which are compared after a loss.
 
     Attributes:
-        timesteps: Arrays of all recorded timesteps, (t, ...): the rewards, and the leaves of observations.
+        timesteps: The rewards and the leaves of observations, (t, ...).
         last: The leaves of last observations, (n, ...).
     """
 
@@ -208,12 +208,7 @@ def compared_of(rollouts: Rollouts) -> Compared:
 
 
 class OfAgent(NamedTuple):
-    """Holds the arrays of one of several agents in an episode.
-
-    Attributes:
-        agent: Its id, or its number.
-        arrays: Arrays of its timesteps: the rewards, and the leaves of observations.
-    """
+    """Holds the rewards and the leaves of observations of one of several agents in an episode."""
 
     agent: Any
     arrays: list[Array]
@@ -316,6 +311,8 @@ def apply_actions(
 ) -> Pendings[RestoredEpisode]:
     """Drive a new script with an episode's recorded actions.
 
+    The caller has seeded the global generators. `begin` starts several agents after the reset.
+
     Raises:
         NotRestoredError: Observations or rewards differ from the recorded ones, or user code raised.
         AbandonedError: The version may no longer run.
@@ -397,7 +394,7 @@ def refuse_copies_of(env: Any, others: Iterable[Any], update: EnvUpdate) -> None
 
 
 def claim(env: AnyEnv, owner: Any, update: Callable[[], EnvUpdate]) -> None:
-    """Claim an environment for the episodes of an owner.
+    """Claim an environment for an owner's episodes, until `release`.
 
     Raises:
         UsageError: The environment has another owner in this process.
@@ -409,7 +406,6 @@ def claim(env: AnyEnv, owner: Any, update: Callable[[], EnvUpdate]) -> None:
 
 
 def release(owner: Any) -> None:
-    """Release all environments of an owner."""
     for key in [key for key, known in _owners.items() if known is owner]:
         _owners.pop(key, None)
 

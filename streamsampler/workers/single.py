@@ -47,20 +47,10 @@ for a resumed script, None for a new script; and the number of timesteps after w
 
 
 class SingleDriver:
-    """Drives scripts in sequence, with a single environment and agent.
+    """Drives scripts in sequence, with a single environment and agent, or the `Players` of several agents.
 
-    Args:
-        worker: The worker; its row of the board shows the progress.
-        version: The version of the ticket: when it may no longer run, the trajectory is abandoned.
-        recorder: Records the trajectories.
-        env: The environment.
-        reset: Resets it: `reset(seed=seed)`.
-        agent: The agent, or the `Players` of several.
-        reset_agent: Resets the agent with a seed, or None.
-        seams: Replaces environment and agent, and receives each timestep.
-        masks: Finds action masks.
-        info: The info of the observation on which an episode resumes.
-        rounding: Converts actions to the floats of their space.
+    It abandons a trajectory whose version may no longer run. `seams` replace environment and agent, and receive each
+    timestep; `info` belongs to the observation on which an episode resumes.
 
     Attributes:
         binding: For the scripts.
