@@ -23,7 +23,7 @@ def refuse_different(envs: Sequence[AnyEnv]) -> None:
     for env in envs[1:]:
         if not same_spaces(another := (env.observation_space, env.action_space), one):
             raise DataError(
-                f"the environments of one worker must have the same spaces: one has {one[0]} and {one[1]}, "
+                f"the environments of a worker must have the same spaces: the first has {one[0]} and {one[1]}, "
                 f"another has {another[0]} and {another[1]}"
             )
         refuse_other_agents(first.unwrapped, env.unwrapped)

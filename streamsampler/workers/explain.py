@@ -100,10 +100,10 @@ def _wrong_action(what: str, action: Any, space: Space[Any] | None) -> ActionErr
     """Return the error for an action outside its space, or of another library's type, such as a tensor."""
     if type(action).__module__.partition(".")[0] not in ("torch", "jax", "jaxlib", "tensorflow"):
         return ActionError(f"{what} is outside {space}")
-    advice = "int(action)" if isinstance(space, Discrete) else "a NumPy array, as np.asarray(action) makes one"
+    advice = "int(action)" if isinstance(space, Discrete) else "a NumPy array, such as np.asarray(action)"
     kind, shape = type(action).__name__, tuple(getattr(action, "shape", ()))
     of_shape = f" of shape {shape}" if shape != (space.shape if space is not None else ()) else ""
-    return ActionError(f"{what} is a {kind}{of_shape}, which is not in {space} whatever its value: return {advice}")
+    return ActionError(f"{what} is a {kind}{of_shape}, and {space} contains no values of this type: return {advice}")
 
 
 def explain_rollout(

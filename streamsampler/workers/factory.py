@@ -40,8 +40,8 @@ def _with_old_names(init: Callable[P, None]) -> Callable[P, None]:
     def taking(*args: Any, **options: Any) -> None:
         if "max_path_length" in options:
             if "max_episode_length" in options:
-                raise TypeError("max_path_length is the old name of max_episode_length: give the new one alone")
-            warnings.warn("max_path_length is called max_episode_length", DeprecationWarning, stacklevel=2)
+                raise TypeError("max_path_length is the old name of max_episode_length: pass max_episode_length alone")
+            warnings.warn("max_path_length is deprecated: pass max_episode_length", DeprecationWarning, stacklevel=2)
             options["max_episode_length"] = options.pop("max_path_length")
         if "is_tf_worker" in options:
             if options.pop("is_tf_worker"):
@@ -159,13 +159,13 @@ class WorkerSetup:
                 f"{worker_class.__name__} calls no hooks and no drop_if: use DefaultWorker, VecWorker, or a subclass"
             )
         if self.drop_unless not in (None, raises_all) and not worker_class.can_drop:
-            raise UsageError(f'{worker_class.__name__} cannot leave out trajectories: on_failure must be "raise"')
+            raise UsageError(f'{worker_class.__name__} cannot drop trajectories: pass on_failure="raise"')
         if self.trajectory_timeout is not None:
             positive_seconds("trajectory_timeout", self.trajectory_timeout)
             if not worker_class.waits:
                 raise UsageError(
-                    f"{worker_class.__name__} has no trajectory_timeout, which environments with async def step have "
-                    '(worker_args={"in_flight": 100}): pass step_timeout, or limit timesteps with max_episode_length'
+                    f"{worker_class.__name__} has no trajectory_timeout: it needs environments with async def step and "
+                    'worker_args={"in_flight": 100}. Pass step_timeout, or limit timesteps with max_episode_length'
                 )
 
     def for_replay(self, index: int) -> WorkerSetup:

@@ -92,7 +92,7 @@ class Records:
             poller.register(pipe, select.POLLIN)
             while (count := self.count()) < n:
                 if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
-                    raise TimeoutError(f"{count} of {n} have happened after {timeout} seconds")
+                    raise TimeoutError(f"only {count} of {n} events were recorded within {timeout} seconds")
                 os.read(pipe, 1 << 16)
         finally:
             os.close(pipe)
@@ -240,9 +240,9 @@ class FailPoint:
 
     def __init__(self, point: str, *, worker: int, folder: str | os.PathLike[str], occurrence: int = 1) -> None:
         if point not in POINTS:
-            raise UsageError(f"a fail point is one of {', '.join(POINTS)}; got {point!r}")
+            raise UsageError(f"point must be one of {', '.join(POINTS)}; got {point!r}")
         if worker < 0 or occurrence < 1:
-            raise UsageError(f"worker is at least 0 and occurrence at least 1, got {worker} and {occurrence}")
+            raise UsageError(f"worker must be at least 0 and occurrence at least 1, got {worker} and {occurrence}")
         self._records = Records(folder)
         self._occurrence = occurrence
         self._value = json.dumps([point, worker, occurrence, str(self._records.folder)])

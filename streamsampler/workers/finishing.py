@@ -35,7 +35,7 @@ def shares(seconds: float, reset: float, agent: float, step: float) -> Times:
     return Times(reset, share * agent, share * step)
 
 
-UNKNOWN = "its agent may remember something, and has no get_state and set_state: it needs both"
+UNKNOWN = "its agent may have memory, but lacks get_state or set_state: implement both"
 
 
 def is_recurrent(agent: Any) -> bool:
@@ -154,7 +154,7 @@ def value_of(get_value: Callable[[Any], Any], observation: Any) -> float:
     except (TypeError, ValueError, RuntimeError):
         what = f"the shape {tuple(value.shape)}" if hasattr(value, "shape") else f"{value!r:.60}"
         raise DataError(
-            f"get_value(observation) must return one number, the value of the observation, and returned {what}"
+            f"get_value(observation) must return a single number, the value of the observation, but returned {what}"
         ) from None
 
 

@@ -155,7 +155,7 @@ class Running:
 
 
 def whose_memory(worker: Worker) -> str:
-    return "its agent, or what hooks keep in context.memory," if worker.hook_callers else "its agent"
+    return "its agent, or an object in the hooks' context.memory," if worker.hook_callers else "its agent"
 
 
 def packed_memory(worker: Worker, remembered: Any) -> bytes:
@@ -167,9 +167,9 @@ def packed_memory(worker: Worker, remembered: Any) -> bytes:
     try:
         return dumps_by_value(remembered)
     except Exception as error:
-        or_hooks = ", or what hooks keep in context.memory and context.metrics," if worker.hook_callers else ""
+        or_hooks = ", or the hooks' context.memory or context.metrics," if worker.hook_callers else ""
         raise SerializationError(
-            f"what get_state of the agent returned{or_hooks} cannot be pickled: {type(error).__name__}: {error}"
+            f"the result of the agent's get_state{or_hooks} cannot be pickled: {type(error).__name__}: {error}"
         ) from error
 
 

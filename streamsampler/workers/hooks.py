@@ -76,17 +76,17 @@ def _check_hooks(hooks: Any) -> None:
         which = f"it has {', '.join(own)}" if own else "it has none of them"
         raise UsageError(f"hooks must be an object with methods {', '.join(_NAMES)}, or some of them; {which}")
     if has_coroutines(hooks, *own):
-        raise UsageError("hooks are called, and not awaited: make them ordinary methods instead of async def")
+        raise UsageError("hooks are not awaited: define their methods with def instead of async def")
     check_aggregation(getattr(hooks, "aggregation", {}))
 
 
 def check_aggregation(how: Any) -> None:
     """Raise if the hooks' aggregation of metrics is not a dict of known words."""
     if not isinstance(how, Mapping):
-        raise UsageError(f"the hooks' aggregation must be a dict of words by name, got {how!r}")
+        raise UsageError(f"the hooks' aggregation must be a dict from metric names to words, got {how!r}")
     for name, word in how.items():
         if word not in HOW_METRICS:
-            raise UsageError(f"a metric can be aggregated by {', '.join(HOW_METRICS)}; for {name!r} it is {word!r}")
+            raise UsageError(f"the metric {name!r} has the aggregation {word!r}: use one of {', '.join(HOW_METRICS)}")
 
 
 def _pickled(given: Any, what: str) -> Payload | None:
@@ -158,7 +158,7 @@ class HookCaller:
         self._worker.enter(Phase.DROP_IF)
         if self._drop_if(context.info):
             when = f"the info of timestep {context.timestep - 1}" if context.timestep else "the reset's info"
-            raise AbnormalTrajectoryError(f"drop_if is true for {when}")
+            raise AbnormalTrajectoryError(f"drop_if returned true for {when}")
 
 
 def raises_all(kinds: tuple[str, ...]) -> bool:  # noqa: ARG001 - it is a `WorkerContext.drop_unless`

@@ -41,7 +41,7 @@ def _updates(wrapper: Any) -> bool:
 
 
 _LIFE = _Known(
-    "goes on with the old game after a lost life instead of resetting it",
+    "continues the old game after a lost life instead of resetting it",
     "use gymnasium.wrappers.AtariPreprocessing(terminal_on_life_loss=True), which resets the game",
     "was_real_done",
 )
@@ -66,8 +66,8 @@ _KNOWN = {
     "PositionBonus": _COUNTS,
     "StateBonus": _COUNTS,
     "ReseedWrapper": _Known(
-        "goes through a list of seeds of its own instead of taking the trajectory's",
-        "leave it out, and pass seeds= to obtain_trajectories",
+        "uses its own list of seeds instead of the trajectory's seed",
+        "remove it, and pass seeds= to obtain_trajectories",
         "seed_idx",
         lambda wrapper: len(wrapper.seeds) > 1,
     ),
@@ -128,7 +128,7 @@ def stateful_wrapper(env: Any) -> str:
             if known is not None and hasattr(layer, known.attribute) and known.applies(layer):
                 return (
                     f"{name_of_env(env)} is wrapped by {type(layer).__qualname__}, which {known.carries}, so that a "
-                    "trajectory depends on those that its worker ran before: batches differ with the number of "
+                    "trajectory depends on its worker's earlier trajectories: batches differ with the number of "
                     f"workers and with timing. Instead, {known.way_out}"
                 )
     return ""

@@ -122,8 +122,8 @@ class RecordKeeper(logging.Handler):
 
     def _summary(self) -> logging.LogRecord:
         by_level = ", ".join(f"{n:,} {logging.getLevelName(level)}" for level, n in sorted(self._left_out.items()))
-        message = "worker %d made %s more log records than travel with one answer (%s): they were left out"
-        args = self._worker, f"{self._left_out.total():,}", by_level
+        message = "worker %d discarded %s log records (%s): an answer carries at most %s records or %s bytes"
+        args = self._worker, f"{self._left_out.total():,}", by_level, f"{MOST_RECORDS:,}", f"{_MOST_BYTES:,}"
         level = max(logging.WARNING, *self._left_out)
         return logging.LogRecord("streamsampler", level, __file__, 0, message, args, None, "take")
 

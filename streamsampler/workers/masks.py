@@ -20,8 +20,8 @@ Warn = Callable[[str, str], Any]
 """For example `Worker.warn_once`."""
 
 _ELSEWHERE = (
-    "the environment has its masks of actions by its method action_masks(), which cannot be called from here: it is in "
-    'another process. Let it put them into its info, under "action_mask", or use inference="worker"'
+    "the environment has action masks only by its method action_masks(), which cannot be called because the "
+    'environment is in another process: put the masks into its info, under "action_mask", or use inference="worker"'
 )
 _DECLARED = ("get_action", "action_mask"), ("get_actions", "action_masks")
 
@@ -34,8 +34,8 @@ def masks_reach(agent: Any, warn: Warn, *, together: bool = False) -> bool:
         (asked, keyword), (other, its) = _DECLARED[::-1] if together else _DECLARED
         warn(
             asked,
-            f"the agent ({type(agent).__qualname__}) is asked by {asked}, which takes no {keyword}, while its {other} "
-            f"takes {its}: it acts without masks of actions. Let both take them",
+            f"{asked} of the agent ({type(agent).__qualname__}) is called, which has no parameter {keyword}, while its "
+            f"{other} has {its}: the agent acts without action masks. Add the parameters to both",
         )
     return False
 

@@ -235,13 +235,13 @@ TIMESTEPS = 200
 
 WAYS_OUT = {
     "agent": (
-        "The agent keeps something from one trajectory to the next, or draws from a generator that is not seeded: let "
-        "its reset(seed=…), which is called at each trajectory's start, set back what it keeps and seed what it draws "
-        "from; random, numpy.random and torch are seeded already"
+        "The agent carries state from a trajectory to the next, or draws from an unseeded generator: its "
+        "reset(seed=…), called at each trajectory's start, must clear the state and seed the generator; random, "
+        "numpy.random and torch are seeded already"
     ),
     "environment": (
-        "The environment or a wrapper keeps something from one trajectory to the next, or draws from a generator that "
-        "is not seeded: let its reset set back what it keeps, and draw from self.np_random after "
+        "The environment or a wrapper carries state from a trajectory to the next, or draws from an unseeded "
+        "generator: its reset must clear the state, and draws must come from self.np_random after "
         "super().reset(seed=seed); random, numpy.random and torch are seeded already"
     ),
 }
@@ -383,8 +383,8 @@ def _warning(unstable: set[InfoKey], env: Any) -> str:
         return ""
     named = " and ".join(f"its {whose} {key!r}" for whose, key in sorted(unstable))
     return (
-        f"{name_of_env(env)} was made twice and run from the same seed, and {named} differed, as what is read off a "
-        "clock does: batches differ in that from run to run, and in nothing else that was seen"
+        f"{name_of_env(env)} was made twice and run from the same seed, and {named} differed, as clock "
+        "readings do: these values differ between equal runs; no other difference was found"
     )
 
 

@@ -144,18 +144,18 @@ class Resets:
         """Keyword arguments for a vector environment's `reset`, or an error if trajectories need different resets."""
         if self.tasks is not None:
             raise UsageError(
-                "a vector environment takes no tasks: pass an environment that is not vectorised, of which VecWorker "
-                "makes several itself"
+                "a vector environment takes no tasks: pass an environment which is not vectorised; VecWorker makes "
+                "several of it"
             )
         if isinstance(self.options, tuple):
             raise UsageError(
                 "a vector environment takes one dict of reset options for all its environments: pass one dict, or an "
-                "environment that is not vectorised, of which VecWorker makes several itself"
+                "environment which is not vectorised; VecWorker makes several of it"
             )
         if self.options is None:
             return {}
         if "reset_mask" in self.options:
-            raise UsageError('a vector environment takes no "reset_mask" in reset_options: it says what to reset')
+            raise UsageError('a vector environment takes no "reset_mask" in reset_options: the worker sets it')
         return {"options": self.options_of(0)}
 
 
@@ -179,7 +179,7 @@ def given_resets(n_trajectories: Any, seeds: Any, reset_options: Any, tasks: Any
         n_trajectories = len(checked)
     n = positive("n_trajectories", n_trajectories)
     if checked is not None and len(checked) != n:
-        raise UsageError(f"n_trajectories is {n}, but there are {len(checked)} seeds")
+        raise UsageError(f"n_trajectories is {n}, but seeds has {len(checked)} items")
     options = _checked_options(reset_options, n)
     return n, None if checked is None and options is None else Resets(checked, options)
 
@@ -202,8 +202,8 @@ def tasks_as_recorded(tasks: Any, numbers: Mapping[int, int], given: Resets | No
             if all(found.task_index(index) == number for index, number in numbers.items()):
                 return found
     raise UsageError(
-        f"tasks has {len(checked)} items, and the recorded trajectories had others: pass the tasks of their call, all "
-        "of them and in order"
+        f"the {len(checked)} tasks do not match those of the recorded trajectories: pass all tasks of their call, in "
+        "the same order"
     )
 
 
@@ -221,7 +221,7 @@ def streamed_resets(
         of_all, resets = given_resets(n_trajectories, seeds, reset_options, tasks)
         if first >= of_all:
             raise UsageError(
-                f"there is nothing for trajectory {first}: the tasks have {of_all} trajectories, from 0 on"
+                f"trajectory {first} does not exist: the tasks have {of_all} trajectories, numbered from 0"
             )
         return of_all - first, resets
     n = None if n_trajectories is None else positive("n_trajectories", n_trajectories)
@@ -232,7 +232,7 @@ def streamed_resets(
     total, resets = given_resets(total, seeds, reset_options)
     if first >= total or (n is not None and first + n > total):
         wanted = f"trajectory {first}" if n is None else f"trajectories {first} to {first + n - 1}"
-        raise UsageError(f"there is nothing for {wanted}: {total} trajectories are given, from 0 on")
+        raise UsageError(f"no seeds or reset_options for {wanted}: they cover {total} trajectories, numbered from 0")
     return total - first if n is None else n, resets
 
 
@@ -243,7 +243,7 @@ def common_resets(reset_options: Any) -> Resets | None:
     if not isinstance(reset_options, Mapping):
         raise UsageError(
             f"reset_options must be a dict for all trajectories, got {_shown(reset_options)}; obtain_trajectories "
-            "takes one for each, too"
+            "also accepts a list with one for each"
         )
     return Resets(options=dict(reset_options))
 
@@ -253,28 +253,28 @@ def _checked_seeds(seeds: Any) -> tuple[int, ...]:
         raise UsageError(f"seeds must be a sequence of integers, one for each trajectory, got {_shown(seeds)}")
     checked = tuple(positive(f"seeds[{position}]", seed, least=0) for position, seed in enumerate(seeds))
     if not checked:
-        raise UsageError("seeds is empty: there is nothing to sample")
+        raise UsageError("seeds is empty: pass at least one seed")
     return checked
 
 
 def _checked_tasks(tasks: Any) -> tuple[Any, ...]:
     if not isinstance(tasks, Sequence | np.ndarray) or isinstance(tasks, str | bytes):
         raise UsageError(
-            f"tasks must be a list, got {_shown(tasks)}; each is what SetTaskUpdate takes, or SetParameters"
+            f"tasks must be a list of task values (see SetTaskUpdate) or of SetParameters, got {_shown(tasks)}"
         )
     if not len(tasks):
-        raise UsageError("tasks is empty: there is nothing to sample; leave it out for the environment as it is")
+        raise UsageError("tasks is empty: pass at least one task, or leave tasks out to use the environment unchanged")
     names = {frozenset(task.parameters) if isinstance(task, SetParameters) else None for task in tasks}
     if len(names) > 1:
         raise UsageError(
-            "tasks must be of one kind: all of them SetParameters with the same names, or none. What one task sets, "
-            "and the next one does not, would be left in the environment"
+            "tasks must be of one kind: all of them SetParameters with the same names, or none. Otherwise a parameter "
+            "set by one task would remain in the environment during the next"
         )
     for position, task in enumerate(tasks):
         if isinstance(task, EnvUpdate) and not (isinstance(task, SetParameters) and not task.has_environment):
             raise UsageError(
-                f"tasks[{position}] is {_shown(task)}: pass the task alone, or SetParameters without an environment; "
-                "another environment goes to env_update"
+                f"tasks[{position}] is {_shown(task)}: pass the task value itself, or SetParameters without an "
+                "environment; pass a new environment as env_update"
             )
     return tuple(tasks)
 
@@ -300,7 +300,7 @@ def _shown(value: Any) -> str:
 
 
 TASK_INDEX = "task_index"
-_ADVICE = "rename it with a wrapper; with tasks=[…] this info says which task a trajectory has"
+_ADVICE = "rename it with a wrapper; with tasks=[…] the sampler writes the number of the task to this info"
 
 
 def reset_function(env: AnyEnv, resets: Resets | None, indices: Iterable[int]) -> Callable[..., Any]:
@@ -362,8 +362,8 @@ def _set_task(order: ResetOrder, env: AnyEnv) -> Any:
     if isinstance(task, SetParameters):
         if getattr(env, "has_wrapper_attr", lambda _: False)("parameters_in_force"):
             raise UsageError(
-                "tasks=[SetParameters(…), …] would be overruled by the SetParameters that are in force: put all "
-                "parameters into each task, and replace the environment first with env_update="
+                "tasks=[SetParameters(…), …] would be overridden by the SetParameters already in force: put all "
+                "parameters into each task, and first replace the environment with env_update="
             )
         drawn = drawn_parameters(task.parameters, order.seed)
         parameter_setter(env, task.parameters)(drawn)

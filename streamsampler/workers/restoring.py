@@ -162,7 +162,7 @@ class AbandonedError(Exception):
     """The call ended while an episode was being restored, after `ran` timesteps."""
 
     def __init__(self, ran: int) -> None:
-        super().__init__("the call ended meanwhile")
+        super().__init__("the call ended before the episode was restored")
         self.ran = ran
 
 
@@ -422,6 +422,6 @@ def close_all(
 
 def _error(env: Any, update: EnvUpdate) -> UsageError:
     return UsageError(
-        f"{describe(update)} must make a new environment each time: it gave one that is stepped already, the same "
-        f"{type(env.unwrapped).__qualname__} again, and several are to be stepped side by side"
+        f"{describe(update)} must make a new environment each time, but it returned the same "
+        f"{type(env.unwrapped).__qualname__} again: environments which are stepped side by side must be distinct"
     )

@@ -83,7 +83,7 @@ def refuse_ignored_seams(worker_class: type[Worker]) -> None:
     if kinds and found and not issubclass(worker_class, WorkerWithSeams):
         raise UsageError(
             f"{worker_class.__name__} has {', '.join(found)}, which {kinds[0].__name__} does not call: only "
-            "DefaultWorker does. Subclass DefaultWorker, or pass hooks= for what need not change the trajectory"
+            "DefaultWorker does. Subclass DefaultWorker, or pass hooks= for code which does not change the trajectory"
         )
 
 
@@ -210,9 +210,9 @@ class Seams(ShownTrajectory):
 def check_metrics(context: TrajectoryContext) -> None:
     """Check that metrics are a dict, without the names of the reset's infos."""
     if not isinstance(context.metrics, dict):
-        raise UsageError(f"context.metrics must be a dict, values by name; a hook made it {context.metrics!r}")
+        raise UsageError(f"context.metrics must be a dict of values by name, but a hook set it to {context.metrics!r}")
     if twice := sorted(context.metrics.keys() & context.reset_info.keys()):
         raise UsageError(
-            f"the metrics {', '.join(twice)} have names that infos of the environment's reset have: both come back "
-            "in batch.episode_infos. Give them other names"
+            f"the metrics {', '.join(twice)} have the names of infos of the environment's reset, and "
+            "batch.episode_infos contains both: rename the metrics"
         )

@@ -22,9 +22,8 @@ _LOOK_SECONDS = 60.0
 """How long the holder's thread may stay at the same instruction while another thread waits."""
 
 _DEADLOCK = (
-    "this thread waits for its turn to use the global generators, which thread {!r} has, and that one has been at one "
-    "place for {:g} s: it may be waiting for this thread. Let this sampler run in that thread, or in processes of its "
-    "own (MultiprocessingSampler)"
+    "this thread waits for the global generators, which thread {!r} uses without any progress for {:g} s: it may be "
+    "waiting for this thread. Use this sampler in that thread, or use MultiprocessingSampler"
 )
 
 

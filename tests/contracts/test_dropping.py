@@ -136,7 +136,7 @@ def test_what_is_not_left_out(make_sampler: Maker) -> None:
     options: dict[str, Any] = {"on_failure": "drop", "restart_on": OSError, "max_restarts": 2}
     with pytest.raises(RolloutError, match="max_restarts is 2"):
         make_sampler(above_half, BRITTLE, n_workers=2, seed=SEED, **options).obtain_trajectories(20)
-    with pytest.raises(UsageError, match="VecWorker cannot leave out"):
+    with pytest.raises(UsageError, match="VecWorker cannot drop"):
         LocalSampler(above_half, Brittle, on_failure="drop", worker_class=VecWorker)
 
 

@@ -120,7 +120,7 @@ def test_abnormal_trajectories_are_left_out_and_counted():
     stats = left.stats
     assert (stats.dropped_trajectories, [dropped.index for dropped in stats.dropped]) == (len(bad), bad)
     assert {dropped.phase for dropped in stats.dropped} == {"calling drop_if"}
-    assert all("drop_if is true for the" in dropped.error for dropped in stats.dropped)
+    assert all("drop_if returned true for the" in dropped.error for dropped in stats.dropped)
     assert stats.lost_timesteps > 0
     assert all(each.rewards.tolist() == everything[int(each.indices[0])].rewards.tolist() for each in left)
     whatever_restarts = {"on_failure": "drop", "restart_on": Exception, "max_restarts": 0}
@@ -196,9 +196,9 @@ class Listing:
     [
         (Stuck(5), {"drop_if": lambda _info: False}, "the arm is stuck"),  # which drop_if does not mean
         (Env(3), {"drop_if": lambda info: info["no"]}, r"calling drop_if in trajectory 0.*KeyError"),
-        (Env(3), {"drop_if": lambda _info: True}, r"too many to drop.*drop_if is true for the reset's info"),
-        (Env(3), {"hooks": Hiding()}, "the metrics begins have names"),
-        (Env(3), {"hooks": Listing()}, "context.metrics must be a dict, values by name; a hook made it array"),
+        (Env(3), {"drop_if": lambda _info: True}, r"too many to drop.*drop_if returned true for the reset's info"),
+        (Env(3), {"hooks": Hiding()}, "the metrics begins have the names"),
+        (Env(3), {"hooks": Listing()}, "context.metrics must be a dict of values by name, but a hook set it to array"),
         (Env(3), {"hooks": Listing(), "worker_class": VecWorker}, "context.metrics must be a dict"),
     ],
 )
@@ -289,12 +289,12 @@ class Unpicklable(Metrics):
         ({"hooks": Misspelt()}, "on_trajectory_end.*it has on_episode_end"),
         ({"hooks": object()}, "none of them"),
         ({"hooks": Metrics}, r"got the class Metrics: pass Metrics\(…\)"),
-        ({"hooks": Wrongly()}, "mean, sum, last; for 'steps' it is 'median'"),
+        ({"hooks": Wrongly()}, "'steps' has the aggregation 'median': use one of mean, sum, last"),
         ({"hooks": Unpicklable()}, r"hooks \(Unpicklable\) cannot be pickled.*lock"),
         ({"drop_if": "crashed"}, "drop_if must be a function"),
         ({"hooks": Metrics(), "worker_class": PairWorker}, "PairWorker calls no hooks.*use DefaultWorker"),
         ({"drop_if": crashed, "worker_class": PairWorker}, "PairWorker calls no hooks"),
-        ({"on_failure": "drop", "drop_if": crashed, "worker_class": VecWorker}, 'cannot leave out.*must be "raise"'),
+        ({"on_failure": "drop", "drop_if": crashed, "worker_class": VecWorker}, 'cannot drop.*on_failure="raise"'),
     ],
 )
 def test_what_cannot_work_is_said_at_construction(options, words):

@@ -111,7 +111,7 @@ def test_the_sampler_tells_its_seeds_and_refuses_what_cannot_be(make_sampler):
             sampler.seeds(version, indices)
     for error, words, arguments in (
         (SerializationError, r"reset_options .* cannot be pickled", {"reset_options": {"level": threading.Lock()}}),
-        (UsageError, "n_trajectories is 3, but there are 2 seeds", {"n_trajectories": 3, "seeds": [1, 2]}),
+        (UsageError, "n_trajectories is 3, but seeds has 2 items", {"n_trajectories": 3, "seeds": [1, 2]}),
     ):
         with pytest.raises(error, match=words):
             sampler.obtain_trajectories(**{"n_trajectories": 2, **arguments})

@@ -81,7 +81,7 @@ def test_trajectories_of_earlier_calls_are_replayed_with_their_tasks(make_local,
             assert told(found.trajectory, "task_index") == [recorded.episode_infos["task_index"][index]]
             assert replay(recorded, index, agent=agent, env=Tasked, tasks=tasks, **options).same
             assert not sampler.replay(version, index, **given).same
-        with pytest.raises(UsageError, match="the recorded trajectories had others"):
+        with pytest.raises(UsageError, match="do not match those of the recorded trajectories"):
             sampler.replay(version, 4, tasks=[9.0], **given)
     with pytest.raises(UsageError, match="pass recorded="):
         sampler.replay(1, 4, agent=agent, tasks=NUMBERS)
@@ -96,7 +96,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tasks": [SetParameters({"mass": 1}), 2.0]}, "one kind"),
     ({"tasks": [SetParameters({"mass": 1}), SetParameters({"size": 1})]}, "one kind"),
     ({"tasks": [SetParameters({"mass": 1}, Told)]}, r"tasks\[0\].*without an environment"),
-    ({"tasks": [SetTaskUpdate(Tasked, 1)]}, r"tasks\[0\].*the task alone"),
+    ({"tasks": [SetTaskUpdate(Tasked, 1)]}, r"tasks\[0\].*the task value itself"),
     *(({"tasks": [1.0], "n_trajectories": n}, "n_trajectories") for n in (None, 0, -1, 1.5)),
 ]
 
@@ -111,7 +111,7 @@ def test_streams_need_a_number_of_each(make_local):
     sampler = make_local(always_zero, Tasked, seed=1)
     with pytest.raises(UsageError, match=r"n_trajectories \(of each task\)"):
         sampler.stream(tasks=NUMBERS)
-    with pytest.raises(UsageError, match=r"nothing for trajectory 20: the tasks have 20"):
+    with pytest.raises(UsageError, match="trajectory 20 does not exist: the tasks have 20"):
         sampler.stream(n_trajectories=4, tasks=NUMBERS, first_trajectory=20)
     with pytest.raises(UsageError, match="empty"):
         sampler.obtain_samples(5, tasks=[])
@@ -128,7 +128,7 @@ def test_what_takes_no_tasks_says_so(make_local):
     cases: list[tuple[Any, dict[str, Any], dict[str, Any], str]] = [
         (Told, {}, {"tasks": [1.0]}, "set_task"),
         (Told, {}, {"tasks": [SetParameters({"weight": 1})]}, r"no parameter weight.*mass, .*size"),
-        (Told, {}, {"env_update": SetParameters({"mass": 1}), "tasks": MASSES}, "overruled"),
+        (Told, {}, {"env_update": SetParameters({"mass": 1}), "tasks": MASSES}, "overridden"),
         (Telling, {}, {"tasks": [1.0]}, "task_index"),
         (lambda: SyncVectorEnv([Tasked] * 2), native, {"tasks": [1.0]}, r"takes no tasks.*not vectorised"),
         (Told, {}, {"tasks": [(each for each in ())]}, "the tasks .*cannot be pickled"),

@@ -153,5 +153,7 @@ def test_a_histogram_of_an_info_keeps_its_values_and_hooks_have_none():
     assert stats.take_infos(Batch(), {"speed": "histogram", "unheard of": "histogram"}) == {"speed": 2.0}
     assert {name: values.tolist() for name, values in stats.histograms.items()} == {"speed": [1.0, 3.0]}
     assert stats.flat()["infos/speed"] == 2.0
-    with pytest.raises(UsageError, match="a metric can be aggregated by mean, sum, last; for 'crashes'"):
+    with pytest.raises(
+        UsageError, match="the metric 'crashes' has the aggregation 'histogram': use one of mean, sum, last"
+    ):
         check_aggregation({"crashes": "histogram"})

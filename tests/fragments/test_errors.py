@@ -170,7 +170,7 @@ class Locked(Agent):
 
 
 def test_a_state_that_cannot_be_pickled_is_an_error_that_says_so() -> None:
-    match = r"what get_state of the agent returned cannot be pickled: TypeError: .*lock"
+    match = r"the result of the agent's get_state cannot be pickled: TypeError: .*lock"
     options: dict[str, Any] = {"seed": SEED, "n_workers": 1, "env_kwargs": {"what": "nothing"}}
     with MultiprocessingSampler(Locked(""), Failing, **options) as sampler:
         with pytest.raises(RolloutError, match=match) as caught:

@@ -338,7 +338,7 @@ def test_a_memory_that_cannot_be_pickled_is_an_error(options):
     agent = Drawn() if options else Recurrent()
     with LocalSampler(agent, Sticky, seed=SEED, hooks=Unpicklable(), **options) as sampler:
         assert len(sampler.obtain_trajectories(3)) == 3
-        with pytest.raises(RolloutError, match=r"hooks keep in context.memory.*cannot be pickled.*generator") as caught:
+        with pytest.raises(RolloutError, match=r"the hooks' context.memory.*cannot be pickled.*generator") as caught:
             sampler.obtain_fragments(5, 3)
         assert isinstance(caught.value.original, SerializationError)
 
@@ -364,7 +364,10 @@ def test_a_memory_that_cannot_be_loaded_is_said_to_be_that(options, caplog):
         sampler.obtain_fragments(1, 3)
         kill(sampler, 1, random.Random(0))
         assert not sampler.obtain_fragments(1, 3).continued.any()
-    assert caplog.text.count("its agent, or what hooks keep in context.memory, raised LookupError: no such table") == 3
+    assert (
+        caplog.text.count("its agent, or an object in the hooks' context.memory, raised LookupError: no such table")
+        == 3
+    )
 
 
 @pytest.mark.parametrize(

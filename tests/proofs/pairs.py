@@ -97,8 +97,8 @@ _IN_WORKERS = {"worker"}
 _ONE_EACH = "for all workers, got one for each: use inference"
 REFUSALS: list[Refusal] = [
     # By the constructor.
-    Refusal({"worker": _VEC, "on_failure": {"drop"}}, "constructor", "VecWorker cannot leave out trajectories"),
-    Refusal({"inference": _PARENT, "on_failure": {"drop"}}, "constructor", "VecWorker cannot leave out trajectories"),
+    Refusal({"worker": _VEC, "on_failure": {"drop"}}, "constructor", "VecWorker cannot drop trajectories"),
+    Refusal({"inference": _PARENT, "on_failure": {"drop"}}, "constructor", "VecWorker cannot drop trajectories"),
     Refusal({"inference": _PARENT, "worker": {"seams"}}, "constructor", "or the default, got Seamed"),
     Refusal({"inference": _PARENT, "order": {"arrival"}}, "constructor", "takes no order"),
     Refusal({"inference": _PARENT, "staleness": {"1"}}, "constructor", "takes no staleness"),

@@ -43,7 +43,7 @@ def test_the_ancestors_program_runs() -> None:
     """All of it, as it was written."""
     policy, other, env = Policy(), Policy((0.0, 0.0, -0.3, -0.3)), make_env()
     make_sampler: Any = MultiprocessingSampler
-    with pytest.warns(DeprecationWarning, match="max_path_length is called max_episode_length"):
+    with pytest.warns(DeprecationWarning, match="max_path_length is deprecated: pass max_episode_length"):
         factory = FACTORY(seed=100, max_path_length=100, n_workers=2)
     sampler = make_sampler(factory, policy, env)
     copied = MultiprocessingSampler.from_worker_factory(factory, policy, env)
@@ -144,7 +144,7 @@ def test_what_the_factory_has_and_what_is_none_are_errors() -> None:
 
 
 def test_old_arguments_of_worker_factories_are_taken_with_a_warning_or_refused() -> None:
-    with pytest.warns(DeprecationWarning, match="max_path_length is called max_episode_length") as seen:
+    with pytest.warns(DeprecationWarning, match="max_path_length is deprecated: pass max_episode_length") as seen:
         assert FACTORY(max_path_length=7).max_episode_length == 7
     assert seen[0].filename == __file__, "the line of the caller"
     with pytest.warns(DeprecationWarning, match="is_tf_worker has no effect"):

@@ -511,8 +511,8 @@ class Failing(Tasked):
 @pytest.mark.parametrize(
     ("agent", "env", "options", "call", "why"),
     [
-        (Linear, Sticky, {}, {}, "its agent may remember something, and has no get_state and set_state"),
-        (CountsRows, Sticky, THREE, {}, "its agent may remember something, and has no get_state and set_state"),
+        (Linear, Sticky, {}, {}, "its agent may have memory, but lacks get_state or set_state"),
+        (CountsRows, Sticky, THREE, {}, "its agent may have memory, but lacks get_state or set_state"),
         (Restorable, Sticky, {}, {"restore_limit": 0}, "the episode is longer than can be restored"),
         (Restorable, Forgetful, {}, {}, "the same actions did not lead to the same observations and rewards"),
     ],

@@ -131,8 +131,11 @@ def test_a_stream_gives_each_trajectory_the_options_of_its_index():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"seeds": [1, 2], "first_trajectory": 2}, "there is nothing for trajectory 2: 2 trajectories are given"),
-        ({"seeds": [1, 2], "n_trajectories": 3}, "there is nothing for trajectories 0 to 2"),
+        (
+            {"seeds": [1, 2], "first_trajectory": 2},
+            "no seeds or reset_options for trajectory 2: they cover 2 trajectories",
+        ),
+        ({"seeds": [1, 2], "n_trajectories": 3}, "no seeds or reset_options for trajectories 0 to 2"),
         ({"seeds": [1, 2], "reset_options": [{}]}, "there are 2 trajectories, but reset_options has 1 items"),
         ({"seeds": []}, "seeds is empty"),
         ({"n_trajectories": 0}, "n_trajectories must be at least 1"),

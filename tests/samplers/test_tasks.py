@@ -463,7 +463,11 @@ def test_runs_that_cannot_be():
             ("task 2 does not exist: this sampler has tasks 0 to 1", [TaskRun(2, 0, 1)], {}),
             ("n of task 'push' must be at least 1, got 0", [TaskRun(1, 0, 0)], {}),
             ("first of task 'push' must be at least 0, got -1", [TaskRun(1, -1, 2)], {}),
-            ("task 'push': there is nothing for trajectories 1 to 3", [TaskRun(1, 1, 3)], {"seeds": [7, 8, 9]}),
+            (
+                "task 'push': no seeds or reset_options for trajectories 1 to 3",
+                [TaskRun(1, 1, 3)],
+                {"seeds": [7, 8, 9]},
+            ),
             ("reset_options must be a dict", [TaskRun(1, 0, 1)], {"reset_options": 3}),
         ]
         for text, runs, given in wrong:

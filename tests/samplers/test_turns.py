@@ -175,7 +175,7 @@ def test_a_thread_that_the_one_with_the_turn_waits_for_gets_an_error(monkeypatch
     with LOCAL(partial(Drawing, "wait"), check=None) as sampler:
         sampler.obtain_trajectories(1)
     assert len(raised) == 1
-    assert f"which thread {threading.current_thread().name!r} has" in raised[0]
+    assert f"which thread {threading.current_thread().name!r} uses" in raised[0]
     assert "MultiprocessingSampler" in raised[0]
 
 

@@ -480,7 +480,7 @@ ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"worker_class": type("Own", (VecWorker,), {})}, "or the default, got Own"),
     ({"agents": [Rowwise(), Rowwise()]}, "one agent"),
     ({"envs": ["CartPole-v1", "CartPole-v1"]}, "one environment"),
-    ({"on_failure": "drop"}, "cannot leave out"),
+    ({"on_failure": "drop"}, "cannot drop"),
     ({"staleness": 1}, "takes no staleness: .*Leave one of the two out"),
     ({"order": "arrival"}, "takes no order: .*Leave one of the two out"),
     ({"worker_args": {"groups": 0}}, "at least 1"),
@@ -629,7 +629,7 @@ def test_hooks_that_use_the_environment_are_an_error(hook):
 def test_what_a_hook_or_drop_if_raises_is_an_error(tmp_path):
     errors: list[tuple[dict[str, Any], str]] = [
         ({"hooks": Losing(tmp_path)}, r"on_timestep.*in trajectory 0.*no more"),
-        ({"drop_if": lambda _: True}, r"too many to drop.*drop_if is true for the reset's info"),
+        ({"drop_if": lambda _: True}, r"too many to drop.*drop_if returned true for the reset's info"),
         ({"drop_if": lambda info: info["no"]}, r"calling drop_if in trajectory 0.*KeyError"),
     ]
     for options, match in errors:

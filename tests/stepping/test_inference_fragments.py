@@ -68,7 +68,7 @@ def two_calls(sampler: Any, folder: Any, changed: int, how: str) -> Any:
 
 
 OTHER, RAISES = "the same actions did not lead to the same", "its environment raised OSError: no licence is left"
-UNKNOWN = "its agent may remember something, and has no get_state"
+UNKNOWN = "its agent may have memory, but lacks get_state"
 FOUND_OUT: list[Any] = [
     (Fleeting, "ends elsewhere", OTHER), (Drawn, "ends elsewhere", OTHER), (Alone, "ends elsewhere", UNKNOWN),
     (Fleeting, "raises", RAISES), (Drawn, "raises", RAISES),

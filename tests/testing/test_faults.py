@@ -170,7 +170,7 @@ def test_scripted_lengths_shapes_and_parameters():
         (lambda folder: Fault("kill", times=0), "times must be at least 1, got 0"),
         (lambda folder: Faults(folder, Fault("kill", trajectory=1)), "pass the sampler's seed"),
         (lambda folder: FailPoint("nowhere", worker=0, folder=folder), "one of start, continue"),
-        (lambda folder: FailPoint("sent", worker=-1, folder=folder), "worker is at least 0"),
+        (lambda folder: FailPoint("sent", worker=-1, folder=folder), "worker must be at least 0"),
         (lambda folder: FailPoint("sent", worker=0, occurrence=0, folder=folder), "occurrence at least 1"),
     ],
 )

@@ -149,7 +149,7 @@ class Valuing:
 
 
 TAKEN = "an info of the environment's reset, or a metric of a hook, has this name"
-NO_NUMBER = r"get_value\(observation\) must return one number.* returned "
+NO_NUMBER = r"get_value\(observation\) must return a single number.* returned "
 
 
 @pytest.mark.parametrize("options", [{}, VEC], ids=["default", "vec"])

@@ -109,7 +109,7 @@ def test_records_are_bounded_in_number_and_size(logger, crossed, monkeypatch):
     assert [int(record.getMessage()) for record in crossed()] == list(range(worker_logs.MOST_RECORDS))
     (summary,) = summaries.records
     assert summary.getMessage() == (
-        "worker 3 made 6 more log records than travel with one answer (5 INFO, 1 ERROR): they were left out"
+        "worker 3 discarded 6 log records (5 INFO, 1 ERROR): an answer carries at most 1,000 records or 1,048,576 bytes"
     )
     assert (summary.levelno, summary.worker) == (logging.ERROR, 3)
     # The next answer has room again; long texts are cut in the middle.

@@ -148,7 +148,7 @@ def test_what_is_carried_into_the_next_trajectory_is_named(make_worker, env_clas
     outcome = check(make_worker(lambda: env_class(into), n_envs=n_envs))
     assert f"{env_class.__name__} was run twice from the same seed" in outcome.finding
     assert f"trajectory 0 came out differently: {INTO[into]}" in outcome.finding
-    assert "let its reset set back what it keeps" in outcome.finding
+    assert "its reset must clear the state" in outcome.finding
     assert (outcome.unstable, outcome.spoiled) == ("", True)
 
 
@@ -192,7 +192,7 @@ def test_an_agent_that_carries_something_is_named(make_worker, n_envs, batched, 
     finding = check(make_worker(Carrying, lambda: Counting(batched, tells), n_envs=n_envs)).finding
     what = "its agent info 'n' at timestep 0" if tells else "its action at timestep 0 was 0 and then 1"
     assert what in finding
-    assert "The agent keeps something" in finding
+    assert "The agent carries state" in finding
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))

@@ -33,7 +33,7 @@ def test_seeds_tell_how_many_and_become_plain_integers(seeds):
         (None, None, None, "n_trajectories must be an integer, got None: pass a number of trajectories, or seeds"),
         (None, None, [{}], "n_trajectories must be an integer"),
         (0, [1], None, "n_trajectories must be at least 1, got 0"),
-        (2, [1, 2, 3], None, "n_trajectories is 2, but there are 3 seeds"),
+        (2, [1, 2, 3], None, "n_trajectories is 2, but seeds has 3 items"),
         (None, [], None, "seeds is empty"),
         (None, 5, None, "seeds must be a sequence of integers, one for each trajectory, got 5"),
         (None, "12", None, "seeds must be a sequence of integers"),

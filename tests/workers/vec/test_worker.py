@@ -315,7 +315,10 @@ def test_environments_of_one_worker_have_the_same_spaces():
         made.append(Echo(spaces.Discrete(2 + len(made) % 3)))
         return made[-1]
 
-    with vec(always_zero, make) as sampler, pytest.raises(RolloutError, match="must have the same spaces: one has D"):
+    with (
+        vec(always_zero, make) as sampler,
+        pytest.raises(RolloutError, match="must have the same spaces: the first has D"),
+    ):
         sampler.obtain_trajectories(3)
 
 

@@ -266,7 +266,7 @@ class AsyncHooks:
 def test_what_is_not_awaited_is_refused() -> None:
     with pytest.raises(UsageError, match="AsyncReset has async def reset, which is never awaited"):
         LocalSampler(AsyncReset(), Waits)
-    with pytest.raises(UsageError, match="hooks are called, and not awaited"):
+    with pytest.raises(UsageError, match="hooks are not awaited"):
         LocalSampler(Draws(), Waits, hooks=AsyncHooks())
     refused = pytest.raises((RolloutError, UsageError), match="set_task of AsyncTask is an async def")
     with LocalSampler(Draws(), AsyncTask) as sampler, refused:
