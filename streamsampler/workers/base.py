@@ -347,7 +347,7 @@ class Worker(ABC):
             rollouts = finish()
             if self.context.record_taken is not None:
                 check_taken(rollouts, self.context.record_taken, self.spaces[1])
-            return rollouts if self.context.check is None else self._looked_through(rollouts, env)
+            return rollouts if self.context.check is None else self._with_anomalies(rollouts, env)
         except DataError as error:
             if error.position is not None:
                 self.trajectory = indices[error.position]
@@ -379,7 +379,7 @@ class Worker(ABC):
         earliest, self.phase, self.trajectory = first
         raise earliest
 
-    def _looked_through(self, rollouts: Rollouts, env: Any) -> Rollouts:
+    def _with_anomalies(self, rollouts: Rollouts, env: Any) -> Rollouts:
         """Add anomalies to rollouts, or raise the first if `check` is "error", with the others in its `others`."""
         space = self.spaces[0]
         if isinstance(space, SpacesOfAgents) and not rollouts.policies:

@@ -239,7 +239,7 @@ class DefaultWorker(LendingWorker, WorkerWithSeams):
                 self._recorder.clear()
                 todo = [index for index in ticket.indices if index not in left_out]
             else:
-                self._go_on_with(recorder)
+                self._continue_recording(recorder)
                 todo = todo[todo.index(failed) + 1 :]
 
     def _refuse_other_agents(self, env: AnyEnv | None) -> None:
@@ -249,7 +249,7 @@ class DefaultWorker(LendingWorker, WorkerWithSeams):
         self.phase = Phase.ENV_CONSTRUCTION
         refuse_other_agents(env.unwrapped, self._env.unwrapped)
 
-    def _go_on_with(self, recorder: RolloutRecorder) -> None:
+    def _continue_recording(self, recorder: RolloutRecorder) -> None:
         """Continue to record with the same recorder after agent and environment were replaced."""
         if isinstance(recorder, JointRecorder) and isinstance(self._recorder, JointRecorder):
             recorder.sit_at(self._recorder.env, self._recorder.table)

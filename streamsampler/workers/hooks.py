@@ -124,14 +124,14 @@ class HookCaller:
         if self._on_start is not None:
             self._worker.enter(Phase.HOOK_START)
             self._on_start(with_copies(context))
-        self._refuse_abnormal(context)
+        self._apply_drop_if(context)
 
     def timestep(self, context: TrajectoryContext) -> None:
         """Call the hook of timesteps; check the step's info with `drop_if`."""
         if self._on_timestep is not None:
             self._worker.enter(Phase.HOOK_TIMESTEP)
             self._on_timestep(with_copies(context))
-        self._refuse_abnormal(context)
+        self._apply_drop_if(context)
 
     def end(self, context: TrajectoryContext) -> None:
         if self._on_end is not None:
@@ -152,7 +152,7 @@ class HookCaller:
             _LOG.warning("%s, in trajectory %d", note, context.index)
         self._worker.enter(phase)
 
-    def _refuse_abnormal(self, context: TrajectoryContext) -> None:
+    def _apply_drop_if(self, context: TrajectoryContext) -> None:
         if self._drop_if is None or context.index == self._spared:
             return
         self._worker.enter(Phase.DROP_IF)

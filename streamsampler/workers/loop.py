@@ -85,7 +85,7 @@ class WorkerLoop:
         self._row = context.row
         self._seed = context.seed
         self._side = WorkerSide()
-        self._kept: Message | None = None  # received while a ticket ran, for the next turn
+        self._pending_message: Message | None = None  # received while a ticket ran, for the next turn
         self._worker: Worker | None = None
         self._finishing = Finishing()
         self._derived = TrajectorySeeds(context.seed, CONSTRUCTION)
@@ -99,7 +99,7 @@ class WorkerLoop:
         # In the user's process or a fork of it, torch may be loaded for reasons unrelated to the agent.
         self._is_guest = channel.interruptible or "torch" in sys.modules
         self._fingerprint: Fingerprint | None = None
-        self._to_tell: Fingerprint | None = None  # the same, until a report contains it
+        self._unreported_fingerprint: Fingerprint | None = None  # the same, until a report contains it
         self._in_force: dict[str, Any] = {}  # payloads of the last updates by kind, loadable while the version may run
         self._spoiled = False  # a rollout raised: agent and environment may be in any state
         self._loops: TaskLoops | None = None  # for a sampler of several tasks, the loop of each open task
@@ -115,7 +115,7 @@ class WorkerLoop:
         side = self._side
         idle = side.state is not WorkerState.STREAMING
         begin = perf_counter()
-        message, self._kept = self._kept or self._channel.receive(wait=wait and idle), None
+        message, self._pending_message = self._pending_message or self._channel.receive(wait=wait and idle), None
         if idle:
             self._seconds[1] += perf_counter() - begin
         if message is not None:
@@ -138,7 +138,7 @@ class WorkerLoop:
     @property
     def has_work(self) -> bool:
         """Whether the loop has a ticket to run, or a message received during a ticket."""
-        return self._kept is not None or self._side.state is WorkerState.STREAMING
+        return self._pending_message is not None or self._side.state is WorkerState.STREAMING
 
     def _start(self, start: Start) -> None:
         """Apply a `Start`; for several tasks, create a loop for each."""
@@ -168,8 +168,8 @@ class WorkerLoop:
                     self._discard(worker)
             if updates:
                 self._apply(worker, updates)
-            self._keep_orders(worker, start)
-            self._probe(anew=start.agent is not None or start.env is not None)
+            self._apply_resets(worker, start)
+            self._update_fingerprint(anew=start.agent is not None or start.env is not None)
         except BaseException as error:  # the sampler raises any exception of user code, SystemExit included
             self._let_interrupts_through(error)
             phase = Phase.AGENT_CONSTRUCTION if self._worker is None else self._worker.phase
@@ -185,7 +185,7 @@ class WorkerLoop:
         worker.in_force, worker.load = self._in_force, self._channel.load
         return worker
 
-    def _keep_orders(self, worker: Worker, start: Start) -> None:
+    def _apply_resets(self, worker: Worker, start: Start) -> None:
         """Store the call's checks and resets."""
         self._is_to_check = start.check
         if start.resets is not None:
@@ -194,11 +194,11 @@ class WorkerLoop:
         if start.env is not None and worker.context.check is not None and (files := files_of(worker.environments())):
             self._checked = Checked(files=files)
 
-    def _probe(self, *, anew: bool) -> None:
+    def _update_fingerprint(self, *, anew: bool) -> None:
         """Prepare to report this process's fingerprint if it is new: an update may have loaded torch."""
         if (found := fingerprint()) is not self._fingerprint or (anew and self._is_guest):
             self._fingerprint = found
-            self._to_tell = found._replace(is_guest=self._is_guest)
+            self._unreported_fingerprint = found._replace(is_guest=self._is_guest)
 
     def _apply(self, worker: Worker, updates: dict[str, Any]) -> None:
         """Apply payloads of updates: the environment's first, since a new agent receives its spaces."""
@@ -280,17 +280,17 @@ class WorkerLoop:
     def _look_ahead(self, number: int) -> tuple[Ticket, list[int]] | None:
         side = self._side
         while (ticket := side.later_ticket(number)) is None:
-            if self._kept is not None or (message := self._channel.receive(wait=False)) is None:
+            if self._pending_message is not None or (message := self._channel.receive(wait=False)) is None:
                 return None
             if isinstance(message, Continue):
                 side.receive(message)
             else:
-                self._kept = message
+                self._pending_message = message
         seeds = self._seeds_ahead[ticket] = self._seeds_of(ticket.version, ticket.indices)
         return ticket, seeds
 
     def _is_called_off(self) -> bool:
-        return self._kept is not None
+        return self._pending_message is not None
 
     def _seeds_of(self, version: int, indices: range) -> list[int]:
         if self._derived.agent_version != version:
@@ -309,7 +309,7 @@ class WorkerLoop:
         self._row.end_ticket(found.timesteps)
         files = () if self._checked is None else self._checked.files
         self._checked = Checked(found.trajectories, found.timesteps, files)
-        self._tell(worker, found)
+        self._report_finding(worker, found)
         if may_run := self._row.may_run(version):
             if found.spoiled:
                 self._rebuild()
@@ -317,7 +317,7 @@ class WorkerLoop:
         self._seconds[2] += perf_counter() - began
         return may_run
 
-    def _tell(self, worker: Worker, found: PurityCheck) -> None:
+    def _report_finding(self, worker: Worker, found: PurityCheck) -> None:
         """Warn of a check's finding, once, or raise it."""
         if found.finding and worker.context.check == "error":
             self._last_check = PurityCheck()  # so the same environment is refused again next time
@@ -349,7 +349,7 @@ class WorkerLoop:
             checked=self._checked,
             runs_lanes=worker.runs_lanes,
             runs_longer_blocks=worker.runs_longer_blocks,
-            fingerprint=self._to_tell,
+            fingerprint=self._unreported_fingerprint,
             timed=self._collector.take(),
             metrics=outcome.metrics,
             further_envs=worker.further_envs,
@@ -366,7 +366,7 @@ class WorkerLoop:
             spaces = None if self._spaces_sent else worker.spaces
             self._channel.answer(report, (outcome.rollouts, spaces))
             self._spaces_sent = True
-        self._checked = self._to_tell = None
+        self._checked = self._unreported_fingerprint = None
         self._seconds[0] += perf_counter() - begin
 
     def _give_up(self, tickets: tuple[Ticket, ...]) -> None:

@@ -43,7 +43,7 @@ InfoKey = tuple[str, str]
 """The kind, "info" (the environment's) or "agent info", and the key; dots separate nested keys."""
 
 
-class _Enough(BaseException):
+class _EnoughTimesteps(BaseException):
     """Ends a trajectory at the maximum number of compared timesteps."""
 
 
@@ -79,7 +79,7 @@ class Trace:
     position: int = -1
     infos: dict[tuple[InfoKey, str, str], Any] = field(default_factory=dict)
 
-    def keep_or_compare(self, trajectory: str, what: str, value: Any) -> None:
+    def record_or_compare(self, trajectory: str, what: str, value: Any) -> None:
         """Record a trajectory's value, or raise `DifferentRun` if it differs from the recorded value."""
         now = _snapshot(value)
         if self.position < 0:
@@ -93,14 +93,14 @@ class Trace:
             culprit = "agent" if what.startswith("action") else "environment"
             raise DifferentRun(culprit, f"{trajectory} came out differently: its {what} {_how(kept, now)}")
 
-    def take_info(self, trajectory: str, whose: str, when: str, info: Any, path: str = "") -> None:
+    def record_info(self, trajectory: str, whose: str, when: str, info: Any, path: str = "") -> None:
         """Record an info's values, except the clock readings of `RecordEpisodeStatistics`."""
         if not isinstance(info, dict):
             return
         for key, value in info.items():
             name = f"{path}{key}"
             if isinstance(value, dict):
-                self.take_info(trajectory, whose, when, value, f"{name}.")
+                self.record_info(trajectory, whose, when, value, f"{name}.")
             elif not f".{name}".endswith(_CLOCK):
                 self.infos[(whose, name), trajectory, when] = _snapshot(value)
 
@@ -123,7 +123,10 @@ class _StandIn:
 
     def __init__(self, env: Any, trajectory: str, trace: Trace, run: _Run) -> None:
         self._env, self._run = env, run
-        self._note, self._take_info = partial(trace.keep_or_compare, trajectory), partial(trace.take_info, trajectory)
+        self._record, self._record_info = (
+            partial(trace.record_or_compare, trajectory),
+            partial(trace.record_info, trajectory),
+        )
         self._timestep = 0
         self._rows = n_slots_of(env)
 
@@ -131,34 +134,34 @@ class _StandIn:
         return getattr(self._env, name)
 
     def reset(self, **arguments: Any) -> Any:
-        self._run.look()
+        self._run.check_may_run()
         self._run.trajectories += self._rows
-        return then(self._env.reset(**arguments), self._note_reset)
+        return then(self._env.reset(**arguments), self._record_reset)
 
-    def _note_reset(self, result: Any) -> Any:
-        self._note("first observation", result[0])
-        self._take_info(ENV_INFO, "of the reset", *result[1:2])
+    def _record_reset(self, result: Any) -> Any:
+        self._record("first observation", result[0])
+        self._record_info(ENV_INFO, "of the reset", *result[1:2])
         return result
 
     def step(self, action: Any) -> Any:
         if self._timestep >= TIMESTEPS:
-            raise _Enough
-        self._run.look()
-        self._note(f"action at timestep {self._timestep}", action)
-        return then(self._env.step(action), self._note_step)
+            raise _EnoughTimesteps
+        self._run.check_may_run()
+        self._record(f"action at timestep {self._timestep}", action)
+        return then(self._env.step(action), self._record_step)
 
-    def _note_step(self, result: Any) -> Any:
+    def _record_step(self, result: Any) -> Any:
         self._run.timesteps += self._rows
         for what, value in zip(("observation", "reward", "terminated", "truncated"), result, strict=False):
-            self._note(f"{what} after timestep {self._timestep}", value)
-        self._take_info(ENV_INFO, f"after timestep {self._timestep}", *result[4:5])
+            self._record(f"{what} after timestep {self._timestep}", value)
+        self._record_info(ENV_INFO, f"after timestep {self._timestep}", *result[4:5])
         self._timestep += 1
         return result
 
     def take_agent_info(self, timestep: int, info: Any, row: int | None = None) -> None:
         """Record an info of the agent: of a single row, or of all rows as arrays."""
         of_row = "" if row is None else f" of row {row}"
-        self._take_info(AGENT_INFO, f"at timestep {timestep}{of_row}", info)
+        self._record_info(AGENT_INFO, f"at timestep {timestep}{of_row}", info)
 
 
 def is_checking() -> bool:
@@ -331,7 +334,7 @@ class _Run:
     unstable: set[InfoKey] = field(default_factory=set)
     has_renewed: bool = False
 
-    def look(self) -> None:
+    def check_may_run(self) -> None:
         """Raise `BrokenOff` if no further reset or step may start."""
         if (self.until is not None and perf_counter() >= self.until) or not self.worker.row.may_run(self.version):
             raise BrokenOff
@@ -371,7 +374,7 @@ class _Run:
         token = _checking.set(True)
         try:
             worker.rehearse(self.version, indices, self.seeds_of(indices), stand_ins)
-        except _Enough:
+        except _EnoughTimesteps:
             pass
         finally:
             _checking.reset(token)

@@ -60,7 +60,7 @@ class TaskChannel:
         messages: Messages for the loop, with the task's own indices.
         place: The loop's last `Start`; None before.
         filters: The loop's filters.
-        lacks: Whether the loop needs agent and environment, since it is new or raised.
+        needs_updates: Whether the loop needs agent and environment, since it is new or raised.
     """
 
     def __init__(self, channel: Channel, loops: TaskLoops, task: TaskName) -> None:
@@ -69,9 +69,9 @@ class TaskChannel:
         self.messages: deque[Message] = deque()
         self.place: StartedFor | None = None
         self.filters: Any = None
-        self.lacks = True
+        self.needs_updates = True
         self._fingerprint: Fingerprint | None = None
-        self._is_told = False  # whether a report since the loop's last `Start` contained it
+        self._is_reported = False  # whether a report since the loop's last `Start` contained it
 
     def receive(self, *, wait: bool) -> Message | None:
         """Return the next message; further tickets of the last section are fetched on demand."""
@@ -83,28 +83,28 @@ class TaskChannel:
 
     def start(self, place: StartedFor, start: Start) -> None:
         """Queue a `Start` for the loop."""
-        self.place, self.lacks, self._is_told = place, False, False
+        self.place, self.needs_updates, self._is_reported = place, False, False
         self.messages.append(start)
 
     def answer(self, answer: Answer, contents: Any = None) -> None:
         """Send an answer with the call's indices."""
         if answer.ticket is None:
-            self._loops.fail_to_close(self.task, answer, contents)
+            self._loops.report_close_failure(self.task, answer, contents)
             return
         assert self.place is not None
         section = self.place.section
         ticket = answer.ticket._replace(indices=section.indices_of_call(answer.ticket.indices))
         if isinstance(answer, Failure):
-            self.lacks = True
+            self.needs_updates = True
             trajectory = answer.trajectory
             index = None if trajectory is None else section.index_of_call(trajectory)
             self._loops.answer_failure(replace(answer, ticket=ticket, trajectory=index), contents)
             return
         if answer.fingerprint is not None:
             self._fingerprint = answer.fingerprint
-        told = None if self._is_told else self._fingerprint
-        self._is_told = self._is_told or not answer.given_up
-        self._loops.answer_report(replace(answer, ticket=ticket, fingerprint=told), contents)
+        fingerprint = None if self._is_reported else self._fingerprint
+        self._is_reported = self._is_reported or not answer.given_up
+        self._loops.answer_report(replace(answer, ticket=ticket, fingerprint=fingerprint), contents)
 
 
 class _LoadedBefore(NamedTuple):
@@ -135,7 +135,7 @@ class TaskLoops:
         self._idle = 0.0  # seconds, since the last report
         self._is_stopped = False  # whether the current loop received Stop because of an unread message
         self._is_ending = False
-        self._not_closed: Answer | None = None
+        self._close_failure: Answer | None = None
 
     def turn(self, *, wait: bool) -> bool:
         """Receive a message or run a ticket; return False after the worker has ended."""
@@ -147,7 +147,7 @@ class TaskLoops:
         if self._unread:
             self.receive(self._unread.popleft())
         elif loop is not None:
-            self._go_on()
+            self._run_turn()
         elif (ticket := self._side.next_ticket()) is not None:
             self._run(ticket)
         return True
@@ -172,7 +172,7 @@ class TaskLoops:
         if self._current is not None and self._current[0].has_work:
             if not self._is_stopped:
                 self._current[1].messages.append(Stop())
-            self._go_on()
+            self._run_turn()
         self._is_stopped = False
 
     def _begin(self, start: Start) -> None:
@@ -207,28 +207,33 @@ class TaskLoops:
         self._row.set_task(section.task.number)
         own = ticket._replace(indices=section.own_indices(ticket.indices))
         check = self._start.check and section.checks_with(ticket.indices)
-        if channel is self._started and not channel.lacks and channel.place == (ticket.version, section) and not check:
+        if (
+            channel is self._started
+            and not channel.needs_updates
+            and channel.place == (ticket.version, section)
+            and not check
+        ):
             channel.messages.append(Continue((own,)))
         else:
             # A new `Start` makes the loop send its spaces again: another loop may have sent other spaces since.
             self._started = channel
             channel.start(StartedFor(ticket.version, section), self._start_of(channel, own, check=check))
-        self._go_on()
+        self._run_turn()
         if loop.has_work:
-            self._go_on()
+            self._run_turn()
 
-    def _go_on(self) -> None:
+    def _run_turn(self) -> None:
         assert self._current is not None
         loop, channel = self._current
         with naming(channel.task):
             loop.turn(wait=False)
 
     def _start_of(self, channel: TaskChannel, ticket: Ticket, *, check: bool) -> Start:
-        """Return a `Start` for a task's loop, with agent and environment if it lacks them."""
+        """Return a `Start` for a task's loop, with agent and environment if it needs updates."""
         contents: dict[str, Any] = {}
         if channel.filters is not self._filters:
             contents["filters"] = channel.filters = self._filters
-        if channel.lacks:
+        if channel.needs_updates:
             number = channel.task.number
             contents |= {"agent": self._table.agents[number], "env": self._table.environments[number]}
             if self._filters is not None:
@@ -288,12 +293,12 @@ class TaskLoops:
             loop.turn(wait=False)
         self._row.end_ticket(0)
 
-    def fail_to_close(self, task: TaskName, failure: Answer, error: Any) -> None:
+    def report_close_failure(self, task: TaskName, failure: Answer, error: Any) -> None:
         """Report a failure to close a task's environments: as an error at the worker's end, as a warning before."""
         assert isinstance(failure, Failure)
-        if self._is_ending and self._not_closed is None:
-            self._not_closed = replace(failure, summary=f"{failure.summary} ({task})")
-            self._channel.answer(self._not_closed, error)
+        if self._is_ending and self._close_failure is None:
+            self._close_failure = replace(failure, summary=f"{failure.summary} ({task})")
+            self._channel.answer(self._close_failure, error)
             return
         _LOG.warning("closing the environment raised %s", failure.summary)
 

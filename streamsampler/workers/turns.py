@@ -27,14 +27,14 @@ _DEADLOCK = (
 )
 
 
-class _TurnOfThread:
+class _TurnLock:
     """Holds this process's turn; `holder` is the id of the thread with the lock."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.holder = 0
 
-    def await_it(self) -> None:
+    def wait(self) -> None:
         """Wait for the turn; raise if the holder makes no progress."""
         last: tuple[FrameType | None, int] | None = None
         while not self.lock.acquire(timeout=_LOOK_SECONDS):
@@ -48,7 +48,7 @@ class _TurnOfThread:
         self.holder = threading.get_ident()
 
 
-_turn = _TurnOfThread()
+_turn = _TurnLock()
 
 
 @contextlib.contextmanager
@@ -59,7 +59,7 @@ def turn() -> Iterator[None]:
         SamplerError: The holder makes no progress, and may be waiting for this thread.
     """
     ours = _turn  # a fork inside the block replaces the global
-    ours.await_it()
+    ours.wait()
     try:
         yield
     finally:
@@ -69,7 +69,7 @@ def turn() -> Iterator[None]:
 def _forget_holder() -> None:
     """Replace the turn in a forked process, since its holder's thread does not exist in it."""
     global _turn
-    _turn = _TurnOfThread()
+    _turn = _TurnLock()
 
 
 if hasattr(os, "register_at_fork"):
