@@ -36,11 +36,11 @@ class Cut(Exception):  # noqa: N818 - an instruction, not an error
 
 @dataclass(slots=True)
 class End:
-    """Describes the end of a trajectory or part. Not a tuple: a generator's return of a tuple costs twice as much.
+    """Describes the end of a trajectory or part. Not a tuple: a generator returns a tuple at twice the cost.
 
     Attributes:
         observation: The last observation.
-        terminated: Whether the environment terminated the trajectory.
+        terminated: Whether the environment terminated it.
         truncated: Whether the environment truncated it.
         limited: Whether it has reached `max_episode_length`.
         info: The info of the last observation.
@@ -63,8 +63,7 @@ class End:
 class TrajectoryHooks(Protocol):
     """Receives the timesteps of a script's trajectory, after they are recorded."""
 
-    def start(self, observation: Any, info: Any) -> None:
-        """Receive the first observation and the reset's info."""
+    def start(self, observation: Any, info: Any) -> None: ...
 
     def timestep(self, observation: Any, terminated: Any, truncated: Any, info: Any) -> None: ...
 
@@ -194,11 +193,7 @@ def trajectory(  # noqa: C901 - a single loop over local variables
 
 
 def begin_of(result: Any) -> tuple[Any, Any]:
-    """Return the observation and the info from the result of an environment's reset.
-
-    Raises:
-        UsageError: The reset returned another value.
-    """
+    """Return the observation and the info from a reset's result, or raise `UsageError`."""
     if not isinstance(result, tuple) or len(result) != 2:
         size = f" of {len(result)}" if isinstance(result, tuple) else ""
         raise UsageError(f"reset must return (observation, info), got {type(result).__name__}{size}")
@@ -208,8 +203,7 @@ def begin_of(result: Any) -> tuple[Any, Any]:
 def own_error(error: BaseException) -> BaseException:
     """Return an exception as the environment raised it: Python replaces a script's `StopIteration` by `RuntimeError`.
 
-    Do not store the result in a variable: exception, traceback and frame would form a cycle and keep the frames'
-    objects.
+    Do not store the result in a variable: exception, traceback and frame would form a cycle.
     """
     cause = error.__cause__
     if type(error) is RuntimeError and isinstance(cause, StopIteration) and _frame_of(cause) is not None:
@@ -229,7 +223,6 @@ def phase_of(error: BaseException, outside: Phase | None, noted: Phase) -> Phase
 
 
 def _frame_of(error: BaseException) -> Any:
-    """Return the script's frame which raised an exception first; None if another function raised it."""
     return None if error.__traceback__ is None else _frame(error.__traceback__)
 
 

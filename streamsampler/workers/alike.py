@@ -1,4 +1,4 @@
-"""Check environments of a worker for equal spaces and equal agents."""
+"""Check a worker's environments for equal spaces and agents."""
 
 from __future__ import annotations
 
@@ -13,11 +13,7 @@ __all__ = ["refuse_different"]
 
 
 def refuse_different(envs: Sequence[AnyEnv]) -> None:
-    """Refuse environments with different spaces or different agents.
-
-    Raises:
-        DataError: Two environments differ.
-    """
+    """Raise `DataError` if two environments have different spaces or agents."""
     first = envs[0]
     one = first.observation_space, first.action_space
     for env in envs[1:]:

@@ -250,7 +250,6 @@ class DefaultWorker(LendingWorker, WorkerWithSeams):
         refuse_other_agents(env.unwrapped, self._env.unwrapped)
 
     def _continue_recording(self, recorder: RolloutRecorder) -> None:
-        """Continue to record with the same recorder after agent and environment were replaced."""
         if isinstance(recorder, JointRecorder) and isinstance(self._recorder, JointRecorder):
             recorder.sit_at(self._recorder.env, self._recorder.table)
         self._recorder = recorder
@@ -290,7 +289,6 @@ class DefaultWorker(LendingWorker, WorkerWithSeams):
     def _run_parallel(
         self, version: int, indices: Sequence[int], seeds: list[int], recorder: JointRecorder
     ) -> tuple[int, Times]:
-        """Run trajectories of several agents with the fast loop; returns the same as `_roll`."""
         assert self._env is not None
         assert self._reset_agent is not None
         loop = ParallelLoop(self, recorder, reset_function(self._env, self.resets, indices), self._reset_agent)

@@ -48,13 +48,13 @@ def summary_of(error: BaseException) -> str:
 
 
 def name_of_env(env: Any) -> str:
-    """Return an environment's name for messages: its id, or its class's name."""
+    """Return an environment's id, or its class's name, for messages."""
     env = getattr(env, "unwrapped", env)  # a wrapper's spec is a deep copy
     return str(getattr(getattr(env, "spec", None), "id", type(env).__qualname__))  # EnvPool's specs have no id
 
 
 def locate(error: DataError, env: Any, timestep: int | None) -> None:
-    """Add environment and timestep to the message of an error about recorded data, unless it has them."""
+    """Add environment and timestep to the message of an error about recorded data, once."""
     if error.located:
         return
     error.located = True
@@ -64,7 +64,6 @@ def locate(error: DataError, env: Any, timestep: int | None) -> None:
 
 
 def row_at_fault(error: BaseException, default: int) -> int:
-    """Return an error's row of a batch, or `default` if it has none."""
     return default if not isinstance(error, DataError) or error.row is None else error.row
 
 
@@ -134,7 +133,7 @@ def explain_rollout(
 
 
 def note_missing_action(error: BaseException, env: Any, action: Any) -> None:
-    """Add a note to a step's `KeyError` if an environment of several agents expected an absent agent's action."""
+    """Add a note to a `KeyError` of an environment which expected an absent agent's action."""
     several = getattr(env, "unwrapped", None)
     if isinstance(error, KeyError) and isinstance(several, ParallelEnv):
         several.explain_missing_action(error, action)
@@ -159,7 +158,7 @@ def traceback_of(error: BaseException | None) -> str:
 
 
 def without_own_frames(text: str) -> str:
-    """Return a text without this package's frames in its tracebacks and stacks."""
+    """Remove this package's frames from tracebacks and stacks in a text."""
     kept, own = [], False
     for line in text.split("\n"):
         frame = _FRAME.match(line)

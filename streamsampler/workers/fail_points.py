@@ -67,7 +67,6 @@ class Records:
                 os.close(pipe)
 
     def count(self, kind: str | None = None) -> int:
-        """Return the number of events, of a single kind or in all."""
         return len(self._names(kind))
 
     def pids(self, kind: str | None = None) -> list[int]:
@@ -132,7 +131,6 @@ class _Point:
     records: Records
 
     def reached(self, name: str) -> bool:
-        """Return whether the worker must die now; counts over all processes with this worker's number."""
         return name == self.name and self.records.record(name, self.occurrence) == self.occurrence
 
     def reach(self, name: str) -> None:

@@ -20,7 +20,6 @@ from streamsampler.workers.vec.rows import row_of
 
 
 def timed(rebuild: Callable[[], None]) -> Times:
-    """Rebuild agent and environment; return the time, counted as a reset's."""
     began = perf_counter()
     rebuild()
     return Times(perf_counter() - began)
@@ -39,7 +38,6 @@ UNKNOWN = "its agent may have memory, but lacks get_state or set_state: implemen
 
 
 def is_recurrent(agent: Any) -> bool:
-    """Return whether `get_actions` receives new or identified rows, so the agent may have memory."""
     return bool({"slots", "starts"} & row_keywords(agent.get_actions))
 
 
@@ -75,7 +73,6 @@ class _Filtering(FilteredAgent):
 
 
 def with_filters(agent: Any, filters: Filters, space: Any) -> Any:
-    """Return an agent with filtered observations; an agent returned from here before is updated in place."""
     if filters.observation is None or isinstance(space, SpacesOfAgents):  # `renew` applies filters to several agents
         return agent
     return with_filter(agent, filters.observation, space)
@@ -114,7 +111,7 @@ class Finishing:
         worker.update_agent(update)
 
     def renew(self, worker: Worker, kinds: Collection[str]) -> None:
-        """Update the agent with the new filter or the new environment's space, according to the `kinds` updated."""
+        """Update the agent with the new filter or the new environment's space."""
         given = None if self.filters is None else self.filters.observation
         if given is None or not kinds:
             return
@@ -123,7 +120,7 @@ class Finishing:
             worker.update_agent(FilterParameters(given, space))
 
     def finish(self, outcome: Outcome) -> None:
-        """Add filter statistics and the values of last observations to rollouts."""
+        """Add filter statistics and last values to rollouts."""
         rollouts = outcome.rollouts
         if rollouts is None:
             return
@@ -159,7 +156,7 @@ def value_of(get_value: Callable[[Any], Any], observation: Any) -> float:
 
 
 def _remembers(agent: Any) -> bool:
-    """Whether an agent may remember a trajectory: then only the copy at the trajectory's end can compute the value."""
+    """Whether an agent may remember a trajectory: then only its copy at the end can compute the value."""
     reset = getattr(agent, "reset", None)
     if getattr(agent, "get_actions", None) is None:
         return reset_agent_function(agent) is not None
@@ -169,7 +166,7 @@ def _remembers(agent: Any) -> bool:
 def _add_last_values(rollouts: Rollouts, get_value: Callable[[Any], Any]) -> None:
     """Add the values of last observations for trajectories which did not terminate.
 
-    Each in a call of its own: the last bits of a batch's values may depend on its size, and thus on the tickets.
+    Each in its own call: the last bits of a batch's values may depend on its size, and thus on the tickets.
     """
     going_on = np.flatnonzero(~rollouts.terminated).tolist()
     if going_on and not rollouts.has_last_values:

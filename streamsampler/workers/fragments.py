@@ -86,8 +86,6 @@ class InForce:
 
 
 class _Loaded(NamedTuple):
-    """Holds parameters loaded once for all environments of a worker."""
-
     payload: Any
     value: Any
 
@@ -217,7 +215,6 @@ class FragmentEnv(FragmentRow):
 
     @property
     def restorable(self) -> bool:
-        """Whether another copy of the agent can resume in the middle of an episode."""
         return is_restorable(self._agent)
 
     def run(self, version: int, n_timesteps: int, resets: Resets, recorder: RolloutRecorder) -> tuple[int, Times]:
@@ -275,7 +272,6 @@ class FragmentEnv(FragmentRow):
             n_timesteps -= len(self._recorder.float_rewards) - before
 
     def _go_on(self) -> None:
-        """Prepare to resume the episode of an earlier call."""
         worker, seed = self._worker, self.seed
         worker.trajectory = self.index
         worker.enter(Phase.RESET)
@@ -318,7 +314,6 @@ class FragmentEnv(FragmentRow):
         return memory_of(self._agent)
 
     def _give_memory(self, memory: Any, *, is_replaced: bool) -> None:
-        """Load the agent's memory, unless the agent was replaced since."""
         if not is_replaced:
             if self._reset_agent is not None:
                 self._reset_agent(derived_seed(self.seed, SeedUse.AGENT))
@@ -338,7 +333,6 @@ class FragmentEnv(FragmentRow):
         return ran
 
     def _restore_agent(self, standing: Standing) -> Any:
-        """Load the agent's memory; return the states of the global generators."""
         assert standing.state is not None
         packed = standing.state.memory
         memory, generators, self.kept = (None, None, None) if packed is None else _unpacked(*packed)
@@ -359,7 +353,6 @@ class RunningEnvs(Running):
         self._of_number: dict[int, FragmentEnv] = {}
 
     def run(self, ticket: Ticket, resets: Resets, order: FragmentOrder) -> Outcome:
-        """Run the fragments of a ticket: its indices are environment numbers."""
         worker, recorder = self._worker, self._recorder
         recorder.clear()
         seconds, envs, restored = Times(), [], 0

@@ -53,12 +53,6 @@ class Hooks:
 
 
 def pickled_hooks(hooks: Any, drop_if: Any) -> Hooks | None:
-    """Check and pickle a sampler's hooks and `drop_if`; return None without either.
-
-    Raises:
-        UsageError: The hooks have none of the methods, or a method with an unknown name; or `drop_if` is not callable.
-        SerializationError: One of them cannot be pickled.
-    """
     if hooks is not None:
         _check_hooks(hooks)
     if drop_if is not None and not callable(drop_if):
@@ -120,14 +114,12 @@ class HookCaller:
             self._worker.enter(phase)
 
     def start(self, context: TrajectoryContext) -> None:
-        """Call the hook of the start; check the reset's info with `drop_if`."""
         if self._on_start is not None:
             self._worker.enter(Phase.HOOK_START)
             self._on_start(with_copies(context))
         self._apply_drop_if(context)
 
     def timestep(self, context: TrajectoryContext) -> None:
-        """Call the hook of timesteps; check the step's info with `drop_if`."""
         if self._on_timestep is not None:
             self._worker.enter(Phase.HOOK_TIMESTEP)
             self._on_timestep(with_copies(context))

@@ -29,7 +29,6 @@ class LendingWorker(Worker):
             running.close()
 
     def _lends(self) -> bool:
-        """Whether fragments run in the worker's own environments."""
         return self._running is not None and self._running.has(self.environments())
 
     @abstractmethod
@@ -37,7 +36,7 @@ class LendingWorker(Worker):
         """Detach the worker from environments in use by fragments."""
 
     def make_callers(self, n: int) -> None:
-        """Make the missing hook callers for n environments, if the sampler has hooks."""
+        """Make the missing hook callers for n environments."""
         if (hooks := self.context.hooks) is not None:
             missing = range(len(self.hook_callers), n)
             self.hook_callers = [*self.hook_callers, *(HookCaller(self, hooks) for _ in missing)]

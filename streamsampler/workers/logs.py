@@ -83,7 +83,6 @@ class RecordKeeper(logging.Handler):
         self.apply()
 
     def apply(self) -> None:
-        """Set the levels of this process's loggers again; modules imported since may have changed them."""
         for name, level in (("root", self._levels.root), *self._levels.named.items()):
             logger = logging.getLogger(name)
             if logger.level != level:
@@ -129,7 +128,6 @@ class RecordKeeper(logging.Handler):
 
 
 def _standard(record: logging.LogRecord) -> dict[str, Any]:
-    """Return a record's standard attributes, with texts instead of objects."""
     trace = record.exc_text or (_formatter.formatException(record.exc_info) if record.exc_info else None)
     return {
         **{key: value for key, value in record.__dict__.items() if key in _STANDARD},
@@ -143,7 +141,6 @@ def _standard(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _pickled(value: Any) -> bytes:
-    """Return a value pickled, or its text if it cannot be."""
     try:
         return pickle.dumps(value)
     except Exception:
@@ -155,7 +152,6 @@ def _pickled(value: Any) -> bytes:
 
 
 def _shortened(text: str) -> str:
-    """Return a text, without its middle if it is very long."""
     if len(text) <= _MOST_CHARACTERS:
         return text
     half = _MOST_CHARACTERS // 2

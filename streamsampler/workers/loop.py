@@ -137,7 +137,6 @@ class WorkerLoop:
 
     @property
     def has_work(self) -> bool:
-        """Whether the loop has a ticket to run, or a message received during a ticket."""
         return self._pending_message is not None or self._side.state is WorkerState.STREAMING
 
     def _start(self, start: Start) -> None:
@@ -221,7 +220,6 @@ class WorkerLoop:
         self._apply(worker, {kind: it for kind, it in self._in_force.items() if kind not in kept})
 
     def _discard_all(self, worker: Worker) -> None:
-        """Close all environments after an exception; ignore further exceptions."""
         with contextlib.suppress(Exception, SystemExit):
             worker.keep_fragments(0)
         self._discard(worker)
@@ -318,7 +316,6 @@ class WorkerLoop:
         return may_run
 
     def _report_finding(self, worker: Worker, found: PurityCheck) -> None:
-        """Warn of a check's finding, once, or raise it."""
         if found.finding and worker.context.check == "error":
             self._last_check = PurityCheck()  # so the same environment is refused again next time
             number, worker.phase = self._context.worker_number, Phase.CHECK
@@ -386,7 +383,6 @@ class WorkerLoop:
         error: BaseException,
         lost_timesteps: int = 0,
     ) -> None:
-        """Answer a ticket with a failure, and all further tickets with abandoned reports."""
         others = self._side.fail()
         failure = replace(
             failure_of(ticket, phase, trajectory, error), lost_timesteps=lost_timesteps, checked=self._checked,

@@ -94,9 +94,6 @@ class RowMasks:
             infos: The infos with them, by row.
             live: The rows which are not silent.
             sources: For each row the live row it copies, or itself; None without copies.
-
-        Raises:
-            UsageError: An environment in another process offers masks only by its method.
         """
         column = observations.get(ACTION_MASK) if isinstance(observations, dict) else None
         size = self._finders[0].size
@@ -113,7 +110,6 @@ class RowMasks:
         return self._last
 
     def repeated(self, row: int) -> Mask | None:
-        """Return the last mask of a row, in all rows."""
         return None if self._last is None else self._last[[row] * self._n_rows]
 
 
@@ -128,7 +124,6 @@ class SlotMasks(RowMasks):
         self._infos: dict[int, dict[str, Any]] = {}
 
     def keep(self, infos: Mapping[str, Any], slots: Iterable[int]) -> None:
-        """Store masks from infos for some slots."""
         found = {key: infos[key] for key in (ACTION_MASK, f"_{ACTION_MASK}") if key in infos}
         self._infos.update((slot, info_of_row(found, slot)) for slot in slots)
 

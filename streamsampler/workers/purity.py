@@ -94,7 +94,6 @@ class Trace:
             raise DifferentRun(culprit, f"{trajectory} came out differently: its {what} {_how(kept, now)}")
 
     def record_info(self, trajectory: str, whose: str, when: str, info: Any, path: str = "") -> None:
-        """Record an info's values, except the clock readings of `RecordEpisodeStatistics`."""
         if not isinstance(info, dict):
             return
         for key, value in info.items():
@@ -165,12 +164,10 @@ class _StandIn:
 
 
 def is_checking() -> bool:
-    """Return whether user code currently runs for a check."""
     return _checking.get()
 
 
 def n_slots_of(env: Any) -> int:
-    """Return the number of trajectories running side by side in an environment."""
     return int(env.num_envs) if isinstance(env, VectorEnv) else 1
 
 
@@ -188,15 +185,13 @@ def _shown(value: Any) -> str:
 
 @dataclass(frozen=True)
 class _Digest:
-    """Represents a large array."""
-
     shape: tuple[int, ...]
     dtype: str
     digest: bytes
 
 
 def _snapshot(value: Any) -> Any:
-    """Return a copy of a value, since its owner may modify it later; a digest if it is large."""
+    """Return a copy of a value, or a digest if it is large."""
     if isinstance(value, dict):
         return {key: _snapshot(child) for key, child in value.items()}
     if isinstance(value, tuple | list):

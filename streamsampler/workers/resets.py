@@ -163,9 +163,6 @@ def given_resets(n_trajectories: Any, seeds: Any, reset_options: Any, tasks: Any
     """Check the arguments of `obtain_trajectories`; return the number of trajectories and their resets.
 
     With tasks, `n_trajectories` is for each task; None stands for the number of seeds.
-
-    Raises:
-        UsageError: An argument is invalid, or lengths differ.
     """
     if tasks is not None:
         tasks = _checked_tasks(tasks)
@@ -185,16 +182,11 @@ def given_resets(n_trajectories: Any, seeds: Any, reset_options: Any, tasks: Any
 
 
 def tasks_in_turn(tasks: Any, given: Resets | None) -> Resets | None:
-    """Add tasks to a call's resets: consecutive trajectories cycle through them."""
     return given if tasks is None else replace(given or Resets(), tasks=_checked_tasks(tasks))
 
 
 def tasks_as_recorded(tasks: Any, numbers: Mapping[int, int], given: Resets | None) -> Resets:
-    """Return the resets of a recorded call from its trajectories' task numbers.
-
-    Raises:
-        UsageError: The tasks are invalid, or do not fit the numbers.
-    """
+    """Return the resets of a recorded call from its trajectories' task numbers."""
     checked, resets = _checked_tasks(tasks), given or Resets()
     for first in {0, min(numbers)}:
         for n_of_task in range(1, max(numbers) + 2):
@@ -213,9 +205,6 @@ def streamed_resets(
     """Check a stream's arguments; return its number of trajectories from `first` on, or None, and their resets.
 
     Seeds, options and tasks cover the trajectories from index 0 on.
-
-    Raises:
-        UsageError: An argument is invalid, or the arguments disagree.
     """
     if tasks is not None:
         of_all, resets = given_resets(n_trajectories, seeds, reset_options, tasks)
@@ -373,7 +362,6 @@ def _set_task(order: ResetOrder, env: AnyEnv) -> Any:
 
 
 def _with_task(result: Any, order: ResetOrder, drawn: Any) -> Any:
-    """Return a reset's result with the task's number and the drawn parameters in its info."""
     if drawn is not None:
         result = with_info(result, order.task.info_key, drawn, "pass SetParameters(…, info_key=…) another name")
     return with_info(result, TASK_INDEX, order.task_number, _ADVICE)
@@ -392,7 +380,6 @@ class Standings:
         self._actions: dict[int, list[Tree]] = {}  # of the suspended episodes
 
     def known(self, numbers: Container[int]) -> dict[int, Standing]:
-        """Return the states of some environments, with the actions of their episodes."""
         return {
             number: standing._replace(actions=self.actions_of(number))
             for number, standing in self._standings.items()
@@ -407,7 +394,6 @@ class Standings:
                 self._actions[number] = [standing.actions]
 
     def episode_of(self, number: int) -> int:
-        """Return the number of an environment's suspended episode; -1 without one."""
         standing = self._standings.get(number)
         return -1 if standing is None or standing.state is None else standing.episode
 

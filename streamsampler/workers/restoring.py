@@ -125,7 +125,6 @@ def _of_floats(leaf: Leaf) -> Round:
 
 
 def _of_agents(spaces: SpacesOfAgents) -> Round:
-    """Return a function which converts the actions of all acting agents."""
     functions: dict[str, Round | None] = {}
 
     def rounded(actions: Any) -> Any:
@@ -140,8 +139,6 @@ def _of_agents(spaces: SpacesOfAgents) -> Round:
 
 
 def _of_parts(functions: Mapping[Any, Round]) -> Round:
-    """Return a function which converts those parts of a Dict or Tuple which have floats."""
-
     def rounded(action: Any) -> Any:
         parts = {key: function(action[key]) for key, function in functions.items()}
         if all(part is action[key] for key, part in parts.items()):
@@ -215,7 +212,6 @@ class OfAgent(NamedTuple):
 
 
 def compared_of_agents(rollouts: Rollouts) -> dict[int, list[OfAgent]]:
-    """Return the arrays of each of several agents, by the episode's position."""
     found: dict[int, list[OfAgent]] = {}
     for played in rollouts.policies:
         compared, ends = compared_of(played.rollouts), np.cumsum([0, *played.rollouts.lengths]).tolist()
@@ -379,16 +375,10 @@ _owners: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
 def are_one(one: Any, other: Any) -> bool:
-    """Return whether two environments are identical below their wrappers."""
     return one.unwrapped is other.unwrapped
 
 
 def refuse_copies_of(env: Any, others: Iterable[Any], update: EnvUpdate) -> None:
-    """Raise if an environment is identical to one of others.
-
-    Raises:
-        UsageError: It is identical to one of them.
-    """
     if any(are_one(env, other) for other in others):
         raise _error(env, update)
 

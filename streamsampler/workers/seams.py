@@ -108,13 +108,11 @@ class ShownTrajectory:
         context.info = info
 
     def kept(self) -> Kept:
-        """Return the values to store of a suspended episode."""
         assert self.context is not None
         kept, self.context = self.context.kept(), None
         return kept
 
     def start(self, observation: Any, info: Any) -> None:
-        """Show a trajectory after its reset is recorded."""
         assert self.context is not None
         self._worker.enter(Phase.RECORDING)
         self.context.observation, self.context.reset_info, self.context.info = observation, own_copy(info), info
@@ -179,7 +177,6 @@ class Seams(ShownTrajectory):
         self._info = info
 
     def reset(self, *, seed: int) -> tuple[Any, dict[str, Any]]:
-        """Start the worker's current trajectory."""
         worker, index = self._worker, self._worker.trajectory
         assert index is not None
         context = self.context = self.context_of(index, seed)

@@ -76,7 +76,6 @@ class SingleDriver:
         self.seconds = Times()
 
     def script(self, seed: int, limit: int | None) -> Script:
-        """Return a new script of a trajectory with at most `limit` timesteps; None for any number."""
         return trajectory(self._reset, self.binding, seed, self._begin_agent, limit)
 
     def _begin(self, seed: int) -> None:
@@ -85,7 +84,6 @@ class SingleDriver:
         self._reset_agent(derived_seed(seed, SeedUse.AGENT))
 
     def whole(self, indices: Iterable[int], seeds: Sequence[int]) -> Iterator[Part]:
-        """Yield whole trajectories as parts."""
         limit = self._worker.context.max_episode_length
         reset, binding, begin, seed_generators = self._reset, self.binding, self._begin_agent, seeding(seeds).__next__
         for index, seed in zip(indices, seeds, strict=True):

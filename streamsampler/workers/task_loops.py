@@ -82,7 +82,6 @@ class TaskChannel:
         return payload.contents if isinstance(payload, _LoadedBefore) else self._channel.load(payload)
 
     def start(self, place: StartedFor, start: Start) -> None:
-        """Queue a `Start` for the loop."""
         self.place, self.needs_updates, self._is_reported = place, False, False
         self.messages.append(start)
 
@@ -138,7 +137,6 @@ class TaskLoops:
         self._close_failure: Answer | None = None
 
     def turn(self, *, wait: bool) -> bool:
-        """Receive a message or run a ticket; return False after the worker has ended."""
         loop = None if self._current is None or not self._current[0].has_work else self._current[0]
         self._read(wait=wait and loop is None and self._side.later_ticket(1) is None)
         if any(isinstance(message, Exit) for message in self._unread):
@@ -193,7 +191,6 @@ class TaskLoops:
             self._channel.answer(Report(ticket, given_up=True))
 
     def _run(self, ticket: Ticket) -> None:
-        """Run a ticket in its task's loop."""
         if not self._row.may_run(ticket.version):
             self._give_up((ticket,))
             return

@@ -39,16 +39,10 @@ _OF_USERS = {
 
 
 def check_threads(value: Any) -> int | None:
-    """Return `value` as the argument `worker_threads` of a sampler.
-
-    Raises:
-        UsageError: It is neither a positive integer nor None.
-    """
     return None if value is None else positive("worker_threads", value)
 
 
 def set_unset(environ: MutableMapping[str, str], threads: int | None) -> None:
-    """Set the missing variables, for libraries loaded later."""
     if threads is not None:
         for name in VARIABLES:
             environ.setdefault(name, str(threads))
@@ -83,7 +77,6 @@ class ThreadLimit:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Limit libraries inside the block and restore their numbers afterwards."""
         if self._threads is None:
             yield
             return
