@@ -287,15 +287,15 @@ class Worker(ABC):
         return apply_env_update(update, None, several=self.can_play_several, waits=self.waits)
 
     def close_env(self, env: AnyEnv) -> None:
-        """Close an environment that `make_env` returned."""
+        """Close an environment made by `make_env`."""
         close_env(env)
 
     def stepped(self, env: Any) -> Any:
-        """Return what is reset and stepped for one of `environments`."""
+        """Return the object which is reset and stepped in place of an environment of `environments`."""
         return env
 
     def agent_version(self, ticket_version: int) -> int:
-        """Return the agent version of a ticket in hand; see `Ticket`."""
+        """Return the agent version of the current ticket; see `Ticket`."""
         given = None if self.resets is None else self.resets.version
         return ticket_version if given is None else given
 

@@ -137,6 +137,7 @@ class WorkerLoop:
 
     @property
     def has_work(self) -> bool:
+        """Whether the loop has a ticket to run, or a message received during a ticket."""
         return self._pending_message is not None or self._side.state is WorkerState.STREAMING
 
     def _start(self, start: Start) -> None:
