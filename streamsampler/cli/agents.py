@@ -225,7 +225,7 @@ def load_agents(options: Mapping[str, Any], spaces: Spaces, *, predicting: bool 
     for agent_id in spaces[0].spaces:
         of_policies.setdefault(known.name_for(agent_id, 0), (spaces[0][agent_id], spaces[1][agent_id]))  # type: ignore[index]
     if idle := [policy for policy in policies or () if policy not in of_policies]:
-        raise UsageError(f"--agent {idle[0]}=…: it plays no agent; the policies are {', '.join(spaces[0].spaces)}")
+        raise UsageError(f"--agent {idle[0]}=…: it plays no agent; the agents are {', '.join(spaces[0].spaces)}")
     return load_policies(options, of_policies, predicting=predicting)
 
 

@@ -149,7 +149,7 @@ LOST = np.array([[0, 0], [0, 123456789.0], [0, 0]])
 @pytest.mark.parametrize(
     ("name", "value", "words", "timestep", "trajectory"),
     [
-        ("terminated", np.array([None] * 3), "terminated should be an array of shape (3,), and is object", 1, 0),
+        ("terminated", np.array([None] * 3), "terminated should be an array of shape (3,), got object", 1, 0),
         ("info", None, "env_infos: the infos of a vector environment must be a dict, got NoneType None", 1, 0),
         ("reset info", None, "episode_infos: the infos of a vector environment must be a dict", None, 0),
         ("reward", np.array([0, 2**53 + 1, 0]), "the reward is 9007199254740993 as int64, which would become", 1, 1),

@@ -41,7 +41,9 @@ def test_what_needs_worker_processes_is_refused_without_them(name: str) -> None:
     with pytest.raises(UsageError, match=rf"SerialEnvManager takes no limits\.{name}: it has no worker processes"):
         SerialEnvManager(Env, n_envs=1, limits=limits)
     if name == "max_worker_memory":
-        with pytest.raises(UsageError, match=r"EnvManager takes no limits\.max_worker_memory: episodes"):
+        with pytest.raises(
+            UsageError, match=r"EnvManager takes no limits\.max_worker_memory: its workers hold episodes"
+        ):
             EnvManager(Env, n_envs=1, limits=limits)
 
 

@@ -131,8 +131,11 @@ class Bare:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("parallel_env", "has no attribute 'close'. Give its class close, or a base class that has it: pettingzoo.Par"),
-        ("Bare", "Bare of the module bare_zoo is not registered. Register it with gymnasium.register; or, of several"),
+        ("parallel_env", "has no attribute 'close'. Define close in its class, or derive it from pettingzoo.Par"),
+        (
+            "Bare",
+            "Bare of the module bare_zoo is not registered. Register it with gymnasium.register; or for several agents",
+        ),
     ],
 )
 def test_a_class_of_several_agents_without_a_base_class_is_said_on_the_command_line(

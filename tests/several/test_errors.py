@@ -315,7 +315,7 @@ def test_what_samplers_refuse_at_once(agents: Any, options: Any, words: str) -> 
 
 def test_their_vector_environments_are_refused() -> None:
     for make in (lambda: SerialEnvManager(Comings, n_envs=2), lambda: EnvManager(Comings, n_envs=2, n_workers=1)):
-        words = r"these have several: step them by.*wrap it in a gymnasium\.Env in which one agent"
+        words = r"these have several: step them with.*wrap it in a gymnasium\.Env in which one agent"
         with make() as manager, pytest.raises(UsageError, match=words):
             manager.vector_env()
 

@@ -262,7 +262,7 @@ def test_what_cannot_be(new_manager):
     manager.reset()
     with pytest.raises(ActionError, match=r"environment 1: action should be a str, .*int 3"):
         manager.step(["a", 3])
-    with pytest.raises(ActionError, match="a batch for action should be a sequence of 2 values, and is str 'ab'"):
+    with pytest.raises(ActionError, match="a batch for action should be a sequence of 2 values, got str 'ab'"):
         manager.step("ab")
     with pytest.raises(RolloutError, match=r"environment \d raised in step.*observation should be a str, .*int 5"):
         manager.step(["a", "b"])

@@ -118,7 +118,7 @@ def test_actions_of_nested_spaces():
             ({"choice": good["choice"]}, r"has the keys \['choice'\], but its space has the keys \['choice', 'force'"),
             ({**good, "force": good["force"][:1]}, r"a batch of 2 has the shape \(1, 2\), .* action\['force'\] has"),
             (good["force"], r"action has no parts: it is ndarray"),
-            (np.array(3), "a batch for action should be a sequence of 2 values, and is ndarray"),
+            (np.array(3), "a batch for action should be a sequence of 2 values, got ndarray"),
             ({0: whole, 1: {"choice": 1}}, r"action has the keys \['choice'\], but its space has"),
             ({0: whole, 1: {"choice": 1, "power": 1}}, r"action has the keys \['choice', 'power'\]"),
             ({0: whole, 1: 3}, "action has no parts: it is int 3"),

@@ -164,7 +164,7 @@ def test_what_is_shown_or_sent_becomes_another_number_nowhere(space, value, expe
 
 
 WRONG: list[tuple[Any, str]] = [
-    ([np.array([1, 1])], "a batch for actions of different spaces should be a sequence of 2 values, and is list"),
+    ([np.array([1, 1])], "a batch for actions of different spaces should be a sequence of 2 values, got list"),
     (np.array(3), "a batch for actions of different spaces should be a sequence of 2 values"),
     ([np.array([1, 1]), np.zeros(3)], r"environment 1: action has the shape \(3,\), but its space .*\(2,\)"),
     ([np.array([0.5, 1]), np.zeros(2)], "environment 0: action"),
