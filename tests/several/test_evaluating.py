@@ -197,13 +197,13 @@ ONE_AGENT = (*NUMBER, "--workers", "0", "--agent", "red=random")
         ([*SAMPLE, *("--agent", "red=random", "--agent", "blue=random", "--agent", "x=random")], "plays no agent"),
         ([*SAMPLE, "--policy-of", "red_0"], "'red_0' is not of the form AGENT=POLICY"),
         ([*SAMPLE, "--policy-of", "red_0=x"], "--policy-of names the policy 'x'"),
-        (["sample", "CartPole-v1", *ONE_AGENT], "environments of several agents, but this environment has a single agent"),
+        (["sample", "CartPole-v1", *ONE_AGENT], "but this environment has a single agent"),
         (["sample", "CartPole-v1", "--aec", "--num-samples", "1"], "no module of PettingZoo"),
         (["sample", f"{ZOO}:nothing", *ONE_AGENT], "unknown environment"),
         (["sample", "tests.several:parallel_env", *ONE_AGENT], "has no function parallel_env"),
         (["sample", "tests.nowhere:parallel_env", *ONE_AGENT], "there is no such module"),
         (["sample", "pettingzoo.butterfly.no_such_v0", *ONE_AGENT], "pettingzoo"),
-        (["compare", f"{ZOO}:env", *("--agent", "random") * 2, *NUMBER], "compares agents in environments of a single agent"),
+        (["compare", f"{ZOO}:env", *("--agent", "random") * 2, *NUMBER], "in environments of a single agent"),
     ],
 )  # fmt: skip
 def test_what_the_command_refuses(arguments: list[Any], words: str) -> None:
