@@ -1,1 +1,1 @@
-"""Judge agents on suites: several tasks that are evaluated on the same seeds."""
+"""Judge agents on suites: several tasks, evaluated on the same seeds."""

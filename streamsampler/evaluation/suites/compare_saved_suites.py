@@ -1,4 +1,4 @@
-"""Compare saved suites: nothing runs, and pairs are trajectories of the same task and seed."""
+"""Compare saved suites without running anything, by pairs of the same task and seed."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def compare_saved_suites(named: Mapping[str, SuiteEvaluation], bounds: Bounds | 
     """Compare saved suites, pair by pair.
 
     Args:
-        named: Two suites or more by name; each is compared with the first one.
-        bounds: Not for suites, whose evaluations have them.
+        named: Two suites or more by name; each is compared with the first.
+        bounds: Refused: the evaluations in the files have their own bounds.
 
     Raises:
-        UsageError: They are of other tasks or scales; or evaluations of a task are of different environments, settings
-            or meanings of success, are parts, or have no seed in common: names the task.
+        UsageError: Tasks or scales differ; or evaluations of a task differ in environment, settings or meaning of
+            success, are parts, or have no common seed: names the task.
     """
     if bounds is not None:
         raise UsageError("bounds are those of the saved suites: give them where the suites are evaluated")

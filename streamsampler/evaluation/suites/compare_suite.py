@@ -20,19 +20,11 @@ def compare_suite(
     agents: Mapping[str, Any], arguments: SuiteArguments, run: RunFile, decision: Mapping[str, Any],
     progress: ProgressArgument,
 ) -> SuiteComparison:  # fmt: skip
-    """Compare agents on a suite; see `streamsampler.compare` for arguments and errors.
-
-    Args:
-        agents: The agents by name, each one for all tasks, a function of a task's name, or a dict by tasks.
-        arguments: What is evaluated.
-        run: The file that the result goes into, and the trajectories that are there.
-        decision: The margin, if there is any, and the difference that it is of.
-        progress: See `streamsampler.evaluate`.
-    """
+    """Compare agents on a suite; see `streamsampler.compare` for arguments and errors."""
     verdict = {name: decision[name] for name in ("margin", "decide_on") if name in decision}
     tasks = list(arguments.envs)
     calls: dict[str, SuiteCall] = {}
-    for name, agent in agents.items():  # wrong arguments are found before anything runs
+    for name, agent in agents.items():  # wrong arguments are errors before anything runs
         with naming_agent(name, {}, are_kept=False):
             calls[name] = SuiteCall(agent, arguments)
     run.begin(arguments.asked, agents=list(agents), **arguments.journal_facts, **verdict)
@@ -60,10 +52,10 @@ def compare_suite(
 
 
 def check_says_success(suite: SuiteEvaluation) -> None:
-    """Check that infos of each task say whether trajectories succeeded.
+    """Check that each task's infos have a success flag.
 
     Raises:
-        UsageError: No info of a task does, in enough trajectories to know; names the task.
+        UsageError: A task's infos have none, after enough trajectories to know; names the task.
     """
     for name, evaluation in suite.tasks.items():
         if evaluation.successes is None:

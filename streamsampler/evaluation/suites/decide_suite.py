@@ -1,4 +1,4 @@
-"""Compare agents on a suite until it is sure which one is better, or whether one is worse by more than a margin."""
+"""Compare agents on a suite until a test decides which is better, or whether one is worse by more than a margin."""
 
 from __future__ import annotations
 
@@ -35,15 +35,7 @@ _AMOUNTS = ("n_trajectories", "seeds", "scenarios", "until_decided")
 
 @dataclass(frozen=True)
 class SuiteAmount:
-    """How many trajectories a comparison on a suite was asked for, and until when.
-
-    Attributes:
-        how_many: How many of each task; with `until_decided` the most.
-        seeds: The seeds, if there are any.
-        scenarios: The scenarios, if there are any.
-        until_decided: See `streamsampler.compare`; None where it was not asked for.
-        decide_on: See `streamsampler.compare`.
-    """
+    """The requested number of trajectories of a comparison on a suite."""
 
     how_many: HowMany
     seeds: Any
@@ -56,10 +48,10 @@ class SuiteAmount:
         cls, run: RunFile, how_many: HowMany, *, seeds: Any, scenarios: Any, until_decided: Any, decide_on: PrecisionOf,
         max_trajectories: Any, part: Any, tasks: Any,
     ) -> SuiteAmount:  # fmt: skip
-        """Return what arguments of `streamsampler.compare` ask for; what the file asked for if they give no amount.
+        """Return the request in arguments of `streamsampler.compare`, or the file's request if they give no amount.
 
         Raises:
-            UsageError: They cannot work.
+            UsageError: The arguments contradict each other, or a value is out of range.
         """
         given = {"n_trajectories": how_many.n, "seeds": seeds, "scenarios": scenarios, "until_decided": until_decided}
         given |= {"decide_on": decide_on, "max_trajectories": max_trajectories}
@@ -81,14 +73,7 @@ class SuiteAmount:
 
 @dataclass(frozen=True)
 class SuiteDecision:
-    """What a comparison on a suite goes on for, checked.
-
-    Attributes:
-        alpha: How often all tests together may decide wrongly.
-        of: What they are about: "return" or "success".
-        bounds: The bounds of returns of each task; None for success rates.
-        margin: By how much an agent may be worse and still count as not worse; None where no verdict was asked for.
-    """
+    """The checked conditions under which a comparison on a suite ends."""
 
     alpha: float
     of: PrecisionOf
@@ -97,10 +82,10 @@ class SuiteDecision:
 
     @classmethod
     def checked(cls, arguments: SuiteArguments, alpha: float, of: PrecisionOf, margin: Any) -> SuiteDecision:
-        """Return what arguments of `streamsampler.compare` ask for.
+        """Check arguments of `streamsampler.compare`.
 
         Raises:
-            UsageError: They cannot work.
+            UsageError: A value is out of range.
         """
         bounds = {name: amount.bounds for name, amount in arguments.amounts.items()}
         whole = bounds_over_tasks(of, bounds, arguments.normalise)
@@ -108,7 +93,7 @@ class SuiteDecision:
         return cls(alpha, of, bounds, checked)
 
     def with_amounts(self, arguments: SuiteArguments) -> SuiteArguments:
-        """Return the arguments, whose amounts say what was asked for."""
+        """Return the arguments with the request in their amounts."""
         said = {"until_decided": self.alpha, "decide_on": self.of}
         amounts = {}
         for name, amount in arguments.amounts.items():
@@ -118,7 +103,7 @@ class SuiteDecision:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the comparison keeps of it, by the names of a `SuiteComparison`."""
+        """Return the conditions as arguments of a `SuiteComparison`."""
         return {"until_decided": self.alpha, "decide_on": self.of, "margin": self.margin}
 
 
@@ -128,14 +113,7 @@ def decide_suite(
 ) -> SuiteComparison:  # fmt: skip
     """Compare agents on a suite until each is decided; see `streamsampler.compare` for arguments and errors.
 
-    All agents share workers, and all their tasks: in each round, the tasks of an agent follow those of the one before.
-
-    Args:
-        agents: The agents by name, each one for all tasks, a function of a task's name, or a dict by tasks.
-        arguments: What is evaluated; its amounts are the most of each task.
-        decision: What it goes on for.
-        run: The file that the result goes into, and the trajectories that are there.
-        progress: See `streamsampler.evaluate`.
+    All agents and tasks share workers. In each round, the tasks of an agent follow those of the agent before.
     """
     call = SuiteRace(agents, arguments, decision, run)
     head = {name: value for name, value in decision.facts.items() if value is not None}
@@ -147,16 +125,10 @@ def decide_suite(
 
 
 class SuiteRace:
-    """A comparison on a suite that goes on until each agent is decided, up to its result.
-
-    Args:
-        agents: The agents by name.
-        arguments: What is evaluated.
-        decision: What it goes on for.
-        run: The file that the result goes into, and the trajectories that are there.
+    """Runs a comparison on a suite until each agent is decided.
 
     Raises:
-        UsageError: It is unclear which task has which agent, or an agent does not fit the spaces of a task.
+        UsageError: The agent of a task is ambiguous, or does not fit the task's spaces.
     """
 
     def __init__(
@@ -183,13 +155,13 @@ class SuiteRace:
         self._now = ""
 
     def run(self, progress: ProgressArgument) -> SuiteComparison:
-        """Run rounds until each agent is decided or there are the most trajectories, and return the result.
+        """Run rounds until each agent is decided or the largest amount is reached, and return the result.
 
         Raises:
-            UsageError: The trajectories that are there are of another run, or more than are needed.
+            UsageError: The file's trajectories belong to another run, or are more than needed.
             EvaluationInterruptedError: Ctrl-C; has the result so far.
             SamplerError: An agent failed in each task: its first error.
-            DataError: There is no task in which no agent failed.
+            DataError: In each task some agent failed.
         """
         for name, position in self._positions.items():
             if (saved := self._file.saved(position)) is not None:
@@ -225,7 +197,7 @@ class SuiteRace:
             self._file.source or Path("the trajectories before"),
             lambda name: self._file.entry(self._positions[name]),
         )  # fmt: skip
-        # Also those that lack nothing: whether they are of this run is found when their calls are made.
+        # Complete tasks are included: creating their calls checks that their trajectories belong to this run.
         names = [name for name, state in plan.states.items() if state.n]
         with runs:
             while names := names or self._rounds.lacking():
@@ -238,10 +210,10 @@ class SuiteRace:
                 names = []
 
     def _check_successes(self) -> None:
-        """Check that infos say of success, where it decides.
+        """Check that infos have a success flag, if the tests need it.
 
         Raises:
-            UsageError: No info of a task does, in enough trajectories to know.
+            UsageError: A task's infos have none, after enough trajectories to know.
         """
         if self._decision.of == "return":
             return
@@ -268,7 +240,7 @@ class SuiteRace:
         return f"differences {', '.join(shown)}" if shown else self._now
 
     def _suites(self, stopped: str) -> dict[str, SuiteEvaluation]:
-        """Return the suite of each agent that has trajectories."""
+        """Return the suite of each agent with trajectories."""
         found: dict[str, SuiteEvaluation] = {}
         for agent in self._rounds.agents:
             evaluations, failed = self._rounds.evaluations(agent), self._rounds.failed(agent)
@@ -298,5 +270,5 @@ class SuiteRace:
         return SuiteComparison.of_suites(suites, stopped=stopped, **self._decision.facts)
 
     def _interrupted(self) -> SuiteComparison | SuiteEvaluation:
-        """Return the comparison of the agents so far; of fewer than two, or without common tasks, the first suite."""
+        """Return the comparison of the agents so far, or the first suite without two agents and a common task."""
         return interrupted_comparison(self._suites(INTERRUPTED), self._decision.facts)

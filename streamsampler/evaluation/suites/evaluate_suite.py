@@ -43,10 +43,10 @@ _NOT_FOR_SUITES = {
 
 
 def refuse_for_suites(arguments: Mapping[str, Any]) -> None:
-    """Refuse arguments of `evaluate` that are for a single environment.
+    """Refuse arguments of `evaluate` for a single environment.
 
     Raises:
-        UsageError: One is given; says what to do.
+        UsageError: Such an argument is given; says what to do.
     """
     for name, why in _NOT_FOR_SUITES.items():
         if arguments.get(name):
@@ -54,10 +54,10 @@ def refuse_for_suites(arguments: Mapping[str, Any]) -> None:
 
 
 def refuse_without_suite(arguments: Mapping[str, Any]) -> None:
-    """Refuse arguments of suites where there is a single environment.
+    """Refuse arguments of suites for a single environment.
 
     Raises:
-        UsageError: One is given; says what to do.
+        UsageError: Such an argument is given; says what to do.
     """
     if given := [name for name, value in arguments.items() if value is not None]:
         raise UsageError(f'{given[0]} is for a suite: give the environments by name, {{"push": env, …}}')
@@ -65,13 +65,13 @@ def refuse_without_suite(arguments: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class SuiteArguments:
-    """The arguments of an evaluation on a suite but its agent, checked.
+    """The checked arguments of an evaluation on a suite, without its agent.
 
     Attributes:
         envs: The environments by name.
-        amounts: How many trajectories each task is to have.
-        only: The tasks that are run, others have no trajectories.
-        normalise: The returns that become the scores 0 and 1, by task; None for returns as they are.
+        amounts: Number of trajectories of each task.
+        only: The tasks to run; others have no trajectories.
+        normalise: The returns of the scores 0 and 1, by task; None for returns as they are.
         success: See `streamsampler.evaluate`.
         return_of: See `streamsampler.evaluate`.
         deterministic: See `streamsampler.evaluate`.
@@ -97,29 +97,14 @@ class SuiteArguments:
         normalise: Any, tasks: Any, success: SuccessMeaning, return_of: ReturnOf | None, deterministic: bool | None,
         vec_normalize: Any, open_envs: Any, options: Mapping[str, Any],
     ) -> Self:  # fmt: skip
-        """Return checked arguments.
-
-        Args:
-            envs: The environments by name.
-            how_many: How many trajectories of each task: a number, or a dict by name.
-            bounds: The bounds of returns: a pair, or a dict by name.
-            part: See `streamsampler.evaluate`.
-            amount: What else `amount_of` takes, the same for all tasks.
-            normalise: See `streamsampler.evaluate`.
-            tasks: See `streamsampler.evaluate`.
-            success: See `streamsampler.evaluate`.
-            return_of: See `streamsampler.evaluate`.
-            deterministic: See `streamsampler.evaluate`.
-            vec_normalize: See `streamsampler.evaluate`.
-            open_envs: See `streamsampler.evaluate`.
-            options: The sampler's other arguments.
+        """Check arguments; see `streamsampler.evaluate`.
 
         Raises:
-            UsageError: They cannot work; names the task.
+            UsageError: A value is out of range or missing; names the task.
         """
         suite = checked_suite(envs)
         names = list(suite)
-        # Where there are parts, each run is to have the same seed: it is given, or an error.
+        # All parts need a common seed: it must be given.
         seed = options.get("seed") if part is not None else check_seed(options.get("seed"))
         options = {**options, "seed": seed}
         of_all = {name: list(it) if isinstance(it, Iterator) else it for name, it in amount.items()}
@@ -145,34 +130,27 @@ class SuiteArguments:
 
     @property
     def asked(self) -> dict[str, Any]:
-        """What was asked for, as a journal has it: the same for all tasks, or the numbers of trajectories by task."""
+        """The request as a journal stores it: a common amount, or the numbers of trajectories by task."""
         return asked_of_tasks({name: amount.arguments for name, amount in self.amounts.items()}) or {}
 
     @property
     def journal_facts(self) -> dict[str, Any]:
-        """The arguments that a journal has besides the amount, by name."""
+        """The arguments in a journal besides the amount, by name."""
         bounds = {name: amount.bounds for name, amount in self.amounts.items()}
         known = {"bounds": bounds} if any(bounds.values()) else {}
         return {"tasks": list(self.envs), "normalise": self.scales, **known}
 
     @property
     def scales(self) -> dict[str, list[float]] | None:
-        """The returns that become the scores 0 and 1, as JSON has them."""
+        """The returns of the scores 0 and 1, as JSON values."""
         return None if self.normalise is None else {name: list(scale) for name, scale in self.normalise.items()}
 
 
 class SuiteCall:
-    """An evaluation of an agent on a suite, up to its result.
-
-    Args:
-        agent: One for all tasks, a function of a task's name, or a dict by the names of the tasks.
-        arguments: What is evaluated.
-
-    Attributes:
-        plan: The trajectories that the suite has, and is to have.
+    """Runs an evaluation of an agent on a suite.
 
     Raises:
-        UsageError: It is unclear which task has which agent, or an agent does not fit the spaces of a task.
+        UsageError: The agent of a task is ambiguous, or does not fit the task's spaces.
     """
 
     def __init__(self, agent: Any, arguments: SuiteArguments) -> None:
@@ -200,10 +178,10 @@ class SuiteCall:
             self._shown.update(lambda: (self._timesteps, self._rows), complete=False)
 
     def _scores_of(self, name: str, evaluation: Evaluation) -> TaskScores:
-        """Return the scores of a task of which the mean is to be known.
+        """Return a task's scores for the precision of the mean.
 
         Raises:
-            UsageError: They are of success, and no info of the task says whether a trajectory succeeded.
+            UsageError: The mean is of success rates, and the task's infos have no success flag.
         """
         if self._of == "return":
             scale = None if self._normalise is None else self._normalise[name]
@@ -215,16 +193,10 @@ class SuiteCall:
     def run(self, run: RunFile, progress: ProgressArgument, *, agent: str = "", first: int = 0) -> SuiteEvaluation:
         """Run all trajectories, and return the result.
 
-        Args:
-            run: The file that the result goes into, and the trajectories that are there.
-            progress: See `streamsampler.evaluate`.
-            agent: The agent's name, to be shown; empty where there is one agent.
-            first: The position of the first task's evaluation in the file's journal.
-
         Raises:
-            UsageError: The trajectories that are there are of another run, or more than there are to be.
+            UsageError: The file's trajectories belong to another run, or are more than requested.
             EvaluationInterruptedError: Ctrl-C; has the result so far.
-            SamplerError: Each task failed: the first one's error.
+            SamplerError: Each task failed: the first error.
         """
         positions = {name: first + self._names.index(name) for name in self.plan.states}
         for name, position in positions.items():
@@ -255,11 +227,11 @@ class SuiteCall:
 
     def _run(self, runs: TaskRuns) -> None:
         assert self._shown is not None
-        # Also those that lack nothing: whether they are of this run is found when their calls are made.
+        # Complete tasks are included: creating their calls checks that their trajectories belong to this run.
         names = [name for name, state in self.plan.states.items() if state.n] or self.plan.next_tasks()
         with runs:
             while names := list(dict.fromkeys([*names, *self.plan.next_tasks()])):
-                # A round may find that a task has no scores: it has failed, and is not run.
+                # A round may find a task without scores: it has failed, and is not run.
                 names = [name for name in names if self.plan.states[name].error is None]
                 self._shown.expect(self.plan.n_wanted)
                 for done in runs.run({name: self.plan.states[name] for name in names}):
@@ -274,7 +246,7 @@ class SuiteCall:
         """Return the result of the trajectories so far.
 
         Raises:
-            SamplerError: Each task failed: the first one's error.
+            SamplerError: Each task failed: the first error.
         """
         failed = self.plan.failed
         if failed and not any(state.n for state in self.plan.states.values()):
@@ -317,19 +289,10 @@ def amounts_of(
     names: Sequence[str], how_many: HowMany, bounds: Any, part: PartArgument | None, envs: Mapping[str, Any],
     options: Mapping[str, Any], **of_all: Any,
 ) -> dict[str, Amount]:  # fmt: skip
-    """Return how many trajectories each task is to have.
-
-    Args:
-        names: The tasks.
-        how_many: How many of each task: a number, or a dict by name.
-        bounds: The bounds of returns: a pair, or a dict by name.
-        part: See `streamsampler.evaluate`.
-        envs: The environments by name.
-        options: The sampler's other arguments.
-        of_all: Seeds, scenarios and the rule, the same for all tasks.
+    """Return the number of trajectories of each task.
 
     Raises:
-        UsageError: They cannot work; names the task.
+        UsageError: A value is out of range or missing; names the task.
     """
     numbers = by_task(how_many.name, how_many.n, names)
     limits = by_task("bounds", bounds, names)
@@ -346,10 +309,10 @@ def amounts_of(
 
 
 def saved_bounds(run: RunFile, names: Sequence[str]) -> dict[str, Any] | None:
-    """Return the bounds of returns by task that a saved suite has, or that of each agent; None if it has none.
+    """Return the bounds of returns by task in a saved suite, or in its first agent's; None without bounds.
 
     Raises:
-        UsageError: The file is whole and has no trajectories of a task, so that its bounds are unknown.
+        UsageError: The file is complete without trajectories of a task, so that its bounds are unknown.
     """
     if run.facts.bounds is not None:
         return dict(run.facts.bounds)
@@ -366,10 +329,10 @@ def saved_bounds(run: RunFile, names: Sequence[str]) -> dict[str, Any] | None:
 
 
 def checked_tasks(tasks: Any, names: Sequence[str]) -> list[str] | None:
-    """Return the tasks that are run, in the order of the suite; None for all.
+    """Return the tasks to run, in the order of the suite; None for all.
 
     Raises:
-        UsageError: They are no names of the suite's tasks, or there is none.
+        UsageError: A name is no task of the suite, or no name is given.
     """
     if tasks is None:
         return None
@@ -384,7 +347,7 @@ def checked_tasks(tasks: Any, names: Sequence[str]) -> list[str] | None:
 
 
 def _precision(amounts: Mapping[str, Amount]) -> SuitePrecision | None:
-    """Return the precision that the mean over tasks is to have; None where numbers are given."""
+    """Return the requested precision of the mean over tasks; None for fixed numbers."""
     first = next(iter(amounts.values()))
     if (rule := first.rule) is None:
         return None

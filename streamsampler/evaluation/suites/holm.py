@@ -1,4 +1,4 @@
-"""Find the tasks whose differences are sure, although many tasks are looked at (Holm, 1979)."""
+"""Find the tasks with significant differences among many tasks (Holm, 1979)."""
 
 from __future__ import annotations
 
@@ -12,35 +12,31 @@ from streamsampler.evaluation.suites.scores import check_level
 
 @dataclass(frozen=True)
 class TaskDifference:
-    """What is known of one task's difference, as one of many.
+    """The difference of a task among many.
 
     Attributes:
-        interval: Its interval at the level at which Holm's method judged it, or why there is none.
+        interval: The interval at the level of its turn in Holm's method, or the reason for its absence.
     """
 
     interval: Interval | Unknown
 
     @property
     def sure(self) -> Literal["better", "worse"] | None:
-        """Whether the interval is above 0, or below; None where it contains 0, or there is none."""
+        """Whether the interval lies above 0, or below; None if it contains 0, or is unknown."""
         if not isinstance(self.interval, Interval) or self.interval.low <= 0 <= self.interval.high:
             return None
         return "better" if self.interval.low > 0 else "worse"
 
 
 def holm(interval_at: Sequence[Callable[[float], Interval | Unknown]], level: float = LEVEL) -> list[TaskDifference]:
-    """Return which differences are sure: as often as `level` says, none is that is 0 (Holm, 1979).
+    """Return the significant differences, with a common error rate of `1 - level` (Holm, 1979).
 
-    "A simple sequentially rejective multiple test procedure", with intervals in the place of p-values: where k
-    differences are left, those are sure whose interval of level 1 - (1 - level) / k does not contain 0; then again with
-    those that are left, until no further one is.
-
-    Args:
-        interval_at: For each difference, the function that returns its interval at a level.
-        level: How often all that are called sure are to be so.
+    "A simple sequentially rejective multiple test procedure", with intervals in place of p-values: while k differences
+    remain, those are significant whose interval of level 1 - (1 - level) / k excludes 0; the others remain for the next
+    turn, until a turn finds none.
 
     Raises:
-        UsageError: `level` is no share.
+        UsageError: `level` is not between 0 and 1.
     """
     check_level(level)
     found: dict[int, TaskDifference] = {}

@@ -22,7 +22,7 @@ from streamsampler.evaluation.intervals import (
 )
 from streamsampler.evaluation.suites.scores import SuiteScores, TaskScores, check_level
 
-_MOST_WEIGHTS, _FEWEST_DRAWN = 120_000_000, 4_000  # some seconds; where there are more trajectories, fewer are drawn
+_MOST_WEIGHTS, _FEWEST_DRAWN = 120_000_000, 4_000  # some seconds; with more trajectories, fewer are drawn
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,12 +31,12 @@ class TaskPairs:
 
     Attributes:
         first: (N,) float64: the first agent's scores.
-        second: (N,) float64: the second agent's.
-        seeds: N seeds, each once; see `TaskScores`.
-        bounds: The least and the largest score there can be; None where they are not known.
+        second: (N,) float64: the second agent's scores.
+        seeds: N different seeds; see `TaskScores`.
+        bounds: The least and the largest possible score; None if unknown.
 
     Raises:
-        UsageError: The agents have unequal numbers of scores, or as for `TaskScores`.
+        UsageError: The numbers of scores differ, or as for `TaskScores`.
     """
 
     first: Floats
@@ -52,37 +52,33 @@ class TaskPairs:
 
     @property
     def differences(self) -> TaskScores:
-        """The second agent's scores minus those of the first."""
+        """The second agent's scores minus the first agent's."""
         span = None if self.bounds is None else self.bounds[1] - self.bounds[0]
         rounding = 2 * max(rounding_of(self.first), rounding_of(self.second))
         bounds = None if span is None else (-span, span)
-        with np.errstate(invalid="ignore"):  # of two infinite scores: no interval has them
+        with np.errstate(invalid="ignore"):  # of two infinite scores, for which no interval is computed
             return TaskScores(self.second - self.first, self.seeds, bounds, rounding)
 
 
 def suite_improvement(pairs: Sequence[TaskPairs]) -> float:
-    """Return the probability that the second agent's score is above the first one's, averaged over tasks.
+    """Return the probability that the second agent's score is above the first agent's, averaged over tasks.
 
-    Of each task Mann and Whitney's U, divided by the product of the two numbers of scores (Agarwal et al., 2021).
+    For each task: Mann and Whitney's U, divided by the product of the two numbers of scores (Agarwal et al., 2021).
 
     Raises:
-        UsageError: There is no task.
+        UsageError: No task is given.
     """
     _check(pairs)
     return float(np.mean([probability_of_improvement(task.first, task.second) for task in pairs]))
 
 
 def suite_improvement_interval(pairs: Sequence[TaskPairs], level: float = LEVEL) -> Interval | Unknown:
-    """Return the interval of the probability of improvement, averaged over tasks, or why none holds.
+    """Return the interval of the probability of improvement, averaged over tasks, or the reason for its absence.
 
-    That of `comparison.improvement_interval`, with one weight for each seed, which all its tasks have.
-
-    Args:
-        pairs: The scores of both agents on each task.
-        level: How often the interval is to hold the probability.
+    The method is that of `comparison.improvement_interval`, with one weight per seed for all its tasks.
 
     Raises:
-        UsageError: There is no task, or `level` is no share.
+        UsageError: No task is given, or `level` is not between 0 and 1.
     """
     check_level(level)
     _check(pairs)

@@ -2,22 +2,22 @@
 
 | scores | method |
 |---|---|
-| of one task | that of `intervals.mean_interval` |
-| a task has fewer than 10 trajectories; or all tasks are constant | none; Gaffke's or weighted seeds with bounds |
+| of one task | `intervals.mean_interval` |
+| a task has fewer than 10 trajectories; or all tasks are constant | none; with bounds Gaffke's or weighted seeds |
 | on more than half of the seeds, or all but 30, each task has its most frequent score | Gaffke's or weighted seeds |
 | in two groups | the same |
 | all tasks have the same seeds, 30 or more, and the column is hardly skewed | Student's t |
-| others | at either end the wider one of Student's t and the studentised bootstrap |
+| others | at either end the wider of Student's t and the studentised bootstrap |
 
-Where all tasks have the same seeds, the mean over tasks on each seed is a column of independent numbers, and the
-intervals are those of its mean. Otherwise a seed has the sum of what its trajectories add to the mean of means, so that
-the covariances of tasks that share it are in the variance.
+If all tasks have the same seeds, the means over tasks of each seed form a column of independent numbers, and the
+intervals are those of its mean. Otherwise a seed's number is the sum of its trajectories' contributions to the mean of
+means, so that the variance includes the covariances of tasks with common seeds.
 
-A task whose scores are all equal may have others that were not seen. They are taken to lie within the range of all
-tasks' scores and 0. Where one of them would stand out of the column, the interval is widened by as many as may be.
+A task with equal scores may have other scores that were not observed. They are assumed to lie within the range of all
+tasks' scores and 0. If such a score would be an outlier of the column, the interval is widened by as many as may exist.
 
-`.ci/prove coverage` simulates all of these. The studentised bootstrap alone leans to where a few scores lie by chance:
-it held in 91 of 100 simulations of 20 tasks whose scores are nearly all equal, and of heavy tails in 88 to 92.
+`.ci/prove coverage` simulates all cases. The studentised bootstrap alone leans towards the side with a few scores by
+chance: it held in 91 of 100 simulations of 20 tasks with nearly equal scores, and in 88 to 92 of heavy tails.
 """
 
 from __future__ import annotations
@@ -53,29 +53,24 @@ from streamsampler.evaluation.intervals import (
 from streamsampler.evaluation.quantiles import student_quantile
 from streamsampler.evaluation.suites.scores import SuiteScores, TaskScores, check_level
 
-_FEWEST_DEVIATING = 30  # seeds: with fewer, sums of rare events of many tasks were missed in 1 of 5 simulations
+_FEWEST_DEVIATING = 30  # seeds: with fewer, 1 of 5 simulations missed sums of rare events of many tasks
 _RATES: Bounds = (0.0, 1.0)
 
 
 def suite_mean(tasks: Sequence[TaskScores]) -> float:
-    """Return the mean of the tasks' means: each task weighs the same, however many trajectories it has.
+    """Return the mean of the tasks' means, each with the same weight for any number of trajectories.
 
     Raises:
-        UsageError: There is no task.
+        UsageError: No task is given.
     """
     return SuiteScores(tasks).mean
 
 
 def suite_mean_interval(tasks: Sequence[TaskScores], level: float = LEVEL, *, of: str = "return") -> Interval | Unknown:
-    """Return the interval of the mean of the tasks' means, or why none holds.
-
-    Args:
-        tasks: The scores of each task. Scores of one seed may depend on one another; those of other seeds do not.
-        level: How often the interval is to hold the mean.
-        of: What the scores are, in one word: "return" or "difference".
+    """Return the interval of the mean of the tasks' means, or the reason for its absence.
 
     Raises:
-        UsageError: There is no task, or `level` is no share.
+        UsageError: No task is given, or `level` is not between 0 and 1.
     """
     check_level(level)
     suite = SuiteScores(tasks)
@@ -86,18 +81,13 @@ def suite_mean_interval(tasks: Sequence[TaskScores], level: float = LEVEL, *, of
 
 
 def task_interval(task: TaskScores, level: float = LEVEL, *, of: str = "difference") -> Interval | Unknown:
-    """Return the interval of the mean of one task, by the methods of several.
+    """Return the interval of the mean of one task, by the methods for several tasks.
 
-    For `holm.holm`, and where differences of returns may be far from normal. `intervals.mean_interval` is narrower, and
-    misses the mean of heavy-tailed differences in 8 to 12 of 100 simulations.
-
-    Args:
-        task: The scores.
-        level: How often the interval is to hold the mean.
-        of: What the scores are, in one word: "return" or "difference".
+    For `holm.holm`, and for differences of returns, which may be far from normal. `intervals.mean_interval` is
+    narrower, and misses the mean of heavy-tailed differences in 8 to 12 of 100 simulations.
 
     Raises:
-        UsageError: `level` is no share.
+        UsageError: `level` is not between 0 and 1.
     """
     check_level(level)
     return _interval(SuiteScores([task]), level, of)
@@ -121,12 +111,8 @@ def _interval(suite: SuiteScores, level: float, of: str) -> Interval | Unknown:
 def suite_success_interval(tasks: Sequence[TaskScores], level: float = LEVEL) -> Interval | Unknown:
     """Return the interval of the mean of the tasks' success rates, for any number of trajectories.
 
-    Args:
-        tasks: The successes of each task, as 0 and 1.
-        level: How often the interval is to hold the mean rate.
-
     Raises:
-        UsageError: There is no task, a score is neither 0 nor 1, or `level` is no share.
+        UsageError: No task is given, a score is neither 0 nor 1, or `level` is not between 0 and 1.
     """
     for task in tasks:
         if not np.isin(task.values, _RATES).all():
@@ -135,7 +121,7 @@ def suite_success_interval(tasks: Sequence[TaskScores], level: float = LEVEL) ->
 
 
 def _scales(suite: SuiteScores, of: str) -> list[Bounds]:
-    """Return for each task the bounds within which scores that were not seen are taken to be."""
+    """Return the assumed bounds of each task's unobserved scores."""
     seen = [seen_scale(*task.counted, of, task.rounding or 0.0) for task in suite.tasks]
     lowest, highest = min(0.0, *(low for low, _ in seen)), max(0.0, *(high for _, high in seen))
     if of == "difference":
@@ -147,7 +133,7 @@ def _scales(suite: SuiteScores, of: str) -> list[Bounds]:
 
 
 def _interval_of_varied(suite: SuiteScores, scales: list[Bounds], level: float) -> Interval:
-    """Return the interval of ten finite scores or more of each task, which are not all equal in all tasks."""
+    """Return the interval of at least ten finite scores per task, which are not all equal in all tasks."""
     column, df = seed_column(suite)
     if (usual := _usual(suite, column)) is not None:
         return reaching(weighted_interval(suite, scales, level), *usual)
@@ -162,18 +148,15 @@ def _interval_of_varied(suite: SuiteScores, scales: list[Bounds], level: float) 
 
 
 def seed_column(suite: SuiteScores) -> tuple[Floats, float]:
-    """Return a number for each seed, independent of one another, whose mean is that of the suite.
+    """Return independent numbers, one per seed, with the suite's mean as their mean.
 
-    Where all tasks have the same seeds, the mean over tasks. Otherwise the suite's mean and the sum of what the seed's
-    trajectories add to it: S times their deviations from the mean of their task, divided by T n. Deviations are scaled
-    by the root of n / (n - 1), since they are those from an estimate.
-
-    Args:
-        suite: The scores, at least two of each task.
+    If all tasks have the same seeds, these are the means over tasks. Otherwise they are the suite's mean and the sum of
+    the seed's contributions: S times the deviations of its trajectories from their task's mean, divided by T n, and
+    scaled by the root of n / (n - 1), because the task's mean is an estimate.
 
     Returns:
-        (S,) float64, and the degrees of freedom of its variance: S - 1 where all tasks have the same seeds, otherwise
-        Welch and Satterthwaite's, with the seeds that the same tasks have as groups.
+        (S,) float64, and the degrees of freedom of its variance: S - 1 if all tasks have the same seeds, otherwise
+        Welch and Satterthwaite's, with the seeds of the same tasks as groups.
     """
     if suite.is_complete:
         return suite.values.mean(axis=0), suite.n_seeds - 1
@@ -189,7 +172,7 @@ def seed_column(suite: SuiteScores) -> tuple[Floats, float]:
 
 
 def _usual(suite: SuiteScores, column: Floats) -> tuple[float, int] | None:
-    """Return the most frequent mean, and how many seeds deviate from it, where these are too few for other methods."""
+    """Return the most frequent mean, and the number of deviating seeds, if these are too few for other methods."""
     if suite.is_complete:
         found, counts = counted(column, suite.rounding)
         n_others = suite.n_seeds - int(counts.max())
@@ -210,9 +193,9 @@ def _hull(t: Interval, studentised: Interval) -> Interval:
 
 
 def _widened(interval: Interval, suite: SuiteScores, scales: list[Bounds], column: Floats) -> Interval:
-    """Return an interval with what tasks whose scores are all equal may have that was not seen.
+    """Widen an interval by the unobserved scores of tasks with equal scores.
 
-    Only of tasks in which one such score would be farther from the mean of a seed than a standard deviation.
+    Only tasks count in which such a score would lie farther than a standard deviation from the mean of a seed.
     """
     deviation = float(column.std(ddof=1)) * math.sqrt(suite.fewest / len(column))
     below = above = 0.0
@@ -228,16 +211,11 @@ def _widened(interval: Interval, suite: SuiteScores, scales: list[Bounds], colum
 
 
 def weighted_interval(suite: SuiteScores, bounds: Sequence[Bounds], level: float = LEVEL) -> Interval:
-    """Return the interval of the mean of bounded scores, however the tasks of a seed depend on one another.
+    """Return the interval of the mean of bounded scores, for any dependence between the tasks of a seed.
 
-    Gaffke's of the column of means where all tasks have the same seeds. Otherwise the same for weighted seeds: all
-    seeds and one that was not seen, with each task at its bound, have random weights, all such weights alike. An end is
-    a quantile of the mean of the tasks' weighted means.
-
-    Args:
-        suite: The scores.
-        bounds: The least and the largest score of each task.
-        level: How often the interval is to hold the mean.
+    If all tasks have the same seeds, it is Gaffke's interval of the column of means. Otherwise the seeds, and an
+    additional seed with each task at its bound, have uniformly distributed random weights, and an end is a quantile of
+    the mean of the tasks' weighted means.
     """
     lowest, highest = np.array(bounds).T
     if suite.is_complete:

@@ -22,14 +22,11 @@ from streamsampler.evaluation.suites.suite_evaluation import (
 
 
 def merged_suite(found: Mapping[Path, SuiteEvaluation]) -> SuiteEvaluation:
-    """Return the suite that one run would have given.
-
-    Args:
-        found: The suites of the files.
+    """Return the suite of a run without parts.
 
     Raises:
-        UsageError: They are of different suites, a task or a part of it is missing or there twice, or a run was
-            interrupted: names the task and the file.
+        UsageError: The suites differ, a task or a part of it is missing or repeated, or a run was interrupted: names
+            the task and the file.
     """
     if difference := difference_between(found):
         raise UsageError(f"the files are of different suites: {difference}")
@@ -55,7 +52,7 @@ def merged_suite(found: Mapping[Path, SuiteEvaluation]) -> SuiteEvaluation:
 def _merged_asked(
     names: Sequence[str], tasks: Mapping[str, Evaluation], suites: Sequence[SuiteEvaluation]
 ) -> dict[str, Any] | None:
-    """Return what one run was asked for: of each task what the file with its trajectories was asked for."""
+    """Return the request of a run without parts: for each task the request of the file with its trajectories."""
     asked: dict[str, Mapping[str, Any]] = {}
     for name in names:
         failed_in = next((it for it in suites if name in it.failed), None)
@@ -79,7 +76,7 @@ def _merged_task(found: Mapping[Path, Evaluation]) -> Evaluation:
 
 
 def merged_comparison(found: Mapping[Path, SuiteComparison]) -> SuiteComparison:
-    """Return the comparison that one run would have given; see `merged_suite`."""
+    """Return the comparison of a run without parts; see `merged_suite`."""
     (first, whole), *others = found.items()
     for path, other in others:
         for what, one, its in (("agents", whole.names, other.names), ("margin", whole.margin, other.margin)):

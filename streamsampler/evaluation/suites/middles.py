@@ -1,8 +1,8 @@
-"""Compute the interquartile mean over runs and tasks, and bootstraps that resample seeds.
+"""Compute the interquartile mean over runs and tasks, and bootstraps over seeds.
 
 The interquartile mean is that of the mixture of the tasks' distributions (Agarwal et al., 2021, "Deep reinforcement
-learning at the edge of the statistical precipice"). Its interval is the percentile bootstrap's, from 30 trajectories of
-each task on. With fewer, and tasks of very different scales, such intervals hold in 88 to 92 of 100 simulations.
+learning at the edge of the statistical precipice"). Its interval is the percentile bootstrap's, from 30 trajectories
+per task on. With fewer, and tasks of very different scales, such intervals hold in 88 to 92 of 100 simulations.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from streamsampler.evaluation.quantiles import student_quantile
 from streamsampler.evaluation.suites.scores import SuiteScores, TaskScores, check_level, resampled_counts
 
 Statistic: TypeAlias = Literal["mean", "interquartile mean"]
-"""What `stratified_bootstrap` is of."""
+"""The statistic of `stratified_bootstrap`."""
 
 _NORMAL = NormalDist()
 
@@ -37,11 +37,11 @@ _NORMAL = NormalDist()
 def suite_interquartile_mean(tasks: Sequence[TaskScores]) -> float:
     """Return the mean of the scores of all tasks without the lowest and the highest quarter.
 
-    Each task weighs the same. Of N scores, N // 4 are left out at either end, as `scipy.stats.trim_mean(scores, 0.25)`
-    does; where tasks have unequal numbers of trajectories, scores with as large a share of the weight.
+    Each task has the same weight. Of N scores, N // 4 are left out at either end, as by
+    `scipy.stats.trim_mean(scores, 0.25)`; with unequal numbers of trajectories, scores with this share of the weight.
 
     Raises:
-        UsageError: There is no task.
+        UsageError: No task is given.
     """
     suite = SuiteScores(tasks)
     once = np.ones((1, suite.n_seeds), dtype=np.int64)
@@ -49,19 +49,15 @@ def suite_interquartile_mean(tasks: Sequence[TaskScores]) -> float:
 
 
 def suite_interquartile_mean_interval(tasks: Sequence[TaskScores], level: float = LEVEL) -> Interval | Unknown:
-    """Return the interval of the interquartile mean, or why none holds.
+    """Return the interval of the interquartile mean, or the reason for its absence.
 
-    The percentile bootstrap's, expanded (Hesterberg, 2015, "What teachers should know about the bootstrap"): resamples
-    vary less than samples do, by n - 1 of n, and have normal quantiles in the place of Student's, whose degrees of
-    freedom are those of a trimmed mean (Tukey and McLaughlin, 1963). At 30 trajectories both together widen it by 11 %,
-    at 100 by 3 %.
-
-    Args:
-        tasks: The scores of each task.
-        level: How often the interval is to hold the interquartile mean of the tasks' distributions.
+    It is the expanded percentile bootstrap's (Hesterberg, 2015, "What teachers should know about the bootstrap"):
+    resamples vary less than samples, by n - 1 of n, and have normal quantiles in place of Student's, with the degrees
+    of freedom of a trimmed mean (Tukey and McLaughlin, 1963). Both together widen it by 11 % at 30 trajectories, and by
+    3 % at 100.
 
     Raises:
-        UsageError: There is no task, or `level` is no share.
+        UsageError: No task is given, or `level` is not between 0 and 1.
     """
     check_level(level)
     suite = SuiteScores(tasks)
@@ -83,16 +79,11 @@ def suite_interquartile_mean_interval(tasks: Sequence[TaskScores], level: float 
 def stratified_bootstrap(tasks: Sequence[TaskScores], statistic: Statistic, level: float = LEVEL) -> Interval:
     """Return the plain percentile bootstrap's interval, which resamples seeds with all their tasks.
 
-    Where no two tasks share a seed, it is rliable's stratified bootstrap. Below 50 trajectories of each task it holds
-    less often than it says: what is printed is `suite_interquartile_mean_interval` and `means.suite_mean_interval`.
-
-    Args:
-        tasks: The scores of each task.
-        statistic: "mean", of the tasks' means, or "interquartile mean".
-        level: The share of resamples within the interval.
+    Without common seeds it is rliable's stratified bootstrap. Below 50 trajectories per task its coverage is too low:
+    the printed intervals are `suite_interquartile_mean_interval` and `means.suite_mean_interval`.
 
     Raises:
-        UsageError: There is no task, or `level` is no share.
+        UsageError: No task is given, or `level` is not between 0 and 1.
     """
     check_level(level)
     low, high = _percentiles(SuiteScores(tasks), statistic, (1 - level) / 2)
@@ -130,5 +121,5 @@ def _interquartile_means(suite: SuiteScores, resamples: Iterator[NDArray[np.int6
 
 
 def _sizes(counts: NDArray[np.int64], has: Floats) -> Floats:
-    """Return the number of trajectories of each task in resamples, (k, T); 1 where a task has none."""
+    """Return the number of trajectories of each task in resamples, (k, T); 1 for a task without any."""
     return np.maximum(counts @ has, 1.0)

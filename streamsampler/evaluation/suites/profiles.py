@@ -1,4 +1,4 @@
-"""Compute performance profiles: the share of runs whose score is above each threshold, with a band."""
+"""Compute performance profiles: the share of runs with a score above each threshold, with a band."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class PerformanceProfile:
 
     Attributes:
         thresholds: (M,) float64.
-        shares: (M,) float64: the shares, which fall where thresholds rise.
-        low: (M,) float64: the lower end of each share's interval.
-        high: (M,) float64: the upper end.
-        level: How often the interval of each single share holds it.
+        shares: (M,) float64: the shares, which decrease with the threshold.
+        low: (M,) float64: lower end of each share's interval.
+        high: (M,) float64: upper end.
+        level: Confidence of each single interval.
     """
 
     thresholds: Floats
@@ -34,16 +34,11 @@ class PerformanceProfile:
 def profile(tasks: Sequence[TaskScores], thresholds: Floats, level: float = LEVEL) -> PerformanceProfile:
     """Return the performance profile of a suite (Agarwal et al., 2021): "score distributions", not those of means.
 
-    The band is that of `means.weighted_interval` at each threshold: it holds for any number of trajectories, at each
-    threshold alone, and it falls where thresholds rise, as the shares do.
-
-    Args:
-        tasks: The scores of each task.
-        thresholds: (M,) scores.
-        level: How often the interval of each share is to hold it.
+    The band is `means.weighted_interval` at each threshold: valid for any number of trajectories, at each threshold
+    alone, and decreasing with the threshold, like the shares.
 
     Raises:
-        UsageError: There is no task, a score or a threshold is no number, or `level` is no share.
+        UsageError: No task is given, a score or a threshold is no number, or `level` is not between 0 and 1.
     """
     check_level(level)
     suite, thresholds = SuiteScores(tasks), np.asarray(thresholds, dtype=np.float64)
@@ -63,16 +58,11 @@ def profile(tasks: Sequence[TaskScores], thresholds: Floats, level: float = LEVE
 
 
 def _weighted_shares(suite: SuiteScores, above: list[Floats]) -> Iterator[tuple[Floats, Floats]]:
-    """Yield shares if the seed that was not seen is never above, (k, M), and by how much they rise if it always is.
-
-    Args:
-        suite: The scores.
-        above: For each task (N, M): 1 where a score is above a threshold, otherwise 0.
-    """
+    """Yield the shares if the unobserved seed is never above, (k, M), and their increase if it always is."""
     n_tasks, n_seeds = len(suite), suite.n_seeds
     positions = [suite.positions_of(task) for task in range(n_tasks)]
     of_seed = np.zeros((n_seeds, above[0].shape[1]))
-    if suite.is_complete:  # one product in the place of T
+    if suite.is_complete:  # one product in place of T
         for of_task, seeds in zip(above, positions, strict=True):
             of_seed[seeds] += of_task / n_tasks
     for weights in random_weights(np.ones(n_seeds + 1)):

@@ -1,4 +1,4 @@
-"""Lay out the scores of tasks by their seeds: trajectories of one seed depend on one another, other ones do not."""
+"""Arrange the scores of tasks by seed: only trajectories of the same seed depend on one another."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from streamsampler.core.words import count
 from streamsampler.evaluation.intervals import Bounds, Floats, counted, rounding_of
 
 _SEED = 0
-_AT_ONCE = 1_000_000  # numbers that are drawn at once
+_AT_ONCE = 1_000_000  # random numbers drawn at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,13 +25,14 @@ class TaskScores:
 
     Attributes:
         values: (N,) float64: returns, perhaps normalised; successes as 0 and 1; or differences of pairs.
-        seeds: N seeds, each once. Scores of two tasks with the same seed may depend on one another. Where a seed may
-            be repeated, as in scenarios of different options, the trajectories' indices stand for it.
-        bounds: The least and the largest score there can be; None where they are not known.
-        rounding: How much equal scores may differ; None for what sums of rewards differ by.
+        seeds: N different seeds. Scores of two tasks with the same seed may depend on one another. If a seed may be
+            repeated, as in scenarios with different options, these are trajectory indices.
+        bounds: The least and the largest possible score; None if unknown.
+        rounding: Largest difference of equal scores; None for the rounding of sums of rewards.
 
     Raises:
-        UsageError: There is no score, not one seed for each score, a seed twice, or a score outside of the bounds.
+        UsageError: No score is given, the numbers of scores and seeds differ, a seed is repeated, or a score is out of
+            bounds.
     """
 
     values: Floats
@@ -71,12 +72,12 @@ class TaskScores:
 
     @cached_property
     def counted(self) -> tuple[Floats, NDArray[np.int64]]:
-        """The different scores, in order, and how many there are of each; see `intervals.counted`."""
+        """The distinct scores in ascending order, and their counts; see `intervals.counted`."""
         return counted(self.values, self.rounding or 0.0)
 
     @property
     def usual(self) -> float | None:
-        """The score that more than half of the trajectories have; None where there is none."""
+        """The score of more than half of the trajectories, or None."""
         found, counts = self.counted
         return float(found[counts.argmax()]) if 2 * counts.max() > len(self) else None
 
@@ -89,17 +90,14 @@ class TaskScores:
 class SuiteScores:
     """The scores of T tasks by their S seeds.
 
-    Args:
-        tasks: The scores of each task.
-
     Attributes:
         tasks: The scores of each task.
-        n_trajectories: (T,) int64: the number of trajectories of each task.
+        n_trajectories: (T,) int64: number of trajectories of each task.
         has: (T, S) bool: whether a task has a trajectory of a seed.
-        values: (T, S) float64: the score of a task on a seed; 0 where it has none.
+        values: (T, S) float64: score of a task on a seed; 0 without a trajectory.
 
     Raises:
-        UsageError: There is no task.
+        UsageError: No task is given.
     """
 
     def __init__(self, tasks: Sequence[TaskScores]) -> None:
@@ -127,12 +125,12 @@ class SuiteScores:
 
     @property
     def n_seeds(self) -> int:
-        """The number of different seeds."""
+        """Number of different seeds."""
         return self.has.shape[1]
 
     @property
     def fewest(self) -> int:
-        """The number of trajectories of the task that has the fewest."""
+        """Smallest number of trajectories of a task."""
         return int(self.n_trajectories.min())
 
     @property
@@ -142,12 +140,11 @@ class SuiteScores:
 
     @property
     def is_finite(self) -> bool:
-        """Whether all scores are finite."""
         return bool(np.isfinite(self.values).all())
 
     @property
     def rounding(self) -> float:
-        """How much equal scores may differ."""
+        """Largest difference of equal scores."""
         return max(task.rounding or 0.0 for task in self.tasks)
 
     @cached_property
@@ -157,7 +154,7 @@ class SuiteScores:
 
     @cached_property
     def parts(self) -> tuple[NDArray[np.int64], ...]:
-        """The positions of the seeds of each part of the suite; tasks of two parts have no seed in common."""
+        """The positions of the seeds of each part of the suite; tasks of different parts have no common seed."""
         part_of = np.arange(self.n_seeds)
         for has in self.has:
             joined = np.isin(part_of, part_of[has])
@@ -166,7 +163,7 @@ class SuiteScores:
 
     @cached_property
     def bounds(self) -> Bounds | None:
-        """The least and the largest mean there can be; None where the bounds of a task are not known."""
+        """The least and the largest possible mean; None if the bounds of a task are unknown."""
         known = [task.bounds for task in self.tasks if task.bounds is not None]
         if len(known) < len(self):
             return None
@@ -175,21 +172,21 @@ class SuiteScores:
 
 
 def check_level(level: Any) -> None:
-    """Check how often an interval is to hold.
+    """Check the confidence of an interval.
 
     Raises:
-        UsageError: It is no share.
+        UsageError: It is not between 0 and 1.
     """
     if not 0 < level < 1:
         raise UsageError(f"level must be between 0 and 1, such as 0.95, not {level}")
 
 
 def resampled_counts(suite: SuiteScores, n_resamples: int) -> Iterator[NDArray[np.int64]]:
-    """Yield how often each seed is in a resample, (k, S) at a time: always the same for one suite's seeds.
+    """Yield the count of each seed in resamples, (k, S) at a time: the same for the same seeds.
 
-    A resample has as many seeds as the suite, and all trajectories of each. In parts of the suite that have no seed in
-    common, seeds are drawn apart: where no two tasks share one, as in the stratified bootstrap of Agarwal et al. (2021,
-    "Deep reinforcement learning at the edge of the statistical precipice").
+    A resample has as many seeds as the suite, with all their trajectories. Parts of the suite without common seeds are
+    resampled separately: if no two tasks share a seed, this is the stratified bootstrap of Agarwal et al. (2021, "Deep
+    reinforcement learning at the edge of the statistical precipice").
     """
     rng, left = np.random.default_rng(_SEED), n_resamples
     while left > 0:

@@ -1,7 +1,7 @@
-"""Test the mean difference of two agents over the tasks of a suite, whenever one looks at it. Pure.
+"""Test the mean difference of two agents over the tasks of a suite, at any number of seeds. Pure.
 
-The means over tasks on each seed are a column of independent pairs, however the tasks of a seed depend on one another.
-So the test is `sequential.ReturnTest`, within the mean of the tasks' bounds.
+The means over tasks of each seed form a column of independent pairs, whatever the dependence between the tasks of a
+seed. Therefore the test is `sequential.ReturnTest`, within the mean of the tasks' bounds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RATES: Bounds = (0.0, 1.0)
 
 
 def bounds_of_scores(bounds: Bounds, scale: Scale | None) -> Bounds:
-    """Return the least and the largest score there can be, from the bounds of returns."""
+    """Return the least and the largest possible score, from the bounds of returns."""
     if scale is None:
         return bounds
     low, high = scale
@@ -35,15 +35,10 @@ def bounds_of_scores(bounds: Bounds, scale: Scale | None) -> Bounds:
 def bounds_over_tasks(
     of: PrecisionOf, bounds: Mapping[str, Bounds | None], normalise: Mapping[str, Scale] | None
 ) -> Bounds:
-    """Return the least and the largest mean over tasks there can be.
-
-    Args:
-        of: What the means are of: "return" or "success".
-        bounds: The bounds of returns of each task; None where they are not known.
-        normalise: The returns that become the scores 0 and 1, by task; None for returns as they are.
+    """Return the least and the largest possible mean over tasks.
 
     Raises:
-        UsageError: Bounds of returns are given for success rates, or the bounds of a task are missing or cannot be.
+        UsageError: Bounds of returns are given for success rates, or a task's bounds are missing or invalid.
     """
     if of == "success":
         if any(it is not None for it in bounds.values()):
@@ -65,15 +60,8 @@ def task_pairs(
 ) -> TaskPairs | None:
     """Return the scores, or successes, of both agents on a task, from the first trajectories of their evaluations.
 
-    Args:
-        first: The first agent's evaluation.
-        second: The second agent's.
-        of: "return" or "success".
-        scale: The returns that become the scores 0 and 1; None for returns as they are.
-        n_rows: How many trajectories of each evaluation count.
-
     Returns:
-        None where there is no pair, or no info says whether trajectories succeeded.
+        None without any pair, or without success flags.
     """
     mine, others = pairs_of(first, second)
     counts = (mine < n_rows[0]) & (others < n_rows[1])
@@ -91,7 +79,7 @@ def task_pairs(
 
 
 def mean_pairs(tasks: Sequence[TaskPairs]) -> tuple[Floats, Floats]:
-    """Return the means over tasks of both agents, (N,) each, on the seeds that all tasks have; N is 0 without tasks."""
+    """Return the means over tasks of both agents, (N,) each, on the common seeds of all tasks; N is 0 without tasks."""
     if not tasks:
         return np.zeros(0), np.zeros(0)
     positions = [{seed: position for position, seed in enumerate(task.seeds)} for task in tasks]
@@ -105,14 +93,8 @@ def mean_pairs(tasks: Sequence[TaskPairs]) -> tuple[Floats, Floats]:
 def tested(tasks: Sequence[TaskPairs], alpha: float, bounds: Bounds, margin: float | None) -> ReturnTest:
     """Return the test of two agents, with all pairs.
 
-    Args:
-        tasks: The scores, or successes, of both agents on each task.
-        alpha: How often it may decide wrongly.
-        bounds: The least and the largest mean over tasks there can be.
-        margin: By how much the second agent may be worse and still count as not worse; None for 0.
-
     Raises:
-        UsageError: A mean is outside of the bounds.
+        UsageError: A mean is out of bounds.
     """
     test = ReturnTest(alpha, bounds, margin or 0.0)
     for pair in zip(*(means.tolist() for means in mean_pairs(tasks)), strict=True):

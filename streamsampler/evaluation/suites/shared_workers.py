@@ -1,4 +1,4 @@
-"""Workers that all tasks of a suite share, and what of them an evaluation of a single task sees."""
+"""Share workers between all tasks of a suite: each evaluation of a single task reads its own part of their stream."""
 
 from __future__ import annotations
 
@@ -20,19 +20,13 @@ from streamsampler.samplers.task_streaming import TaskStream
 
 
 class SharedWorkers:
-    """One sampler whose workers run the trajectories of all tasks, stream after stream.
+    """A sampler with workers for the trajectories of all tasks, stream after stream.
 
-    A context manager, which closes the workers. Each stream has the runs that sources were asked for since the stream
-    before it. A run is taken to its end, or as far as it is needed, before the next one.
-
-    Args:
-        agents: The agent of each task, as samplers take it.
-        envs: The environment of each task.
-        open_envs: How many tasks' environments a worker has open at once.
-        options: The sampler's other arguments.
+    A context manager, which closes the workers. A stream has the runs requested from sources since the stream before
+    it. Runs are consumed in order, each to its end, or as far as it is needed.
 
     Attributes:
-        has_ended: Whether the last stream has raised: what was not taken from it has to be run in another one.
+        has_ended: Whether the last stream raised: its remaining trajectories must be run in another stream.
     """
 
     def __init__(
@@ -59,31 +53,26 @@ class SharedWorkers:
         self._exits.__exit__(*error)
 
     def source(self, name: str, stretch: int = 1) -> TaskSource:
-        """Return what an evaluation of a task takes its trajectories from: those of the next stream.
-
-        Args:
-            name: The task.
-            stretch: How many times as many trajectories are run as are needed, where others may be left out.
-        """
+        """Return the source of a task's trajectories for its evaluation: the next stream."""
         self._stream = None
         return TaskSource(self, self._names.index(name), stretch)
 
     def register(self, run: TaskRun, seeds: Any, reset_options: Any) -> None:
-        """Let the next stream have a run; seeds and options are the same for all tasks, by the tasks' own indices."""
+        """Add a run to the next stream; seeds and options are the same for all tasks, by the tasks' own indices."""
         self._runs.append(run)
         known = self._given.get("seeds")
         if known is None or (seeds is not None and len(seeds) > len(known)):
             self._given = {"seeds": seeds, "reset_options": reset_options}
 
     def begin(self) -> None:
-        """Begin a stream with the runs that were registered, if there are any."""
+        """Start a stream of the registered runs, if any."""
         self.has_ended, self._ahead, self._stream = False, None, None
         if self._runs:
             self._stream = self.sampler.task_stream(self._runs, **self._given)
         self._runs, self._given = [], {}
 
     def next_of(self, task: int) -> TrajectoryBatch[Any, Any] | None:
-        """Return the next trajectory of a task; None after its last one. Tasks come in the order of their runs."""
+        """Return the next trajectory of a task; None after its last. Tasks come in the order of their runs."""
         assert self._stream is not None
         try:
             while True:
@@ -102,44 +91,35 @@ class SharedWorkers:
         return [] if self._stream is None else self._stream.left_out.get(task, [])
 
     def anomalies(self, task: int) -> tuple[int, FoundAnomaly | None]:
-        """Return how many anomalies the trajectories of a task in the last stream have, and the first one."""
+        """Return the number of anomalies of a task in the last stream, and the first anomaly."""
         return (0, None) if self._stream is None else self._stream.anomalies_of_tasks.get(task, (0, None))
 
     def watch(self, watch: Any, interval: float | None) -> None:
-        """Let the stream call `watch` while it waits; see `Stream.watch`."""
+        """Call `watch` during the stream's waits; see `Stream.watch`."""
         if self._stream is not None:
             self._stream.watch(watch, interval)
 
 
 @dataclass(frozen=True)
 class TaskStats:
-    """The accounts of a task that an evaluation reads.
-
-    Attributes:
-        dropped: The trajectories that were left out, with the reasons.
-    """
+    """The statistics of a task that an evaluation reads."""
 
     dropped: Sequence[DroppedTrajectory]
 
     @property
     def dropped_trajectories(self) -> int:
-        """How many were left out."""
+        """Number of dropped trajectories."""
         return len(self.dropped)
 
 
 class TaskSource:
     """A task of shared workers, with the members of a `Sampler` that an `EvaluationCall` uses.
 
-    Args:
-        shared: The workers.
-        number: The task's number.
-        stretch: See `SharedWorkers.source`.
-
     Attributes:
         seed: The sampler's seed.
         agent_version: 0: each stream has the trajectories of version 1.
         filters: The filters, which do not change.
-        policy_names: The names of several policies; none where there is one agent.
+        policy_names: The names of several policies; empty for a single agent.
     """
 
     agent_version = 0
@@ -156,16 +136,16 @@ class TaskSource:
 
     @property
     def stats(self) -> TaskStats:
-        """The accounts of the task in the last stream."""
+        """The task's statistics in the last stream."""
         return TaskStats(self._shared.left_out(self._number))
 
     @property
     def fingerprints(self) -> tuple[str, ...]:
-        """How the workers computed that have returned trajectories of the task."""
+        """Fingerprints of the kernels of workers that returned trajectories of the task."""
         return tuple(self.provenance().get("fingerprints", ()))
 
     def provenance(self) -> dict[str, Any]:
-        """Return what decides about the trajectories, as a sampler of the task alone would."""
+        """Return everything that decides about the trajectories, as a sampler of the task alone would."""
         return self._sampler.provenance(self._number)
 
     def seeds(self, version: int, indices: Iterable[int]) -> tuple[int, ...]:
@@ -183,9 +163,9 @@ class TaskSource:
     def stream(
         self, *, first_trajectory: int, n_trajectories: int, seeds: Any, reset_options: Any, **_: Any
     ) -> TaskTrajectories:
-        """Return the trajectories of a run, which begins with the next stream of the shared workers.
+        """Return the trajectories of a run in the next stream of the shared workers.
 
-        Where trajectories are left out there may be fewer: others are in a later run.
+        If trajectories are dropped the run may be short: a later run has their replacements.
         """
         is_fixed = seeds is not None or isinstance(reset_options, list)
         block, n = 1, n_trajectories
@@ -197,13 +177,7 @@ class TaskSource:
 
 
 class TaskTrajectories(Iterator[TrajectoryBatch[Any, Any]]):
-    """The trajectories of a run, each a batch of one.
-
-    Args:
-        shared: The workers.
-        number: The task's number.
-        n: How many there are at most.
-    """
+    """The trajectories of a run, each a batch of one."""
 
     def __init__(self, shared: SharedWorkers, number: int, n: int) -> None:
         self._shared, self._number, self._left = shared, number, n
@@ -217,8 +191,8 @@ class TaskTrajectories(Iterator[TrajectoryBatch[Any, Any]]):
 
     @property
     def anomalies(self) -> tuple[int, FoundAnomaly | None]:
-        """How many anomalies the trajectories have that were returned, and the first one."""
+        """The number of anomalies in the returned trajectories, and the first anomaly."""
         return self._shared.anomalies(self._number)
 
     def close(self) -> None:
-        """Leave the stream open, which other tasks share."""
+        """Leave the stream open for the other tasks."""

@@ -1,4 +1,4 @@
-"""Check the arguments of a suite: its tasks, and the values that each task may have of its own."""
+"""Check the arguments of a suite: its tasks, and values that may differ between tasks."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def checked_suite(envs: Mapping[Any, Any]) -> dict[str, Any]:
     """Return the environments of a suite by name.
 
     Raises:
-        UsageError: There is none, a name cannot be one, or an environment is missing or a list.
-        UnknownEnvironmentError: No environment is registered under an id; names the task.
+        UsageError: The suite is empty, a name is invalid, or an environment is missing or a list.
+        UnknownEnvironmentError: No environment has the given id; names the task.
     """
     if not envs:
         raise UsageError('the suite is empty: give an environment for each task, {"push": env, "reach": "Reach-v1"}')
@@ -64,7 +64,7 @@ def _check_id(env: Any) -> None:
 
 
 def with_task(name: str, called: Callable[..., Value], *args: Any) -> Value:
-    """Call a function; an error of usage that it raises names the task.
+    """Call a function, and name the task in its usage errors.
 
     Raises:
         UsageError: As the function raises it, or a class derived from it.
@@ -78,13 +78,8 @@ def with_task(name: str, called: Callable[..., Value], *args: Any) -> Value:
 def by_task(argument: str, given: Any, names: Sequence[str]) -> dict[str, Any]:
     """Return a value for each task.
 
-    Args:
-        argument: What the argument is called.
-        given: One value for all tasks, or a dict with a value for each.
-        names: The tasks.
-
     Raises:
-        UsageError: The dict lacks a task, or has a name that is no task.
+        UsageError: The dict lacks a task, or has an unknown task.
     """
     if not isinstance(given, Mapping):
         return dict.fromkeys(names, given)
@@ -98,10 +93,10 @@ def by_task(argument: str, given: Any, names: Sequence[str]) -> dict[str, Any]:
 
 
 def checked_normalise(given: Any, names: Sequence[str]) -> dict[str, Scale] | None:
-    """Return the returns that become the scores 0 and 1, by task; None where returns are not normalised.
+    """Return the returns of the scores 0 and 1, by task; None without normalisation.
 
     Raises:
-        UsageError: There is not one pair of finite numbers that differ for each task.
+        UsageError: A task has no pair of different finite numbers.
     """
     if given is None:
         return None

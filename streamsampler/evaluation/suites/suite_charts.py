@@ -26,12 +26,12 @@ def draw_suites(suites: Mapping[str, SuiteEvaluation], out: Path, *, dark: bool)
     """Draw suites of one or more agents, and write the picture.
 
     Args:
-        suites: The results by the agents' names, all of the same tasks.
+        suites: The results by agent name, all of the same tasks.
         out: The file.
-        dark: For a dark page.
+        dark: Whether to use colours for a dark page.
 
     Raises:
-        UsageError: They are of other tasks, or of scores with other scales.
+        UsageError: Tasks or scales differ.
         DataError: A score is not finite.
         ImportError: matplotlib is missing; says how to install it.
         OSError: The file cannot be written.
@@ -58,7 +58,7 @@ def draw_suites(suites: Mapping[str, SuiteEvaluation], out: Path, *, dark: bool)
 
 
 def _draw_means(axis: Any, suites: Mapping[str, SuiteEvaluation], colours: Sequence[str]) -> None:
-    """Draw the mean of each task, and below them that of all tasks, each with its interval."""
+    """Draw the mean of each task, and below the mean of all tasks, each with its interval."""
     names = next(iter(suites.values())).names
     what = _unit(suites)
     rows = [*names, "all tasks"]
@@ -87,7 +87,7 @@ def _draw_means(axis: Any, suites: Mapping[str, SuiteEvaluation], colours: Seque
 
 
 def _mean_of(suite: SuiteEvaluation, name: str) -> tuple[float, Interval | Unknown] | None:
-    """Return the mean score of a task and its interval; None for a task without trajectories."""
+    """Return the mean score of a task and its interval; None without trajectories."""
     if name not in suite.tasks:
         return None
     interval = suite[name].mean_interval

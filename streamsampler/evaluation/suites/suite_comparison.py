@@ -1,4 +1,4 @@
-"""The result of a comparison on a suite: the suites of all agents, and differences task by task and seed by seed."""
+"""The result of a comparison on a suite: the suites of all agents, and their differences by task and seed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def position_names(agents: Sequence[str], tasks: Sequence[str]) -> list[str]:
     """Return a name for each agent and task, in the order of their positions in a journal.
 
     Raises:
-        UsageError: Two of them are equal.
+        UsageError: Two names are equal.
     """
     names = [f"{agent} in {task}" for agent in agents for task in tasks]
     if alike := next((name for name in names if names.count(name) > 1), None):
@@ -41,22 +41,22 @@ def position_names(agents: Sequence[str], tasks: Sequence[str]) -> list[str]:
 @suggesting()
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class SuiteComparison(Found):
-    """The result of `streamsampler.compare` on a suite: each agent's suite, and the differences to the first agent.
+    """The result of `streamsampler.compare` on a suite: each agent's suite, and the differences from the first agent.
 
     `comparison["old"]` is an agent's `SuiteEvaluation`; `comparison.tasks["push"]` the `Comparison` in a task;
-    `comparison.pairs[0]` the differences of the second agent to the first. Where there are more than two agents, each
-    interval holds so much more often that all of them together hold as often as one of two agents.
+    `comparison.pairs[0]` the differences of the second agent from the first. With more than two agents the confidence
+    of each interval is raised, so that all of them together hold as often as the interval of two agents.
 
     Attributes:
         names: The agents' names.
-        suites: The suite of each.
-        stopped: Why there are no more trajectories.
-        margin: By how much each agent may be worse than the first one; None where no verdict was asked for.
-        decide_on: The difference that the verdict and the tests are about: "return" or "success".
-        until_decided: How often all tests together may decide wrongly, if tests were to decide; None if none was.
+        suites: The suite of each agent.
+        stopped: Reason for the end of the trajectories.
+        margin: Largest tolerated loss of an agent; None without a verdict.
+        decide_on: Quantity of the verdict and the tests: "return" or "success".
+        until_decided: Probability of a wrong decision of all tests together; None without tests.
 
     Raises:
-        DataError: There are fewer than two agents, or their suites are of other tasks.
+        DataError: Fewer than two agents are given, or their tasks differ.
     """
 
     KIND: ClassVar[str] = "suite comparison"
@@ -84,10 +84,10 @@ class SuiteComparison(Found):
 
     @classmethod
     def of_suites(cls, suites: Mapping[str, SuiteEvaluation], **facts: Any) -> SuiteComparison:
-        """Return the comparison of suites by the agents' names.
+        """Return the comparison of suites by agent name.
 
         Raises:
-            DataError: Agents failed in different tasks, so that there is none in common; has the suites as `found`.
+            DataError: Agents failed in different tasks, so that none is common; has the suites as `found`.
         """
         try:
             return cls(names=tuple(suites), suites=tuple(suites.values()), **facts)
@@ -96,7 +96,7 @@ class SuiteComparison(Found):
             raise
 
     def __getitem__(self, name: str) -> SuiteEvaluation:
-        """Return an agent's suite, by the agent's name."""
+        """Return an agent's suite by the agent's name."""
         try:
             return self.suites[self.names.index(name)]
         except ValueError:
@@ -107,7 +107,7 @@ class SuiteComparison(Found):
 
     @cached_property
     def tasks(self) -> dict[str, Comparison]:
-        """The comparison in each task that all agents have an evaluation of, by the task's name."""
+        """The comparison in each common task, by the task's name."""
         return {
             name: Comparison(
                 names=self.names,
@@ -126,13 +126,13 @@ class SuiteComparison(Found):
 
     @property
     def failed(self) -> dict[str, str]:
-        """The errors of tasks that failed, by agent and task."""
+        """The errors of failed tasks, by agent and task."""
         each = zip(self.names, self.suites, strict=True)
         return {f"{agent}: {task}": error for agent, suite in each for task, error in suite.failed.items()}
 
     @cached_property
     def pairs(self) -> tuple[SuitePairs, ...]:
-        """Each other agent with the first one, in each task, on the seeds that both have."""
+        """Each other agent paired with the first, in each task, on their common seeds."""
         n_tests = len(self.names) - 1
         return tuple(
             SuitePairs(
@@ -174,15 +174,15 @@ class SuiteComparison(Found):
         return f"SuiteComparison({', '.join(self.names)}: {count(len(self.tasks), 'task')})"
 
     def verdict(self, margin: float | None = None, *, decide_on: PrecisionOf | None = None) -> GateVerdict:
-        """Return whether any agent is worse than the first one by more than a margin; see `Comparison.verdict`.
+        """Decide whether any agent is worse than the first by more than a margin; see `Comparison.verdict`.
 
         Args:
-            margin: By how much an agent may be worse, at least 0: of returns, of scores where there is `normalise`, or
-                of success rates. By default the margin that was asked for.
-            decide_on: "return" or "success"; by default as was asked for.
+            margin: Largest tolerated loss of an agent, at least 0: of returns, of scores with `normalise`, or of
+                success rates. By default the requested margin.
+            decide_on: "return" or "success"; by default as requested.
 
         Raises:
-            UsageError: There is no margin, or it cannot be one.
+            UsageError: No margin is given, or it is invalid.
         """
         of = self.decide_on if decide_on is None else decide_on
         margin = self.margin if margin is None else margin
@@ -191,7 +191,7 @@ class SuiteComparison(Found):
         checked = checked_margin(margin, of)
         decisions = tuple(pairs.decision(checked, of) for pairs in self.pairs)
         if lacking := [name for name in self.suites[0].names if name not in self.tasks]:
-            # An agent that fails in a task must not pass because the task is left out.
+            # A failed task must not let its agent pass by its absence.
             why = Unknown(f"there are no pairs in {', '.join(lacking)}")
             advice = "each task needs pairs of all agents"
             decisions = tuple(replace(it, interval=why, all_equal=False, advice=advice) for it in decisions)
@@ -199,16 +199,16 @@ class SuiteComparison(Found):
 
     @property
     def normalise(self) -> Mapping[str, Scale] | None:
-        """The returns that become the scores 0 and 1, by task; None for returns as they are."""
+        """The returns of the scores 0 and 1, by task; None for returns as they are."""
         return self.suites[0].normalise
 
     @property
     def amount_asked(self) -> Mapping[str, Any] | None:
-        """The arguments that asked for the trajectories."""
+        """The arguments of the request."""
         return self.suites[0].asked
 
     def by_position(self) -> dict[int, Evaluation]:
-        """Return the evaluations of all agents in all tasks, by their positions."""
+        """Return the evaluations of all agents in all tasks, by position."""
         n = len(self.suites[0].names)
         suites = enumerate(self.suites)
         return {agent * n + task: it for agent, suite in suites for task, it in suite.by_position().items()}
@@ -224,7 +224,7 @@ class SuiteComparison(Found):
 
     @classmethod
     def facts_of_journal(cls, journal: JournalContents) -> dict[str, Any]:
-        """Return the JSON of the trajectories in a journal; see `Found`."""
+        """Return the trajectories of a journal as JSON values; see `Found`."""
         names, found = journal.head["tasks"], list[dict[str, Any]]()
         for agent in range(len(journal.head["agents"])):
             own = range(agent * len(names), (agent + 1) * len(names))
@@ -237,7 +237,7 @@ class SuiteComparison(Found):
         return {**journal.head, "agents": journal.head["agents"][: len(found)], "stopped": INTERRUPTED, "suites": found}
 
     def facts(self) -> dict[str, Any]:
-        """Return the contents as JSON has them; see `Found`."""
+        """Return the contents as JSON values; see `Found`."""
         return {
             "agents": list(self.names),
             "stopped": self.stopped,
@@ -250,7 +250,7 @@ class SuiteComparison(Found):
 
     @classmethod
     def of_facts(cls, facts: dict[str, Any]) -> SuiteComparison:
-        """Return the comparison that has these facts; see `Found`."""
+        """Return the comparison with these contents; see `Found`."""
         return cls(
             names=tuple(map(str, facts["agents"])),
             suites=tuple(map(SuiteEvaluation.of_facts, facts["suites"])),
@@ -264,12 +264,7 @@ class SuiteComparison(Found):
 def interrupted_comparison(
     suites: Mapping[str, SuiteEvaluation], facts: Mapping[str, Any]
 ) -> SuiteComparison | SuiteEvaluation:
-    """Return the comparison of the suites so far; of fewer than two, or without common tasks, the first suite.
-
-    Args:
-        suites: The suites by the agents' names.
-        facts: The decision that was asked for, by the names of a `SuiteComparison`.
-    """
+    """Return the comparison of the suites so far, or the first suite without two agents and a common task."""
     try:
         return SuiteComparison.of_suites(suites, stopped=INTERRUPTED, **facts)
     except DataError:

@@ -32,7 +32,7 @@ from streamsampler.evaluation.suites.scores import TaskScores
 from streamsampler.evaluation.suites.tables import RowKind, TableRow, as_csv, as_markdown, as_text
 
 Scale: TypeAlias = tuple[float, float]
-"""The returns that become the scores 0 and 1, such as those of a random agent and of a reference."""
+"""The returns of the scores 0 and 1, such as those of a random agent and of a reference."""
 
 _STATISTICS = (
     "mean", "mean_interval", "interquartile_mean", "interquartile_mean_interval", "success_rate", "success_interval",
@@ -40,7 +40,7 @@ _STATISTICS = (
 
 
 def scores_of(evaluation: Evaluation, scale: Scale | None) -> TaskScores:
-    """Return the scores of an evaluation: its returns, normalised where there is a scale."""
+    """Return the scores of an evaluation: its returns, normalised if a scale is given."""
     returns, bounds, seeds = evaluation.returns, evaluation.bounds, _keys(evaluation)
     if scale is None:
         return TaskScores(returns, seeds, bounds)
@@ -52,25 +52,21 @@ def scores_of(evaluation: Evaluation, scale: Scale | None) -> TaskScores:
 
 
 def successes_of(evaluation: Evaluation) -> TaskScores:
-    """Return the successes of an evaluation whose infos say of each trajectory whether it succeeded, as 0 and 1."""
+    """Return the successes of an evaluation with success flags for all trajectories, as 0 and 1."""
     return TaskScores(np.asarray(evaluation.successes, np.float64), _keys(evaluation), (0.0, 1.0))
 
 
 def _keys(evaluation: Evaluation) -> tuple[int, ...]:
-    """Return what trajectories of different tasks have in common that depend on one another: the seed.
+    """Return the key by which trajectories of different tasks depend on one another: the seed.
 
-    Scenarios may repeat a seed, with other options: there it is the index.
+    Scenarios may repeat a seed with other options, so their key is the index.
     """
     seeds = evaluation.seeds
     return seeds if len(set(seeds)) == len(seeds) else tuple(evaluation.indices.tolist())
 
 
 def difference_between(suites: Mapping[Any, SuiteEvaluation]) -> str | None:
-    """Return the first difference of suites in their tasks or scores, in words; None where they are of one suite.
-
-    Args:
-        suites: The suites by name, or by file.
-    """
+    """Return the first difference between the tasks or scales of suites, in words; None without any."""
     (first, one), *others = suites.items()
     for name, other in others:
         if one.names != other.names:
@@ -81,12 +77,9 @@ def difference_between(suites: Mapping[Any, SuiteEvaluation]) -> str | None:
 
 
 def asked_of_tasks(asked: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Return what was asked for of all tasks: the same for all, or the numbers of trajectories by task.
+    """Return the request for all tasks: a common amount, or the numbers of trajectories by task.
 
-    None where no single call asks for all tasks, as for merged files of which each has other seeds.
-
-    Args:
-        asked: The arguments that asked for the trajectories of each task, by name.
+    None if no single call requests all tasks, as for merged files with different seeds.
     """
     first, *others = asked.values()
     if all(it == first for it in others):
@@ -97,7 +90,7 @@ def asked_of_tasks(asked: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | N
 
 
 def asked_of(suite: SuiteEvaluation, name: str) -> Mapping[str, Any] | None:
-    """Return what was asked for of a task; None if it is unknown."""
+    """Return the request of a task; None if unknown."""
     if suite.asked is None:
         return None
     n = suite.asked.get("n_trajectories")
@@ -105,7 +98,7 @@ def asked_of(suite: SuiteEvaluation, name: str) -> Mapping[str, Any] | None:
 
 
 def group_of(name: str) -> str:
-    """Return the group of a task: its name up to the last slash; empty for a task in no group."""
+    """Return the group of a task: its name up to the last slash; empty without a group."""
     return name.rpartition("/")[0]
 
 
@@ -115,25 +108,24 @@ class SuiteEvaluation(Found):
     """The result of `streamsampler.evaluate` for a suite: an evaluation of each task, and statistics over tasks.
 
     `print(suite)` shows a line for each task and the statistics with their 95 % intervals. `suite["push"]` is the
-    `Evaluation` of a task, equal to the result of `evaluate` for that task alone. Iteration gives the names of the
-    tasks that have one.
+    `Evaluation` of a task, equal to the result of `evaluate` for this task alone. Iteration yields the names of the
+    tasks with an evaluation.
 
     Statistics over tasks give each task the same weight. They are of returns, or with `normalise` of scores: a return
-    r has the score (r - low) / (high - low). Tasks that share seeds are not independent; the intervals take account of
-    that.
+    r has the score (r - low) / (high - low). The intervals account for the dependence of tasks with common seeds.
 
     Attributes:
         names: The names of all tasks of the suite, in order. Tasks named "manipulation/push" and "manipulation/lift"
             are in the group "manipulation".
-        tasks: The evaluation of each task that has trajectories, by name.
-        failed: The error of each task that failed, by name. Such a task has no evaluation.
-        normalise: The returns that become the scores 0 and 1, by task; None for returns as they are.
-        stopped: Why there are no more trajectories.
-        asked: The arguments that asked for the trajectories, as JSON has them: the same for all tasks, or the numbers
-            of trajectories by task. None if they are unknown.
+        tasks: The evaluation of each task with trajectories, by name.
+        failed: The error of each failed task, by name. Such a task has no evaluation.
+        normalise: The returns of the scores 0 and 1, by task; None for returns as they are.
+        stopped: Reason for the end of the trajectories.
+        asked: The request as JSON values: the same for all tasks, or the numbers of trajectories by task. None if
+            unknown.
 
     Raises:
-        DataError: There is no evaluation, or a name is unknown.
+        DataError: No task has an evaluation, or a name is unknown.
     """
 
     KIND: ClassVar[str] = "suite"
@@ -154,8 +146,6 @@ class SuiteEvaluation(Found):
         if unknown := [name for name in given if name not in known]:
             raise DataError(f"the tasks of the suite are {', '.join(self.names)}, and {unknown[0]!r} is none of them")
 
-    # --- Tasks and groups
-
     def __len__(self) -> int:
         return len(self.tasks)
 
@@ -166,7 +156,7 @@ class SuiteEvaluation(Found):
         """Return the evaluation of a task.
 
         Raises:
-            KeyError: The suite has no such task, or the task has no evaluation; says which tasks there are.
+            KeyError: The suite has no such task, or the task has no evaluation; names the tasks with an evaluation.
         """
         if name in self.tasks:
             return self.tasks[name]
@@ -185,7 +175,7 @@ class SuiteEvaluation(Found):
 
     @cached_property
     def groups(self) -> dict[str, SuiteEvaluation]:
-        """The tasks of each group, as a suite of their own, by the group's name; of groups in groups as well."""
+        """The tasks of each group, as a suite, by the group's name; nested groups included."""
         names: dict[str, list[str]] = {}
         for name in self.names:
             group = name
@@ -194,7 +184,6 @@ class SuiteEvaluation(Found):
         return {group: self._only(members) for group, members in names.items() if any(it in self for it in members)}
 
     def _only(self, names: Sequence[str]) -> SuiteEvaluation:
-        """Return the result of some of the tasks."""
         normalise = self.normalise
         return replace(
             self,
@@ -209,8 +198,6 @@ class SuiteEvaluation(Found):
         """Whether each task has an evaluation."""
         return len(self.tasks) == len(self.names)
 
-    # --- Statistics over tasks
-
     def scores(self, name: str) -> Floats:
         """Return the normalised returns of a task; without `normalise` its returns.
 
@@ -223,7 +210,7 @@ class SuiteEvaluation(Found):
         return scores_of(self[name], self.scale(name)).values
 
     def scale(self, name: str) -> Scale | None:
-        """Return the returns of a task that become the scores 0 and 1; None where returns stay as they are."""
+        """Return the returns of a task's scores 0 and 1; None for returns as they are."""
         return None if self.normalise is None else self.normalise[name]
 
     @cached_property
@@ -258,12 +245,12 @@ class SuiteEvaluation(Found):
 
     @property
     def success_rate(self) -> float | None:
-        """The mean of the tasks' success rates; None where the infos of a task say nothing of success."""
+        """The mean of the tasks' success rates; None if a task's infos have no success flag."""
         return None if self._successes is None else suite_mean(self._successes)
 
     @cached_property
     def success_interval(self) -> Interval | Unknown | None:
-        """The interval of the success rate; None where there is no rate."""
+        """The interval of the success rate; None without a rate."""
         return None if self._successes is None else suite_success_interval(self._successes)
 
     def profile(self, thresholds: Sequence[float] | Floats) -> PerformanceProfile:
@@ -272,7 +259,7 @@ class SuiteEvaluation(Found):
         The mean of the tasks' shares (Agarwal and others, 2021), with the ends of its interval at each threshold.
 
         Args:
-            thresholds: (M,) scores, or returns where there is no `normalise`.
+            thresholds: (M,) scores, or returns without `normalise`.
 
         Returns:
             The profile, with `shares`, `low` and `high`, (M,) float64 each.
@@ -281,8 +268,6 @@ class SuiteEvaluation(Found):
             UsageError: A threshold or a return is no number.
         """
         return profile(self._scores, np.asarray(thresholds, np.float64))
-
-    # --- Text and files
 
     def rows(self) -> Iterator[TableRow]:
         """Yield the rows of tables: tasks in order, groups, all tasks."""
@@ -321,7 +306,7 @@ class SuiteEvaluation(Found):
         return "\n".join(texts)
 
     def lines(self) -> list[Line]:
-        """Return the statistics over tasks with their intervals, to be printed."""
+        """Return the statistics over tasks with their intervals, for printing."""
         what = "return" if self.normalise is None else "score"
         lines: list[Line] = [
             (f"mean {what}", number(self.mean), self.mean_interval),
@@ -352,7 +337,7 @@ class SuiteEvaluation(Found):
         return f"SuiteEvaluation({tasks}, mean {number(self.mean)}{in_brackets(self.mean_interval)})"
 
     def to_markdown(self) -> str:
-        """Return a table in Markdown: a row for each task and each group, and one for all tasks."""
+        """Return a table in Markdown, with a row for each task and each group, and a row for all tasks."""
         return as_markdown(list(self.rows()), scored=self.normalise is not None)
 
     def to_csv(self) -> str:
@@ -360,12 +345,12 @@ class SuiteEvaluation(Found):
         return as_csv(list(self.rows()), scored=self.normalise is not None)
 
     def summary(self) -> dict[str, Any]:
-        """Return the statistics as JSON has them."""
+        """Return the statistics as JSON values."""
         return {"n_tasks": len(self), **{name: plain(getattr(self, name)) for name in _STATISTICS}}
 
     @property
     def amount_asked(self) -> Mapping[str, Any] | None:
-        """The arguments that asked for the trajectories."""
+        """The arguments of the request."""
         return self.asked
 
     def by_position(self) -> dict[int, Evaluation]:
@@ -373,17 +358,15 @@ class SuiteEvaluation(Found):
         return {self.names.index(name): evaluation for name, evaluation in self.tasks.items()}
 
     def names_by_position(self) -> tuple[str, ...]:
-        """Return the tasks' names."""
         return self.names
 
     @classmethod
     def names_in_journal(cls, head: Mapping[str, Any]) -> list[str]:
-        """Return the tasks' names."""
         return list(head["tasks"])
 
     @classmethod
     def facts_of_journal(cls, journal: JournalContents) -> dict[str, Any]:
-        """Return the JSON of the trajectories in a journal; see `Found`."""
+        """Return the trajectories of a journal as JSON values; see `Found`."""
         names = journal.head["tasks"]
         return {
             **journal.head,
@@ -393,7 +376,7 @@ class SuiteEvaluation(Found):
         }
 
     def facts(self) -> dict[str, Any]:
-        """Return the contents as JSON has them; see `Found`."""
+        """Return the contents as JSON values; see `Found`."""
         return {
             "tasks": list(self.names),
             "stopped": self.stopped,
@@ -406,7 +389,7 @@ class SuiteEvaluation(Found):
 
     @classmethod
     def of_facts(cls, facts: dict[str, Any]) -> SuiteEvaluation:
-        """Return the result that has these facts; see `Found`."""
+        """Return the result with these contents; see `Found`."""
         normalise = facts["normalise"]
         scales = None if normalise is None else {str(name): (float(a), float(b)) for name, (a, b) in normalise.items()}
         return cls(

@@ -1,4 +1,4 @@
-"""Compute the interval by which a gate decides about agents on a suite. Pure; `.ci/prove gate` simulates it."""
+"""Compute the interval for a gate's decision on a suite. Pure; `.ci/prove gate` simulates it."""
 
 from __future__ import annotations
 
@@ -13,18 +13,14 @@ from streamsampler.evaluation.suites.scores import SuiteScores, TaskScores
 
 
 def suite_gate_interval(differences: Sequence[TaskScores], level: float = LEVEL) -> Interval | Unknown:
-    """Return the interval of the mean of the tasks' mean differences that a gate decides by, or why there is none.
+    """Return the interval of the mean difference over tasks for a gate's decision, or the reason for its absence.
 
-    At either end the wider one of two: that of `means.suite_mean_interval`, which leaves half of the share that `level`
-    leaves, for any number of pairs, because tasks may be skewed where their mean is not; and, where all tasks have the
-    same seeds, `gate.gate_interval` of the column of means over tasks. Of a single task it is the latter alone.
-
-    Args:
-        differences: The differences of each task, second agent minus first.
-        level: How often the interval is to hold the mean difference.
+    At either end it is the wider of two intervals: `means.suite_mean_interval` with half of the error rate, for any
+    number of pairs, because tasks may be skewed even if their mean is not; and, if all tasks have the same seeds,
+    `gate.gate_interval` of the column of means over tasks. For a single task it is the latter alone.
 
     Raises:
-        UsageError: There is no task, or `level` is no share.
+        UsageError: No task is given, or `level` is not between 0 and 1.
     """
     suite = SuiteScores(differences)
     if suite.fewest < FEWEST_PAIRS and suite.bounds is None:
@@ -38,7 +34,7 @@ def suite_gate_interval(differences: Sequence[TaskScores], level: float = LEVEL)
 
 
 def _hull(one: Interval | Unknown, other: Interval | Unknown) -> Interval | Unknown:
-    """Return the wider end of both on either side; where one is unknown, why it is."""
+    """Return the wider end of both on either side, or the reason if either is unknown."""
     if not isinstance(one, Interval) or not isinstance(other, Interval):
         return one if isinstance(one, Unknown) else other
     return replace(one, low=min(one.low, other.low), high=max(one.high, other.high))

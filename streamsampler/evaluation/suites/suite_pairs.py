@@ -1,4 +1,4 @@
-"""Two agents on the tasks of a suite: differences over tasks and task by task, and the decision of a gate."""
+"""Two agents on the tasks of a suite: differences over tasks and by task, and the decision of a gate."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class SuitePairs:
     Attributes:
         first: The first agent's name.
         second: The second agent's name.
-        tasks: The pairs of each task that both agents have, by name; differences of returns.
-        normalise: The returns that become the scores 0 and 1, by task; None for returns as they are.
-        level: How often each interval holds.
-        alpha: How often the test that was to decide may be wrong; None where there was none.
-        decide_on: What the test is about: "return" or "success".
-        margin: By how much the second agent may be worse for the test and still count as not worse.
+        tasks: The pairs of each common task, by name; differences of returns.
+        normalise: The returns of the scores 0 and 1, by task; None for returns as they are.
+        level: Confidence of each interval.
+        alpha: Probability of a wrong decision of the test; None without a test.
+        decide_on: The tested quantity: "return" or "success".
+        margin: Largest loss of the second agent that the test tolerates.
     """
 
     first: str
@@ -67,14 +67,14 @@ class SuitePairs:
         return sum(map(len, self.tasks.values()))
 
     def __getitem__(self, name: str) -> Pairs:
-        """Return the pairs of a task, by its name."""
+        """Return the pairs of a task by its name."""
         if name not in self.tasks:
             raise KeyError(f"there are no pairs of {name!r}; the tasks with pairs are {', '.join(self.tasks)}")
         return self.tasks[name]
 
     @cached_property
     def scores(self) -> dict[str, TaskPairs]:
-        """The scores, or returns, of both agents in each task; of the same seeds, in the same order."""
+        """The scores, or returns, of both agents in each task, on the same seeds in the same order."""
         found = {}
         for name, pairs in self.tasks.items():
             scale = None if self.normalise is None else self.normalise[name]
@@ -86,7 +86,7 @@ class SuitePairs:
 
     @cached_property
     def test(self) -> ReturnTest | None:
-        """The test that was to decide, with all pairs; None where none was."""
+        """The test with all pairs; None without a test."""
         if self.alpha is None:
             return None
         bounds = self._bounds_of(self.decide_on)
@@ -94,7 +94,7 @@ class SuitePairs:
         return tested(self._pairs_of(self.decide_on) or [], self.alpha, bounds, self.margin)
 
     def _pairs_of(self, of: PrecisionOf) -> list[TaskPairs] | None:
-        """Return the scores, or the successes, of both agents in each task; None where infos say nothing of success."""
+        """Return the scores, or the successes, of both agents in each task; None without success flags."""
         if of == "return":
             return list(self.scores.values())
         found = []
@@ -106,16 +106,13 @@ class SuitePairs:
         return found
 
     def _bounds_of(self, of: PrecisionOf) -> Bounds | None:
-        """Return the bounds of the mean over tasks; None where those of a task are not known."""
+        """Return the bounds of the mean over tasks; None if a task's bounds are unknown."""
         if of == "success":
             return RATES
         return SuiteScores([TaskScores(it.first, it.seeds, it.bounds) for it in self.scores.values()]).bounds
 
     def _interval_of_test(self, of: PrecisionOf) -> Interval | Unknown | None:
-        """Return the interval of the mean difference that holds although a test decided when to stop.
-
-        None where no test did.
-        """
+        """Return the mean difference's interval, valid although a test decided when to stop; None without a test."""
         if self.test is None:
             return None
         if of == self.decide_on:
@@ -137,14 +134,14 @@ class SuitePairs:
 
     @cached_property
     def mean_difference_interval(self) -> Interval | Unknown:
-        """The interval of the mean difference; where a test decided when to stop, that of its bets."""
+        """The interval of the mean difference; the test's interval if a test decided when to stop."""
         if (interval := self._interval_of_test("return")) is not None:
             return interval
         return suite_mean_interval(self.differences, self.level, of="difference")
 
     @property
     def probability_of_improvement(self) -> float:
-        """The mean over tasks of the probability that the second agent's score is above the first one's."""
+        """The mean over tasks of the probability that the second agent's score is above the first agent's."""
         return suite_improvement(list(self.scores.values()))
 
     @cached_property
@@ -159,12 +156,12 @@ class SuitePairs:
 
     @property
     def success_difference(self) -> float | None:
-        """The mean of the tasks' differences of success rates; None where infos say nothing of success."""
+        """The mean of the tasks' differences of success rates; None without success flags."""
         return None if self._successes is None else suite_mean(self._successes)
 
     @cached_property
     def success_difference_interval(self) -> Interval | Unknown | None:
-        """The interval of the difference of success rates; None where there is none."""
+        """The interval of the difference of success rates; None without a difference."""
         if self._successes is None:
             return None
         if (interval := self._interval_of_test("success")) is not None:
@@ -175,20 +172,20 @@ class SuitePairs:
 
     @cached_property
     def judged(self) -> dict[str, TaskDifference]:
-        """The difference of each task, with the interval by which it is sure, or not, as one of many (Holm, 1979)."""
+        """The difference of each task, with the interval of its turn in Holm's method (1979)."""
         each = [partial(task_interval if self.test is None else _stopped_interval, task) for task in self.differences]
         return dict(zip(self.tasks, holm(each, self.level), strict=True))
 
     @property
     def sure(self) -> dict[str, str]:
-        """The tasks in which the second agent is "better" or "worse", sure at the level for all of them together.
+        """The tasks with a significantly "better" or "worse" second agent, at the level for all tasks together.
 
-        In at most 5 of 100 comparisons of equal agents there is any such task.
+        Equal agents differ significantly in any task in at most 5 of 100 comparisons.
         """
         return {name: each.sure for name, each in self.judged.items() if each.sure is not None}
 
     def decision(self, margin: float, of: PrecisionOf) -> GateDecision:
-        """Return whether the second agent is worse by more than a margin; see `SuiteComparison.verdict`."""
+        """Decide whether the second agent is worse by more than a margin; see `SuiteComparison.verdict`."""
         differences = self.differences if of == "return" else self._successes
         what = f"{name_of_difference(of)} over tasks" if self.normalise is None or of == "success" else "mean scores"
         decision = GateDecision(
@@ -211,7 +208,7 @@ class SuitePairs:
         return replace(decision, expected=self._expected(margin, of)) if is_open else decision
 
     def _expected(self, margin: float, of: PrecisionOf) -> int | None:
-        """Return about how many more pairs a test needs; None where there was none."""
+        """Return the estimated number of further pairs for a test; None without a test."""
         pairs, bounds = self._pairs_of(of), self._bounds_of(of)
         if self.test is None or pairs is None or bounds is None:
             return None
@@ -237,7 +234,7 @@ class SuitePairs:
         return f"SuitePairs({tasks}, mean difference {number(self.mean_difference)}{interval})"
 
     def _grid(self) -> list[str]:
-        """Return a line for each task: its difference, and where it is sure."""
+        """Return a line for each task: its difference, and its significance."""
         has_rates = any(pairs.success_difference is not None for pairs in self.tasks.values())
         cells = [["task", "pairs", f"difference, {100 * self.level:.4g} %", *["success rates"] * has_rates, ""]]
         for name, pairs in self.tasks.items():
@@ -251,7 +248,7 @@ class SuitePairs:
         return [f"  {'  '.join(line)}".rstrip() for line in padded]
 
     def lines(self) -> list[Line]:
-        """Return the statistics over tasks with their intervals, to be printed."""
+        """Return the statistics over tasks with their intervals, for printing."""
         what = "returns" if self.normalise is None else "scores"
         lines: list[Line] = [
             (f"difference of mean {what}", number(self.mean_difference), self.mean_difference_interval),
@@ -264,7 +261,7 @@ class SuitePairs:
         return lines
 
     def summary(self) -> dict[str, Any]:
-        """Return the statistics as JSON has them."""
+        """Return the statistics as JSON values."""
         return {
             "first": self.first,
             "second": self.second,
@@ -276,15 +273,15 @@ class SuitePairs:
 
 
 def _keys(pairs: Pairs) -> tuple[int, ...]:
-    """Return what pairs of different tasks have in common that depend on one another: the seed.
+    """Return the key by which pairs of different tasks depend on one another: the seed.
 
-    Scenarios may repeat a seed, with other options: there it is the index.
+    Scenarios may repeat a seed with other options, so their key is the index.
     """
     return pairs.seeds if len(set(pairs.seeds)) == len(pairs.seeds) else pairs.indices
 
 
 def _stopped_interval(task: TaskScores, level: float) -> Interval | Unknown:
-    """Return the interval of a task's mean difference that holds although the tasks' mean decided when to stop."""
+    """Return the interval of a task's mean difference, valid although the tasks' mean decided when to stop."""
     if task.bounds is None:
         return Unknown("success rates decided when to stop, and returns have no bounds")
     return anytime_interval(task.values, task.bounds, level)

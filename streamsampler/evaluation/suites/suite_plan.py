@@ -1,4 +1,4 @@
-"""Decide which tasks of a suite lack trajectories, from those that there are. Pure."""
+"""Decide which tasks of a suite lack trajectories, from the present trajectories. Pure."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class TaskState:
     """The state of one task.
 
     Attributes:
-        amount: What it is to have in the end; with a part, which of its trajectories.
-        wanted: How many trajectories it is to have by now.
-        evaluation: Its evaluation so far, perhaps with trajectories of later rounds that an earlier run has finished;
-            None before its first trajectory.
-        error: Why it failed; None where it did not.
-        n_short: How often too few trajectories were left of those that were run: each time twice as many are run.
+        amount: The requested amount; with a part, the requested trajectories.
+        wanted: Number of trajectories requested so far.
+        evaluation: Its evaluation so far, perhaps with trajectories of later rounds from an earlier run; None before
+            its first trajectory.
+        error: Reason of its failure, or None.
+        n_short: How often too few of the run trajectories were left: each time twice as many are run.
     """
 
     amount: Amount
@@ -35,24 +35,24 @@ class TaskState:
 
     @property
     def n(self) -> int:
-        """How many trajectories it has."""
+        """Number of trajectories."""
         return 0 if self.evaluation is None else len(self.evaluation)
 
     @property
     def n_run(self) -> int:
-        """How many of the wanted trajectories were run: a trajectory that is left out has been replaced, or counts."""
+        """Number of requested trajectories that were run: a dropped trajectory has been replaced, or counts."""
         if self.evaluation is None:
             return 0
         return self.n + (self.evaluation.left_out if self.amount.is_fixed else 0)
 
     @property
     def n_by_now(self) -> int:
-        """How many trajectories it is to have by now, with those of later rounds that are there."""
+        """Number of trajectories requested so far, plus present trajectories of later rounds."""
         return self.wanted if self.amount.rule is None else min(max(self.wanted, self.n_run), self.amount.n)
 
     @property
     def amount_by_now(self) -> Amount:
-        """What it is to have by now."""
+        """The amount requested so far."""
         amount, n = self.amount, self.n_by_now
         if amount.rule is None:
             return amount
@@ -61,7 +61,7 @@ class TaskState:
 
     @property
     def of_round(self) -> Evaluation | None:
-        """The first trajectories, as many as are wanted by now: a run without interruption has no others."""
+        """The first trajectories, as many as requested so far: a run without interruption has no others."""
         evaluation = self.evaluation
         if evaluation is None or self.amount.rule is None:
             return evaluation
@@ -70,7 +70,7 @@ class TaskState:
 
     @property
     def lacks_trajectories(self) -> bool:
-        """Whether trajectories are to be run: those left out have been replaced, unless each has a place of its own."""
+        """Whether trajectories must be run: dropped ones have been replaced, unless each has a place of its own."""
         return self.error is None and (self.evaluation is None or self.n_run < self.wanted)
 
 
@@ -85,17 +85,17 @@ def _first_of(evaluation: Evaluation, n: int) -> Evaluation:
 
 @dataclass
 class SuitePlan:
-    """The trajectories that a suite is to have: so many of each task.
+    """The trajectories requested for each task of a suite.
 
-    With a precision there are several rounds, until the mean over tasks is known well enough. A round is a function of
-    the trajectories of the rounds before it, and of nothing else. Trajectories that an earlier run has finished may be
-    of later rounds: the rounds are decided again, each on the first trajectories of each task.
+    With a precision, rounds follow until the mean over tasks is precise enough. A round is a function of the
+    trajectories of earlier rounds, and of nothing else. Trajectories of an earlier run may belong to later rounds: the
+    rounds are decided again, each on the first trajectories of each task.
 
     Attributes:
         states: The state of each task, by name.
-        precision: The precision that the mean over tasks is to have; None where numbers are given.
-        scores_of: Returns the scores of a task, of which that mean is; raises a `UsageError` for a task without scores,
-            which fails.
+        precision: The requested precision of the mean over tasks; None for fixed numbers.
+        scores_of: Returns the scores of a task for this mean; raises a `UsageError` for a task without scores, which
+            fails.
     """
 
     states: dict[str, TaskState] = field(default_factory=dict)
@@ -107,7 +107,7 @@ class SuitePlan:
         cls, amounts: Mapping[str, Amount], precision: SuitePrecision | None = None,
         scores_of: Callable[[str, Evaluation], TaskScores] | None = None,
     ) -> SuitePlan:  # fmt: skip
-        """Return the plan of a suite that begins."""
+        """Return the plan of a new suite."""
         plan = cls(precision=precision, scores_of=scores_of)
         for name, amount in amounts.items():
             n = amount.n if amount.part is None else amount.part.trajectories
@@ -115,7 +115,7 @@ class SuitePlan:
         return plan
 
     def next_tasks(self) -> list[str]:
-        """Return the tasks that lack trajectories; none if there are enough of all that did not fail."""
+        """Return the tasks that lack trajectories; an empty list if all tasks without failure have enough."""
         while not (lacking := self._lacking()) and self._begin_round():
             pass
         return lacking
@@ -124,7 +124,7 @@ class SuitePlan:
         return [name for name, state in self.states.items() if state.lacks_trajectories]
 
     def _begin_round(self) -> bool:
-        """Let tasks have more trajectories; return False if there are enough."""
+        """Request more trajectories; return False if there are enough."""
         if self.precision is None or not (scores := self.scores()):
             return False
         before = [state.wanted for state in self.states.values()]
@@ -133,10 +133,7 @@ class SuitePlan:
         return before != [state.wanted for state in self.states.values()]
 
     def scores(self) -> dict[str, TaskScores]:
-        """Return the scores of each task that has trajectories, of this round and those before.
-
-        A task that has no scores fails.
-        """
+        """Return the scores of each task with trajectories, up to this round. A task without scores fails."""
         assert self.scores_of is not None
         scores: dict[str, TaskScores] = {}
         for name, state in self.states.items():
@@ -148,14 +145,14 @@ class SuitePlan:
         return scores
 
     def know(self, name: str, evaluation: Evaluation) -> None:
-        """Take over the trajectories of a task that an earlier run has finished."""
+        """Set the trajectories of a task from an earlier run."""
         self.states[name].evaluation = evaluation
 
     def surplus(self) -> Iterator[tuple[str, Evaluation, int]]:
-        """Yield the tasks of which an earlier run has finished more trajectories than are wanted.
+        """Yield the tasks with more trajectories from an earlier run than requested.
 
         Yields:
-            The task, its evaluation, and how many of its trajectories are needed.
+            The task, its evaluation, and the number of needed trajectories.
         """
         for name, state in self.states.items():
             needed = 0 if (it := state.of_round) is None else len(it)
@@ -164,7 +161,7 @@ class SuitePlan:
 
     @property
     def n_known(self) -> tuple[int, int]:
-        """How many trajectories, and timesteps, there are."""
+        """Number of present trajectories, and of timesteps."""
         known = [state.evaluation for state in self.states.values() if state.evaluation is not None]
         return sum(map(len, known)), sum(int(it.lengths.sum()) for it in known)
 
@@ -175,25 +172,21 @@ class SuitePlan:
         state.n_short += state.lacks_trajectories
 
     def fail(self, name: str, error: Exception) -> None:
-        """Record that a task failed; its trajectories are not used."""
+        """Record the failure of a task; its trajectories are not used."""
         self.states[name].error, self.states[name].evaluation = error, None
 
     @property
     def failed(self) -> dict[str, Exception]:
-        """The errors of tasks that failed, by name."""
+        """The errors of failed tasks, by name."""
         return {name: state.error for name, state in self.states.items() if state.error is not None}
 
     @property
     def n_wanted(self) -> int:
-        """How many trajectories all tasks are to have that did not fail."""
+        """Number of requested trajectories of all tasks without failure."""
         return sum(state.n_by_now for state in self.states.values() if state.error is None)
 
     def evaluations(self, stopped: Mapping[str, str]) -> dict[str, Evaluation]:
-        """Return the evaluation of each task that has trajectories.
-
-        Args:
-            stopped: Why each task has no more trajectories, by name.
-        """
+        """Return the evaluation of each task with trajectories."""
         return {
             name: replace(state.evaluation, stopped=stopped[name], asked=state.amount.arguments)
             for name, state in self.states.items()

@@ -1,12 +1,12 @@
-"""Decide of which tasks a suite needs more trajectories, until its mean is known well enough. Pure.
+"""Decide which tasks of a suite need more trajectories, until its mean is precise enough. Pure.
 
 The variance of the mean over T tasks is the sum over all pairs of tasks of their covariance, divided by the larger of
 their two numbers of trajectories, and by T squared: trajectory i has the same seed in each task, so that two tasks have
-as many seeds in common as the one with fewer trajectories has. The next trajectories go to the task in which they make
-this variance smaller by most, as in Neyman's allocation (1934) for tasks without common seeds.
+as many common seeds as the smaller has trajectories. The next trajectories go to the task in which they reduce this
+variance most, as in Neyman's allocation (1934) for tasks without common seeds.
 
-Trajectories are added in rounds, each of a quarter of those before at most, because the covariances are estimates. A
-round depends on the trajectories of the rounds before it, and on nothing else.
+Trajectories are added in rounds of at most a quarter of the earlier trajectories, because the covariances are
+estimates. A round depends on the trajectories of earlier rounds, and on nothing else.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from streamsampler.evaluation.suites.means import suite_mean_interval
 from streamsampler.evaluation.suites.scores import TaskScores
 
 _ROUND = 0.25
-"""The trajectories of a round, as a share of those before."""
+"""The trajectories of a round, as a share of the earlier trajectories."""
 
 
 @dataclass(frozen=True)
 class SuitePrecision:
-    """The precision that a suite's mean is to have.
+    """The requested precision of a suite's mean.
 
     Attributes:
-        halfwidth: Half of the width that its interval may have.
+        halfwidth: Largest half-width of its interval.
         fewest: The fewest trajectories of a task.
         most: The most trajectories of a task.
-        of: "return" or "success": what the mean is of.
+        of: Quantity of the mean: "return" or "success".
     """
 
     halfwidth: float
@@ -46,11 +46,7 @@ class SuitePrecision:
     of: str = "return"
 
     def more(self, tasks: Mapping[str, TaskScores]) -> dict[str, int]:
-        """Return how many trajectories each task gets in the next round; nothing where there are enough.
-
-        Args:
-            tasks: The scores of each task so far.
-        """
+        """Return the number of new trajectories of each task in the next round; empty if there are enough."""
         room = {name: self.most - len(it.values) for name, it in tasks.items()}
         if not any(left > 0 for left in room.values()):
             return {}
@@ -64,14 +60,14 @@ class SuitePrecision:
         return {name: n for name, n in zip(tasks, added, strict=True) if n}
 
     def _more_of_equal(self, tasks: Mapping[str, TaskScores], room: Mapping[str, int]) -> dict[str, int]:
-        """Return the next round where no task's values differ: until few of its trajectories may have another."""
+        """Return the next round if all values of each task are equal: until few trajectories may have another value."""
         wanted = math.ceil(math.log(1 - LEVEL) / math.log(1 - ENOUGH_UNSEEN))
         grown = {name: math.ceil(_ROUND * len(it.values)) for name, it in tasks.items()}
         lacking = {name: min(grown[name], room[name], wanted - len(it.values)) for name, it in tasks.items()}
         return {name: n for name, n in lacking.items() if n > 0}
 
     def _added(self, covariances: Floats, numbers: Floats, room: Sequence[int]) -> list[int]:
-        """Return how many trajectories each task gets: one after the other, where it helps most."""
+        """Return the number of new trajectories of each task, added in turn where they reduce the variance most."""
         n_tasks, z = len(numbers), normal_quantile((1 + LEVEL) / 2)
         left = np.array(room)
         before = numbers.copy()
@@ -81,7 +77,7 @@ class SuitePrecision:
             error = z * math.sqrt(max(0.0, float((covariances / largest).sum()))) / n_tasks
             if (error <= self.halfwidth and (numbers > before).any()) or not (left > 0).any():
                 break
-            # One trajectory more of a task changes its pairs with tasks that have no more than it has.
+            # An additional trajectory of a task changes its pairs with tasks of at most as many trajectories.
             reached = numbers[None, :] <= numbers[:, None]
             doubled = np.where(np.eye(n_tasks, dtype=bool), covariances, 2 * covariances)
             gains = (doubled * reached).sum(axis=1) * (1 / numbers - 1 / (numbers + 1))
@@ -91,7 +87,7 @@ class SuitePrecision:
         return [int(n) for n in numbers - before]
 
     def reason(self, tasks: Mapping[str, TaskScores]) -> str:
-        """Return why there are no more trajectories, in words."""
+        """Return the reason for the end of the trajectories, in words."""
         what = "mean" if self.of == "return" else "success rate"
         interval = suite_mean_interval(list(tasks.values()), of=self.of)
         n = min(len(it.values) for it in tasks.values())
@@ -107,10 +103,7 @@ class SuitePrecision:
 
 
 def covariance_of(tasks: Sequence[TaskScores]) -> Floats:
-    """Return the covariances of tasks, from the seeds that each two of them have in common.
-
-    Args:
-        tasks: The scores of T tasks.
+    """Return the covariances of tasks, from the common seeds of each pair of tasks.
 
     Returns:
         (T, T) float64; 0 for two tasks with fewer than two common seeds, and for values that are not finite.

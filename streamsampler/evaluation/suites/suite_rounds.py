@@ -1,9 +1,9 @@
-"""Decide how many trajectories agents on a suite have until it is sure which one is better. Pure.
+"""Decide the number of trajectories of agents on a suite until a test decides which is better. Pure.
 
-There are rounds. In each, the first agent and all that are not decided have the same number of trajectories of each
-task, and in the next round a quarter more. A round is a function of the trajectories of the rounds before, and of
-nothing else: it is the same for any number of workers, and for runs that were resumed. All trajectories of a round are
-kept, since the test holds with them: none is surplus, as where streams go on while a test looks at each pair.
+In each round, the first agent and all undecided agents have the same number of trajectories of each task, and in the
+next round a quarter more. A round is a function of the trajectories of earlier rounds, and of nothing else: it is the
+same for any number of workers, and for resumed runs. All trajectories of a round are kept, since the test stays valid
+with them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _GROWTH = 0.25
 
 
 def next_round(n: int, most: int) -> int:
-    """Return the number of trajectories of each task in the round after one of n; in the first round after 0."""
+    """Return the number of trajectories of each task in the round after a round of n; after 0 in the first round."""
     return min(most, FIRST_ROUND if n == 0 else n + math.ceil(_GROWTH * n))
 
 
@@ -49,11 +49,11 @@ class RoundState(TaskState):
 
     @property
     def lacks_trajectories(self) -> bool:
-        """Whether the round lacks trajectories of it."""
+        """Whether it lacks trajectories for the round."""
         return not self.is_over and super().lacks_trajectories
 
     def n_rows(self, n: int) -> int:
-        """Return how many trajectories of the evaluation a round of n has."""
+        """Return the number of the evaluation's trajectories in a round of n."""
         assert self.evaluation is not None
         return int((self.evaluation.indices < n).sum()) if self.amount.is_fixed else min(n, self.n)
 
@@ -63,16 +63,16 @@ class SuiteRounds:
     """The rounds of a comparison on a suite, until each agent is decided.
 
     Attributes:
-        agents: The names of the agents; each is compared with the first one.
+        agents: The names of the agents; each is compared with the first.
         amounts: The most trajectories of each task, the same for all agents, by the task's name.
-        alpha: How often all tests together may decide wrongly.
-        of: What the tests are about: "return" or "success".
-        bounds: The bounds of returns of each task, by its name; None where they are not known.
-        normalise: The returns that become the scores 0 and 1, by task; None for returns as they are.
-        margin: By how much an agent may be worse and still count as not worse; None for 0.
+        alpha: Probability of a wrong decision, of all tests together.
+        of: The tested quantity: "return" or "success".
+        bounds: Bounds of the returns of each task, by its name; None if unknown.
+        normalise: The returns of the scores 0 and 1, by task; None for returns as they are.
+        margin: Largest tolerated loss of an agent; None for 0.
         plan: The state of each agent and task.
-        n: How many trajectories of each task this round has.
-        undecided: The agents that are not decided.
+        n: Number of trajectories of each task in this round.
+        undecided: The undecided agents.
         tests: The latest test of each agent but the first, by name.
     """
 
@@ -98,9 +98,9 @@ class SuiteRounds:
         self.plan = SuitePlan(dict(zip(names, self._states.values(), strict=True)))
 
     def know(self, name: str, evaluation: Evaluation) -> None:
-        """Take over the trajectories of an agent in a task, by the name in the plan, that an earlier run has finished.
+        """Set the trajectories of an agent in a task from an earlier run, by the name in the plan.
 
-        They may be those of later rounds. Until the first call of `lacking`, all of them count as wanted.
+        They may belong to later rounds. Until the first call of `lacking`, all of them count as requested.
         """
         state = self.plan.states[name]
         assert isinstance(state, RoundState)
@@ -108,7 +108,7 @@ class SuiteRounds:
         state.wanted = min(max(state.wanted, state.n_run), state.amount.n)
 
     def lacking(self) -> list[str]:
-        """Return the names in the plan that lack trajectories; none if each agent is decided, or there are no more."""
+        """Return the plan's names without enough trajectories; empty if all agents are decided or at their most."""
         self._want()
         while not (lacking := self.plan.next_tasks()):
             tasks = self.common_tasks
@@ -133,7 +133,7 @@ class SuiteRounds:
 
     @property
     def common_tasks(self) -> list[str]:
-        """The tasks in which no agent failed so far."""
+        """The tasks without a failed agent so far."""
         return [task for task in self.amounts if all(self._states[agent, task].error is None for agent in self.agents)]
 
     def _test(self, agent: str, tasks: Sequence[str]) -> ReturnTest:
@@ -153,18 +153,18 @@ class SuiteRounds:
         return tested(known if len(known) == len(pairs) else [], alpha, bounds, self.margin)
 
     def evaluations(self, agent: str) -> dict[str, Evaluation]:
-        """Return the evaluation of each task in which an agent has one, by the task's name."""
+        """Return the evaluations of an agent by the task's name."""
         each = ((task, self._states[agent, task].evaluation) for task in self.amounts)
         return {task: it for task, it in each if it is not None}
 
     def failed(self, agent: str) -> dict[str, Exception]:
-        """Return the errors of the tasks in which an agent failed, by the task's name."""
+        """Return the errors of an agent's failed tasks, by the task's name."""
         each = ((task, self._states[agent, task].error) for task in self.amounts)
         return {task: it for task, it in each if it is not None}
 
     @property
     def excess(self) -> dict[str, tuple[int, int]]:
-        """Where earlier runs have finished more trajectories than are needed: how many, and how many are needed."""
+        """The numbers of present and of needed trajectories, where earlier runs have finished more than needed."""
         return {
             name: (state.n_run, state.wanted)
             for name, state in zip(self.plan.states, self._states.values(), strict=True)
@@ -173,7 +173,7 @@ class SuiteRounds:
 
     @property
     def reason(self) -> str:
-        """Why there are no more trajectories, in words."""
+        """Reason for the end of the trajectories, in words."""
         if not self.undecided:
             return "decided"
         return f"not decided after {count(self.n, 'trajectory')} of each task, the most"

@@ -1,4 +1,4 @@
-"""The result of a suite as a table: as text, in Markdown, and as comma-separated values."""
+"""Format the result of a suite as a table: as text, in Markdown, and as comma-separated values."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ AnyInterval: TypeAlias = Interval | Unknown | None
 
 @dataclass(frozen=True)
 class TableRow:
-    """One row: a task, a group or the suite.
+    """A row for a task, a group or the suite.
 
     Attributes:
-        kind: Which of them.
+        kind: "task", "group" or "suite".
         name: The name of the task or group; "all tasks" for the suite.
-        n_trajectories: How many trajectories there are.
+        n_trajectories: Number of trajectories.
         value: The mean return, or for groups and suites with normalised scores the mean score; None for a failed task.
         interval: The interval of `value`.
         score: The mean score of a task; None without normalised scores, and for groups and suites.
-        success_rate: The success rate; None where infos say nothing of success.
+        success_rate: The success rate; None without success flags.
         success_interval: The interval of the success rate.
-        failed: The error of a task that failed; empty for others.
+        failed: The error of a failed task; empty for others.
     """
 
     kind: RowKind
@@ -43,17 +43,12 @@ class TableRow:
 
     @property
     def state(self) -> str:
-        """The word in the place of the numbers of a task that has none."""
+        """The word in place of missing numbers."""
         return "failed" if self.failed else "none"
 
 
 def as_text(rows: Sequence[TableRow], *, scored: bool) -> list[str]:
-    """Return the rows of tasks as lines of text, in columns.
-
-    Args:
-        rows: All rows.
-        scored: Whether returns are normalised.
-    """
+    """Return the rows of tasks as lines of text, in columns."""
     rows = [row for row in rows if row.kind == "task"]
     columns = ["task", "trajectories", f"mean return, {100 * LEVEL:.4g} %"]
     has_rates = any(row.success_rate is not None for row in rows)
@@ -73,11 +68,8 @@ def as_text(rows: Sequence[TableRow], *, scored: bool) -> list[str]:
 
 
 def with_ends(shown: str, interval: AnyInterval) -> str:
-    """Return a number with the ends of its interval, if there is one."""
+    """Return a number with the ends of its interval, if known."""
     return f"{shown} [{number(interval.low)}, {number(interval.high)}]" if isinstance(interval, Interval) else shown
-
-
-# Markdown and CSV
 
 
 def as_markdown(rows: Sequence[TableRow], *, scored: bool) -> str:

@@ -1,4 +1,4 @@
-"""Choose the agent of each task, and check that it fits the task's spaces before any worker starts."""
+"""Choose the agent of each task, and check its spaces before any worker starts."""
 
 from __future__ import annotations
 
@@ -20,24 +20,16 @@ from streamsampler.evaluation.opening import Spaces, spaces_of
 from streamsampler.evaluation.suites.suite_arguments import with_task
 
 _OF_TASK = {"task", "task_name", "name"}
-"""What the parameter of a function is called that takes the name of a task."""
+"""Parameter names of functions of a task's name."""
 _OF_OBSERVATION = {"observation", "obs", "ob", "o", "observations"}
-"""What the parameter of a function is called that takes an observation."""
+"""Parameter names of functions of an observation."""
 
 
 class TaskAgents:
     """The agent of each task.
 
-    Args:
-        agent: One for all tasks, a function of a task's name, or a dict by the names of the tasks.
-        envs: The environments by name.
-        env_kwargs: See `streamsampler.evaluate`.
-        deterministic: See `streamsampler.evaluate`.
-        vec_normalize: See `streamsampler.evaluate`.
-        policy_of: See `streamsampler.Sampler`.
-
     Raises:
-        UsageError: It is unclear which task has which agent, or an agent does not fit the spaces of a task.
+        UsageError: The agent of a task is ambiguous, or does not fit the task's spaces.
     """
 
     def __init__(
@@ -55,7 +47,7 @@ class TaskAgents:
             given = {name: _agent_of(agent, name) for name in envs}
         else:
             given = dict.fromkeys(envs, agent)
-        made: dict[int, Any] = {}  # by the identity of the agent that was given: a file is read once
+        made: dict[int, Any] = {}  # by the identity of the given agent: a file is read once
         self._agents: dict[str, Any] = {}
         for name, each in given.items():
             if id(each) not in made or is_module(each):
@@ -71,7 +63,7 @@ class TaskAgents:
         return self._agents[name]
 
     def spaces(self, name: str) -> Spaces:
-        """Return the spaces of a task, whose environment is made for this once."""
+        """Return the spaces of a task from an environment made for this purpose."""
         if name not in self._spaces:
             try:
                 self._spaces[name] = spaces_of(self._envs[name], self._env_kwargs)
@@ -84,7 +76,7 @@ class TaskAgents:
         return self._spaces[name]
 
     def _of_dict(self, agents: Mapping[Any, Any]) -> dict[str, Any]:
-        """Return the agents of a dict: by the names of tasks, or policies of several agents in each task."""
+        """Return the agents of a dict: by tasks, or policies of several agents in each task."""
         names = list(self._envs)
         several = [name for name in names if isinstance(self.spaces(name)[0], SpacesOfAgents)]
         if set(agents) == set(names):
@@ -104,10 +96,10 @@ class TaskAgents:
         )
 
     def _check_fit(self) -> None:
-        """Check that agents which have spaces of their own have those of their tasks.
+        """Check agents' own spaces, if they have any, against those of their tasks.
 
         Raises:
-            UsageError: Some have others; names all of these tasks.
+            UsageError: Spaces differ; names all of these tasks.
         """
         misfits: dict[str, str] = {}
         for name, agent in self._agents.items():
@@ -127,7 +119,7 @@ class TaskAgents:
 
 
 def _own_spaces(agent: Any) -> list[tuple[str, Space[Any] | None]]:
-    """Return the spaces that an agent, or the model in it, was made for; None for unknown ones."""
+    """Return the spaces of an agent, or of the model in it; None if unknown."""
     names = ("observation_space", "action_space")
     if isinstance(agent, Mapping):
         return []
@@ -136,7 +128,7 @@ def _own_spaces(agent: Any) -> list[tuple[str, Space[Any] | None]]:
 
 
 def _of_players(space: Space[Any]) -> Mapping[str, Space[Any]]:
-    """Return the space of each agent of an environment; by an empty name where it has one agent."""
+    """Return the space of each agent of an environment; under an empty name for a single agent."""
     return space.spaces if isinstance(space, SpacesOfAgents) else {"": space}
 
 
@@ -145,9 +137,9 @@ def _is_space(value: Any) -> bool:
 
 
 def fits(own: Space[Any], found: Space[Any]) -> bool:
-    """Return whether an agent that was made for one space can act in another: kind, shape and number are equal.
+    """Return whether an agent for one space can act in another: kind, shape and number are equal.
 
-    Bounds may differ, as they do between tasks of one robot.
+    Bounds may differ, as between tasks of the same robot.
     """
     if isinstance(own, spaces.Dict):
         return isinstance(found, spaces.Dict) and own.keys() == found.keys() and all(
@@ -166,18 +158,13 @@ def fits(own: Space[Any], found: Space[Any]) -> bool:
 
 
 def _takes_task(agent: Any, first: str, observation: Callable[[], Any]) -> bool:
-    """Return whether a callable takes the name of a task, and returns the task's agent.
+    """Return whether a callable is a function from a task's name to the task's agent.
 
-    The name or the annotation of its parameter decides. Where neither does, a function is called with the first task's
-    name: if it returns an agent, it takes names. If it raises, it takes observations, and is called with one.
-
-    Args:
-        agent: The callable, or an agent.
-        first: The name of the first task.
-        observation: Returns an observation of the first task.
+    The name or the annotation of its parameter decides. Otherwise a function is called with the first task's name: if
+    it returns an agent, it takes names. If it raises, it takes observations, and is called with one.
 
     Raises:
-        UsageError: It may be both, or it is neither.
+        UsageError: The callable may be either, or is neither.
     """
     if (decided := _is_declared(agent)) is not None:
         return decided
@@ -199,7 +186,7 @@ def _takes_task(agent: Any, first: str, observation: Callable[[], Any]) -> bool:
 
 
 def _is_declared(agent: Any) -> bool | None:
-    """Return whether the parameter of a callable declares that it takes names of tasks; None if a function does not."""
+    """Return whether a callable's parameter declares names of tasks; None if a function declares nothing."""
     if not callable(agent) or is_module(agent):
         return False
     if any(callable(getattr(agent, name, None)) for name in ("get_action", "get_actions", "predict")):
@@ -219,7 +206,7 @@ _CALL_IT = "call its parameter task, or observation"
 def _check_takes_observations(
     function: Callable[[Any], Any], observation: Callable[[], Any], of_name: str, cause: Exception
 ) -> None:
-    """Check that a function which raises for the name of a task takes observations.
+    """Check that a function which raises for a task's name takes observations.
 
     Raises:
         UsageError: It raises for both.
@@ -238,7 +225,7 @@ def _check_takes_observations(
 
 
 def _sample(space: Space[Any]) -> Any:
-    """Return an observation, without a change of the generator of the environment's space."""
+    """Return an observation, and leave the generator of the environment's space unchanged."""
     space = copy.deepcopy(space)
     space.seed(0)
     if isinstance(space, SpacesOfAgents):
@@ -266,10 +253,10 @@ def _agent_of(function: Callable[[str], Any], name: str) -> Any:
 
 
 def _loaded(name: str, agent: Any, *args: Any) -> Any:
-    """Return what a sampler takes for the agent of a task; see `evaluated_agent`.
+    """Return a task's agent as samplers take it; see `evaluated_agent`.
 
     Raises:
-        UsageError: It cannot be an agent, or its file cannot be read; names the task.
+        UsageError: It is no agent, or its file cannot be read; names the task.
         ImportError: A library is missing.
     """
     try:
@@ -288,7 +275,7 @@ def _are_agents(value: Any) -> bool:
 
 
 def _only_parameter(function: Callable[..., Any]) -> inspect.Parameter | None:
-    """Return the parameter of a function that takes one argument; None of others."""
+    """Return the parameter of a function of one argument, otherwise None."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):

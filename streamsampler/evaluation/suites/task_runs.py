@@ -1,4 +1,4 @@
-"""Run the trajectories that tasks lack: with workers that all tasks share, or with a sampler for each task in turn."""
+"""Run the missing trajectories of tasks: with shared workers, or with a sampler for each task in turn."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from streamsampler.evaluation.suites.suite_plan import TaskState
 from streamsampler.samplers.base import Sampler
 
 _OF_THE_CALL = (ClosedError, ConcurrentCallError, ProtocolError)
-"""Errors that end the whole call: they are of no task."""
+"""Errors that end the whole call, because they belong to no task."""
 
 
 class FinishedTask(NamedTuple):
-    """A task that has the trajectories that it is to have by now, or failed.
+    """A task with all trajectories requested so far, or a failed task.
 
     Attributes:
         name: Its name.
-        evaluation: Its evaluation; None where it failed, and where none of the trajectories is left that were run.
-        error: Why it failed; None where it did not.
+        evaluation: Its evaluation; None if it failed, or if all its trajectories were dropped.
+        error: Reason of its failure, or None.
     """
 
     name: str
@@ -39,20 +39,20 @@ class FinishedTask(NamedTuple):
 
 @dataclass
 class TaskRuns:
-    """Runs the trajectories that tasks lack.
+    """Runs the missing trajectories of tasks.
 
     A context manager, which closes the workers.
 
     Attributes:
         agents: The agent of each task, as samplers take it.
         envs: The environment of each task.
-        open_envs: How many tasks' environments a worker has open at once.
+        open_envs: Largest number of tasks with an open environment in a worker.
         success: See `streamsampler.evaluate`.
         return_of: See `streamsampler.evaluate`.
         options: The sampler's other arguments.
         arrived: Called with each new trajectory and its task.
-        source: The file that has the trajectories which are there, for errors.
-        entry: Returns where the trajectories of a task are kept while the run goes on; None for nowhere.
+        source: The file of the present trajectories, for errors.
+        entry: Returns the journal entry of a task's trajectories during the run; None without a journal.
     """
 
     agents: Mapping[str, Any]
@@ -77,17 +77,14 @@ class TaskRuns:
             self._shared.__exit__(*error)
 
     def run(self, tasks: Mapping[str, TaskState]) -> Iterator[FinishedTask]:
-        """Run the trajectories that tasks lack, and yield each task when it has them.
+        """Run the missing trajectories of tasks, and yield each task when it has them.
 
-        After Ctrl-C the finished trajectories of the task in hand are yielded, and then KeyboardInterrupt is raised.
-
-        Args:
-            tasks: The states of the tasks, by name.
+        After Ctrl-C the finished trajectories of the current task are yielded, and then KeyboardInterrupt is raised.
         """
         return self._in_turn(tasks) if self._shared is None else self._together(tasks, self._shared)
 
     def _in_turn(self, tasks: Mapping[str, TaskState]) -> Iterator[FinishedTask]:
-        """Run one task after the other, each with a sampler of its own."""
+        """Run one task after the other, each with its own sampler."""
         for name, state in tasks.items():
             call: EvaluationCall | None = None
             try:
@@ -102,7 +99,7 @@ class TaskRuns:
                 yield FinishedTask(name, error=error)
 
     def _together(self, tasks: Mapping[str, TaskState], shared: SharedWorkers) -> Iterator[FinishedTask]:
-        """Run all tasks with the same workers; where one fails, the others go on with a further stream."""
+        """Run all tasks with the same workers; after a failure of one task, the others continue in a further stream."""
         left = list(tasks)
         while left:
             calls = {}
@@ -147,14 +144,7 @@ class TaskRuns:
 
 
 def name_task(error: SamplerError, number: int, name: str, seed_of: Callable[[int], int] | None) -> None:
-    """Let an error of a sampler with a single task name the task and the seed, as errors of shared workers do.
-
-    Args:
-        error: The error, which is changed.
-        number: The task's number.
-        name: The task's name.
-        seed_of: Returns the seed of a trajectory; None where no trajectory has begun.
-    """
+    """Name the task and the seed in an error of a sampler with a single task, as in errors of shared workers."""
     error.task = number
     trajectory = getattr(error, "trajectory", None)
     task = f"task {name!r}"
@@ -166,6 +156,6 @@ def name_task(error: SamplerError, number: int, name: str, seed_of: Callable[[in
 
 
 def all_left_out(call: EvaluationCall) -> DataError:
-    """Return the error of a task of which each trajectory was left out."""
+    """Return the error of a task with no trajectory left."""
     reasons = "; ".join(call.reasons)
     return DataError(f"each of its {count(call.n, 'trajectory')} was left out, so that there is no result: {reasons}")
