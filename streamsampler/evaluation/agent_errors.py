@@ -1,4 +1,4 @@
-"""Errors of one agent of a comparison: they name the agent, and keep the results of the agents before it."""
+"""Errors of a single agent in a comparison: they name the agent, and have the results of the agents before it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,10 @@ from streamsampler.core.errors import SamplerError, UsageError
 
 @contextmanager
 def naming_agent(name: str, found: Mapping[str, Any], *, are_kept: bool) -> Iterator[None]:
-    """Let an error name the agent that it is of; it gets the results of the agents before this one as `found`.
-
-    Args:
-        name: The agent.
-        found: The results of the agents before it, by name.
-        are_kept: Whether their trajectories are in a file.
+    """Name the agent in its errors, and attach the results of the agents before it as `found`.
 
     Raises:
-        SamplerError: The error.
+        SamplerError: The agent's error.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Make agents of what users evaluate, and say which agent it was."""
+"""Make agents from users' objects, and record the facts of agents and of their trajectories."""
 
 from __future__ import annotations
 
@@ -30,16 +30,13 @@ from streamsampler.samplers.processes import LocalSampler, MultiprocessingSample
 from streamsampler.samplers.provenance import shown_name
 from streamsampler.samplers.ray import RaySampler
 
-# ----------------------------------------------------------------------
-# Refuse several tasks or agents, whose returns would become one mean.
-
 
 def refuse_several_tasks(envs: Any) -> None:
-    """Refuse a list of environments unless all have one spec; `PerWorker` says that one mean of them all is wanted.
+    """Refuse a list of environments unless all have the same spec; `PerWorker` requests a common mean explicitly.
 
     Raises:
-        UsageError: They are different ones, or it is not known whether they are.
-        UnknownEnvironmentError: One is an id under which no environment is registered.
+        UsageError: Their specs differ, or are unknown.
+        UnknownEnvironmentError: No environment is registered under an id.
     """
     if not isinstance(envs, list) or not envs:
         return
@@ -56,7 +53,7 @@ def refuse_several_tasks(envs: Any) -> None:
 
 
 def _spec_of(env: Any) -> EnvSpec | None:
-    """Return the spec of what a sampler takes for an environment; None where it has none."""
+    """Return the spec of an environment as samplers take it; None without a spec."""
     if isinstance(env, str):
         return None if is_pettingzoo_id(env) else find_spec(env)
     if isinstance(env, ExistingEnvUpdate):
@@ -66,10 +63,10 @@ def _spec_of(env: Any) -> EnvSpec | None:
 
 
 def refuse_several_agents(agent: Any, name: str = "agent") -> None:
-    """Refuse a list of agents; `PerWorker` says that one mean of them all is wanted.
+    """Refuse a list of agents; `PerWorker` requests a common mean explicitly.
 
     Raises:
-        UsageError: It is a list or a tuple.
+        UsageError: The agent is a list or a tuple.
     """
     if isinstance(agent, list | tuple):
         raise UsageError(
@@ -80,20 +77,11 @@ def refuse_several_agents(agent: Any, name: str = "agent") -> None:
         )
 
 
-# ----------------------------------------------------------------------
-# Choose the sampler that arguments ask for.
-
-
 def make_sampler(agents: Any, envs: Any, options: Mapping[str, Any]) -> Sampler[Any, Any]:
-    """Make a `LocalSampler` for no worker process, a `RaySampler` for Ray, and else a `MultiprocessingSampler`.
-
-    Args:
-        agents: See `streamsampler.Sampler`.
-        envs: See `streamsampler.Sampler`.
-        options: The sampler's other arguments, with `n_workers` 0 for none but this process, and also the engine "ray".
+    """Make a `LocalSampler` without worker processes, a `RaySampler` for Ray, and otherwise a `MultiprocessingSampler`.
 
     Raises:
-        SamplerError: As the sampler says.
+        SamplerError: As the sampler raises it.
         ImportError: Ray is missing.
     """
     options = dict(options)
@@ -107,9 +95,6 @@ def make_sampler(agents: Any, envs: Any, options: Mapping[str, Any]) -> Sampler[
     return MultiprocessingSampler(agents, envs, **options)
 
 
-# ----------------------------------------------------------------------
-
-
 class Predicting(Protocol):
     """An object that acts by `predict`, as models of Stable-Baselines3 do."""
 
@@ -119,7 +104,7 @@ class Predicting(Protocol):
 
 
 EvaluatedAgent: TypeAlias = Agents | Predicting | str | PathLike[str]
-"""What is evaluated: whatever samplers take, an object with `predict`, or the file of a model."""
+"""Agents to evaluate: agents as samplers take them, objects with `predict`, or the file of a model."""
 
 _NOT_APPLICABLE = (
     "deterministic is for agents with predict and for torch modules; this {} decides for itself: leave it out, "
@@ -131,16 +116,7 @@ def evaluated_agent(
     agent: Any, deterministic: bool | None, vec_normalize: Any, action_space: Callable[[], Space[Any]],
     policy_of: PolicyOf | None = None,
 ) -> Any:  # fmt: skip
-    """Return what a sampler takes.
-
-    Args:
-        agent: An agent in any form that samplers take; a model of Stable-Baselines3, the `.zip` file of one, another
-            object with `predict`; or a torch module.
-        deterministic: Whether to act without drawing; None for True where there is `predict`, and otherwise for what
-            the agent does by itself.
-        vec_normalize: See `SB3Agent`.
-        action_space: Returns the environment's; called for torch modules only.
-        policy_of: Which of several policies plays which agent; see `streamsampler.Sampler`.
+    """Return an agent as samplers take it.
 
     Raises:
         UsageError: `deterministic` or `vec_normalize` is for another kind of agent.
@@ -166,7 +142,7 @@ def evaluated_agent(
     if vec_normalize is not None:
         raise UsageError("vec_normalize is for a model of Stable-Baselines3")
     if is_module(agent) and not callable(getattr(agent, "get_action", None)):
-        from streamsampler.agents.torch import TorchAgent  # needs torch, which the module has loaded
+        from streamsampler.agents.torch import TorchAgent  # imports torch, which the module has loaded already
 
         return TorchAgent(agent, _space_of(action_space), deterministic=bool(deterministic))
     if deterministic is not None and getattr(agent, "deterministic", None) != deterministic:
@@ -175,7 +151,7 @@ def evaluated_agent(
 
 
 def _space_of(action_space: Callable[[], Space[Any]], policies: Policies | None = None, name: str = "") -> Space[Any]:
-    """Return the action space that an agent, or one of several policies, acts in."""
+    """Return the action space of an agent, or of a policy."""
     space = action_space()
     if not isinstance(space, SpacesOfAgents):
         return space
@@ -191,17 +167,14 @@ def _space_of(action_space: Callable[[], Space[Any]], policies: Policies | None 
 
 
 def has_predict(agent: Any) -> bool:
-    """Whether an object acts by `predict`, as models of Stable-Baselines3 do, and is no agent by itself."""
+    """Return whether an object acts by `predict`, as models of Stable-Baselines3 do, and is no agent itself."""
     return callable(getattr(agent, "predict", None)) and not callable(getattr(agent, "get_action", None))
 
 
 def agent_facts(agent: Any) -> dict[str, Any]:
-    """Return what tells an agent from others: its name, a digest of its parameters, whether it is deterministic.
+    """Return the facts that identify an agent: its name, a digest of its parameters, and whether it is deterministic.
 
-    An agent's name is its attribute `name` where that is a text, as `SB3Agent` has the name of the model's file.
-
-    Args:
-        agent: What a sampler takes for agents.
+    The name is the agent's attribute `name` if it is a text; an `SB3Agent` has the name of the model's file.
     """
     items = items_by_worker(agent)
     if items is not None:
@@ -223,7 +196,7 @@ def agent_facts(agent: Any) -> dict[str, Any]:
 
 
 def _digest(agent: Any) -> str | None:
-    """Return a digest of an agent's parameters; None where it has none to show."""
+    """Return a digest of an agent's parameters; None without parameters."""
     get_param_values = getattr(agent, "get_param_values", None)
     if not callable(get_param_values):
         return None
@@ -237,28 +210,24 @@ def _digest(agent: Any) -> str | None:
                 return None
             digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
             digest.update(array.tobytes())
-    except Exception:  # parameters of a kind of their own are no reason not to evaluate
+    except Exception:  # unusual parameters must not prevent the evaluation
         return None
     return digest.hexdigest()
 
 
-# ----------------------------------------------------------------------
-# What an evaluation keeps of each trajectory.
-
-
 SuccessMeaning: TypeAlias = Literal["end", "once"]
-"""When a trajectory succeeds: if its last timestep says so, or any of its timesteps."""
+"""Success of a trajectory: at its last timestep, or at any timestep."""
 
 ReturnOf: TypeAlias = str | Sequence[str]
-"""Whose return counts, in environments of several agents: agents, policies (all that they play), or "all"."""
+"""The agents for which returns count, in environments of several agents: agents, policies, or "all"."""
 
 SUCCESS_KEYS = ("success", "is_success")
-"""The keys of infos that say so; where there are both, the first one counts."""
+"""The keys of success flags in infos; the first one present counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What an evaluation keeps of one trajectory.
+    """The recorded facts of one trajectory.
 
     Attributes:
         trajectory: Its index.
@@ -267,7 +236,7 @@ class Row:
         length: Its timesteps.
         terminated: Whether it terminated.
         truncated: Whether it was truncated.
-        success: Whether it succeeded; None if none of its infos says.
+        success: Whether it succeeded; None without success flags.
     """
 
     trajectory: int
@@ -280,15 +249,15 @@ class Row:
 
     @property
     def where(self) -> str:
-        """Which trajectory it is, to follow what an error says of it."""
+        """The trajectory's index and seed, for errors."""
         return f", of trajectory {self.trajectory} (seed {self.seed})"
 
 
 def check_return_of(return_of: Any) -> tuple[str, ...] | None:
-    """Return whose return counts, in environments of several agents: names; None where it was not said.
+    """Return the names of the agents for which returns count, in environments of several agents; None by default.
 
     Raises:
-        UsageError: It is neither a name nor a list of names.
+        UsageError: The value is neither a name nor a list of names.
     """
     names = (return_of,) if isinstance(return_of, str) else return_of
     if names is None:
@@ -302,17 +271,11 @@ def row_of(
     trajectory: TrajectoryBatch[Any, Any], meaning: SuccessMeaning, return_of: tuple[str, ...] | None = None,
     policies: Collection[str] = (),
 ) -> Row:  # fmt: skip
-    """Return what is kept of a batch of one trajectory.
-
-    Args:
-        trajectory: The batch.
-        meaning: When it succeeds.
-        return_of: What `check_return_of` returned.
-        policies: The names of all policies.
+    """Return the facts of a batch of one trajectory.
 
     Raises:
-        UsageError: An info of success is neither true nor false; or it is not known whose return counts.
-        DataError: None of those whose return counts took part.
+        UsageError: A success flag is neither true nor false; or the agents for which returns count are unknown.
+        DataError: None of these agents took part.
     """
     value, infos = float(trajectory.raw_returns[0]), [trajectory.env_infos]
     if isinstance(trajectory, MultiAgentBatch):
@@ -334,7 +297,7 @@ def row_of(
 
 
 def _team(trajectory: MultiAgentBatch, return_of: tuple[str, ...] | None, policies: Collection[str]) -> list[str]:
-    """Return the agents whose returns count: those of the names given that took part, or that a policy played."""
+    """Return the agents for which returns count: named agents that took part, or agents of named policies."""
     playing = trajectory.policies
     rows = [it.agents for it in playing.values() if it.agents is not None]
     known = list(dict.fromkeys(agent for each in rows for agent in each.known))
@@ -345,14 +308,14 @@ def _team(trajectory: MultiAgentBatch, return_of: tuple[str, ...] | None, polici
         )
     names = return_of or ("all",)
     unknown = [name for name in names if name not in {*known, *playing, *policies, "all"}]
-    if unknown and not rows[0].is_open:  # else it may be one that took no part
+    if unknown and not rows[0].is_open:  # otherwise it may be an agent that did not take part
         raise UsageError(
             f"return_of names {unknown[0]!r}, and the agents are {', '.join(known)}; the policies, "
             f"{', '.join(policies or playing)}"
         )
     there = trajectory.episodes.agent_ids
     of_policies = {name: each.agent_ids.tolist() for name, each in playing.items()}
-    # An agent's name comes before a policy's.
+    # An agent's name takes precedence over a policy's.
     team = [
         agent for name in names for agent in there
         if name in ("all", agent) or (name not in known and agent in of_policies.get(name, ()))
@@ -389,9 +352,9 @@ def _as_bool(value: Any, key: str) -> bool:
 
 
 def columns_of(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return rows as columns, by the names of an `Evaluation`.
+    """Return the facts of trajectories as columns, by the attributes of an `Evaluation`.
 
-    Where any trajectory says whether it succeeded, one that does not say has not.
+    If any trajectory has a success flag, trajectories without flag count as failures.
     """
     known = any(row.success is not None for row in rows)
     return {

@@ -1,4 +1,4 @@
-"""Check what an evaluation is asked for: how many trajectories, from which seeds, until when."""
+"""Check the amount of an evaluation: the number of trajectories, their seeds, and the stopping rule."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _SCENARIO_KEYS = {"seed", "options", "name"}
 
 @dataclass(frozen=True)
 class Amount:
-    """How many trajectories an evaluation has.
+    """The amount of an evaluation.
 
     Attributes:
-        n: How many, or the most where there is a rule.
-        asked: What was asked for, in words.
-        seeds: A seed for each; None for the sampler's own.
-        options: What the reset of each gets; None for nothing.
-        names: The name of each; None for none.
-        rule: Says when there are enough; None for all of them.
-        bounds: The least and the largest return there can be; None where they are not known.
-        part: Which part of them is taken; None for all.
-        arguments: The arguments that asked for it, as JSON can hold them; `arguments_of` returns them again.
+        n: Number of trajectories, or the most with a rule.
+        asked: The request in words.
+        seeds: A seed for each trajectory; None for the sampler's own.
+        options: Reset options of each trajectory; None for none.
+        names: The name of each trajectory; None for none.
+        rule: Decides when there are enough; None to run all.
+        bounds: The least and the largest possible return; None if unknown.
+        part: The part to run; None for all.
+        arguments: The request as JSON values; `arguments_of` restores them.
     """
 
     n: int
@@ -47,17 +47,17 @@ class Amount:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether each trajectory has a seed or options of its own, so that none takes the place of another."""
+        """Whether each trajectory has its own seed or options, so that no other trajectory can replace it."""
         return self.seeds is not None or self.options is not None
 
 
 @dataclass(frozen=True)
 class HowMany:
-    """How many trajectories were asked for.
+    """The requested number of trajectories.
 
     Attributes:
-        n: The number; None where there is none.
-        name: The argument's name: it has two.
+        n: The number, or None.
+        name: The name of the argument, which has two.
     """
 
     n: Any = None
@@ -65,10 +65,10 @@ class HowMany:
 
     @classmethod
     def asked(cls, n_trajectories: Any, num_trajectories: Any) -> HowMany:
-        """Return what was asked for under one of the two names.
+        """Return the request under either name.
 
         Raises:
-            UsageError: Under both.
+            UsageError: Both names are used.
         """
         if num_trajectories is None:
             return cls(n_trajectories)
@@ -89,10 +89,10 @@ def amount_of(
     min_trajectories: Any = None,
     max_trajectories: Any = None,
 ) -> Amount:
-    """Return what the arguments of `evaluate` ask for.
+    """Return the amount requested by arguments of `evaluate`.
 
     Raises:
-        UsageError: They cannot work.
+        UsageError: Arguments are out of range, or contradict each other.
     """
     if precision_of not in FLOORS:
         raise UsageError(f'precision_of must be "return" or "success", got {precision_of!r}')
@@ -125,20 +125,20 @@ def amount_of(
 
 
 def refuse_useless(arguments: Mapping[str, Any], rule: str) -> None:
-    """Refuse arguments of a rule that was not asked for."""
+    """Refuse arguments of an absent rule."""
     if given := [name for name, value in arguments.items() if value]:
         raise UsageError(f"{' and '.join(given)} {'is' if len(given) == 1 else 'are'} for {rule}")
 
 
 def refuse_amounts(rule: str, how_many: HowMany, scenarios: Any) -> None:
-    """Refuse what says how many trajectories there are, where a rule does."""
+    """Refuse fixed amounts next to a rule."""
     if how_many.n is not None or scenarios is not None:
         other = how_many.name if how_many.n is not None else "scenarios"
         raise UsageError(f"{rule} decides how many trajectories there are: leave out {other}")
 
 
 def at_most(seeds: Any, max_trajectories: Any) -> Amount:
-    """Return the most trajectories that a rule may take."""
+    """Return the most trajectories of a rule."""
     if seeds is None:
         n = positive("max_trajectories", DEFAULT_CAP if max_trajectories is None else max_trajectories)
         return Amount(n, "", arguments={"max_trajectories": n})
@@ -160,7 +160,7 @@ def _seeds(seeds: Any) -> list[int]:
 
 
 def _refuse_repeated(name: str, seeds: Sequence[int], options: Sequence[Mapping[str, Any] | None]) -> None:
-    """Refuse two trajectories that are the same: intervals would count them as independent, and be too narrow."""
+    """Refuse equal trajectories, which intervals would count as independent."""
     first: dict[int, int] = {}
     for position, seed in enumerate(seeds):
         before = first.setdefault(seed, position)
@@ -172,13 +172,10 @@ def _refuse_repeated(name: str, seeds: Sequence[int], options: Sequence[Mapping[
 
 
 def amount_of_scenarios(scenarios: Any) -> Amount:
-    """Return one trajectory for each scenario.
-
-    Args:
-        scenarios: Dicts with some of the keys "seed", "options" and "name"; all have a seed, or none has.
+    """Return an amount of one trajectory per scenario.
 
     Raises:
-        UsageError: They are something else, or two have one name.
+        UsageError: An item is no such dict, or two scenarios have the same name.
     """
     if isinstance(scenarios, str | bytes | Mapping) or not isinstance(scenarios, Iterable):
         raise UsageError(f"scenarios must be a list of dicts, got {scenarios!r:.60}")
@@ -203,7 +200,7 @@ _UNWRITTEN = "unwritten"
 
 
 def _stored_scenario(where: str, scenario: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a scenario as JSON can hold it: values that JSON has no word for by their names."""
+    """Return a scenario as JSON values; values without JSON form become their names."""
 
     def by_name(value: Any, _path: str) -> dict[str, Any]:
         return {"$": _UNWRITTEN, "name": shown_name(value)}
@@ -212,14 +209,10 @@ def _stored_scenario(where: str, scenario: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def arguments_of(stored: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return the arguments that asked for an amount, from what a file has of them.
-
-    Args:
-        stored: What the file has.
-        path: The file.
+    """Return the arguments of an amount from its stored form.
 
     Raises:
-        UsageError: The scenarios have options that the file does not hold.
+        UsageError: The options of scenarios cannot be restored from the file.
     """
 
     def refuse(value: Mapping[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""The look of all pictures: formats, colours on light and dark pages, legends, names of agents."""
+"""The style of all pictures: formats, colours on light and dark pages, legends, names of agents."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from streamsampler.core.errors import UsageError
 from streamsampler.core.extras import needed
 
 PICTURES = {".png": ("Software",), ".svg": ("Date",), ".pdf": ("CreationDate",)}
-"""The formats of pictures, by suffix, with the metadata that files of them do not have."""
+"""The formats of pictures by suffix, with the metadata to omit."""
 
 
 WIDTH = 8.0
-"""Of a picture, in inches."""
+"""Width of a picture, in inches."""
 _DPI = 200  # sharp at 800 pixels on any screen
 _LONGEST_NAME, _LONGEST_LEGEND, _WIDTH_OF_LINE = 32, 76, 8  # characters
 
-# Okabe and Ito's colours, which colour-blind people tell apart; on a dark page the lighter ones.
+# Okabe and Ito's colours, which remain distinct for colour-blind readers; lighter on a dark page.
 COLOURS = {
     False: ("#0072B2", "#D55E00", "#009E73", "#A2528B", "#8C6D00", "#3FA9DE", "#5A5F66"),
     True: ("#56B4E9", "#E69F00", "#2FC99A", "#E7A6CC", "#F0E442", "#8FA3FF", "#B4BAC2"),
@@ -33,7 +33,7 @@ def checked_picture(out: Path) -> Path:
     """Return the file of a picture.
 
     Raises:
-        UsageError: Its ending is that of no format of pictures.
+        UsageError: Its suffix is not a format of pictures.
     """
     if out.suffix not in PICTURES:
         raise UsageError(f"a picture is a file of {', '.join(PICTURES)}, got {str(out)!r}")
@@ -42,12 +42,7 @@ def checked_picture(out: Path) -> Path:
 
 @contextmanager
 def written_figure(out: Path, height: float, *, dark: bool) -> Iterator[Any]:
-    """Yield a figure to draw in, and write it, whole or not at all.
-
-    Args:
-        out: The file of the picture.
-        height: In inches.
-        dark: For a dark page.
+    """Yield a figure, and write it afterwards, whole or not at all.
 
     Raises:
         ImportError: matplotlib is missing; says how to install it.
@@ -93,5 +88,5 @@ def draw_legend(axis: Any) -> None:
 
 
 def short(name: str) -> str:
-    """Return an agent's name, without its beginning where it is long."""
+    """Return an agent's name, without its beginning if it is long."""
     return name if len(name) <= _LONGEST_NAME else f"…{name[1 - _LONGEST_NAME :]}"

@@ -1,4 +1,4 @@
-"""Draw returns and lengths, and of comparisons the returns of both agents, pair by pair.
+"""Draw returns and lengths, and for comparisons the returns of both agents, pair by pair.
 
 Needs matplotlib: `pip install matplotlib`.
 """
@@ -30,10 +30,6 @@ from streamsampler.evaluation.suites.suite_charts import draw_suites
 from streamsampler.evaluation.suites.suite_comparison import SuiteComparison
 from streamsampler.evaluation.suites.suite_evaluation import SuiteEvaluation
 
-# ----------------------------------------------------------------------
-# Read the returns and the lengths of trajectories, and nothing else, from whatever this package wrote.
-
-
 _NAMES = ("rewards", "terminated")
 _log = logging.getLogger("streamsampler")
 
@@ -46,12 +42,12 @@ class Series:
     """N trajectories of one agent.
 
     Attributes:
-        name: What the agent is called.
+        name: The agent's name.
         indices: (N,) int64: trajectory indices.
-        returns: (N,) float64: sums of rewards, not discounted.
+        returns: (N,) float64: undiscounted sums of rewards.
         lengths: (N,) int64: timesteps.
         terminated: (N,) bool; the others were truncated.
-        interval: The interval of the mean return, or why there is none.
+        interval: The interval of the mean return, or the reason for its absence.
     """
 
     name: str
@@ -63,19 +59,18 @@ class Series:
 
     @classmethod
     def of_evaluation(cls, evaluation: Evaluation, name: str) -> Series:
-        """Return the series of an evaluation."""
         columns = (evaluation.indices, evaluation.returns, evaluation.lengths, evaluation.terminated)
         return cls(name, *columns, evaluation.mean_interval)
 
 
 @dataclass(frozen=True)
 class ChartSource:
-    """What is to be drawn.
+    """The data of a picture.
 
     Attributes:
-        environment: The environment's name; empty where it is not known.
+        environment: The environment's name; empty if unknown.
         series: The trajectories of each agent.
-        comparison: The comparison that they are of; None for none.
+        comparison: Their comparison, or None.
     """
 
     environment: str
@@ -84,14 +79,14 @@ class ChartSource:
 
 
 def read_source(path: Path) -> ChartSource:
-    """Return what a file of trajectories, a folder, or the JSON of an evaluation or a comparison holds.
+    """Read a file of trajectories, a folder, or the JSON of an evaluation or a comparison.
 
-    Of trajectories, only rewards and lengths are read, and of a folder a shard at a time; shards that are damaged are
-    left out, with a warning.
+    Of trajectories, only rewards and lengths are read, and folders shard by shard. Damaged shards are skipped with a
+    warning.
 
     Raises:
-        StorageError: It is something else, or damaged, or holds no trajectory.
-        OSError: It cannot be read.
+        StorageError: The contents are of another kind, damaged, or empty.
+        OSError: Reading fails.
     """
     match kind_of(path):
         case "evaluation":
@@ -116,14 +111,14 @@ def read_source(path: Path) -> ChartSource:
 
 
 def read_sources(paths: Sequence[Path]) -> ChartSource:
-    """Return what several paths hold as one source, without pairs; see `read_source` for one.
+    """Read several paths as one source, without pairs; see `read_source`.
 
-    Agents are called by their names where these differ, else by the names of their files.
+    Agents have their own names if these differ, otherwise the names of their files.
 
     Raises:
-        UsageError: There is no path.
-        StorageError: One of them is something else, or damaged, or holds no trajectory.
-        OSError: One of them cannot be read.
+        UsageError: No path is given.
+        StorageError: The contents of a path are of another kind, damaged, or empty.
+        OSError: Reading fails.
     """
     if not paths:
         raise UsageError("there is no file to draw")
@@ -145,7 +140,7 @@ def read_sources(paths: Sequence[Path]) -> ChartSource:
 
 
 def _distinct(paths: Sequence[Path]) -> list[str]:
-    """Return the names of files without endings, unless these or their folders tell them apart."""
+    """Return the names of files without suffixes, unless suffixes or folders distinguish them."""
     for names in ([path.stem for path in paths], [path.name for path in paths]):
         if len(set(names)) == len(names):
             return names
@@ -154,10 +149,7 @@ def _distinct(paths: Sequence[Path]) -> list[str]:
 
 
 def _suites_in(paths: Sequence[Path]) -> dict[str, SuiteEvaluation]:
-    """Return the suites of files by the names of their agents, or of the files where these are not different.
-
-    Nothing where a file holds something else.
-    """
+    """Return the suites of files by agent, or by file if agents' names are equal; empty for other contents."""
     kinds = [kind_of(path) for path in paths]
     if kinds == ["suite comparison"]:
         comparison = SuiteComparison.load(paths[0])
@@ -197,16 +189,16 @@ def _source(path: Path, parts: Sequence[Columns], provenance: Any) -> ChartSourc
 
 
 def _columns(path: Path, arrays: Mapping[str, Any]) -> Columns:
-    """Return the columns of a file, with the returns in the place of the rewards, which may be large."""
+    """Return the columns of a file, with returns in place of rewards, which may be large."""
     with damage_raised(path):
         return arrays["indices"], returns_of(path, arrays), arrays["lengths"], arrays["terminated"]
 
 
 def returns_of(path: Path, arrays: Mapping[str, Any]) -> NDArray[np.float64]:
-    """Return the sums of rewards of the trajectories of a file.
+    """Return the sums of rewards of a file's trajectories.
 
     Raises:
-        StorageError: Its lengths and its rewards do not fit each other.
+        StorageError: The numbers of lengths and rewards do not match.
     """
     lengths, rewards = arrays["lengths"], arrays["rewards"]
     is_whole = lengths.ndim == rewards.ndim == 1 and lengths.dtype == np.int64
@@ -215,41 +207,38 @@ def returns_of(path: Path, arrays: Mapping[str, Any]) -> NDArray[np.float64]:
     return sums(rewards, lengths)
 
 
-# ----------------------------------------------------------------------
-
-
 _HEIGHT, _HEIGHT_OF_AGENT, _HEIGHT_OF_PAIRS = 6.5, 0.36, 3.8  # inches
 _MOST_POINTS = 5_000
 _N_RANGES = 100
 _FEWEST_BINS, _MOST_BINS = 8, 50
 _MOST_NAMES = 3  # in a title
-_LARGEST = 1e100  # what can be drawn: matplotlib squares differences
+_LARGEST = 1e100  # limit of drawing: matplotlib squares differences
 _LARGEST_WHOLE = 2**52  # above it all floats are whole numbers
 
 
 def draw(
     path: str | PathLike[str] | Sequence[str | PathLike[str]], out: str | PathLike[str], *, dark: bool = False
 ) -> Path:
-    """Draw what a file or a folder holds, or several together, and write it as SVG, PDF, or PNG 1,600 pixels wide.
+    """Draw the contents of a file or a folder, or of several, as SVG, PDF, or PNG 1,600 pixels wide.
 
-    For suites, the mean of each task with its interval, and performance profiles (Agarwal and others, 2021). Else
-    returns and lengths, by index and how they are distributed; for a comparison of all agents, and then for each agent
-    but the first the returns of both, pair by pair, with their differences. Of several files all agents are in one
-    picture, without pairs.
+    For suites, it draws the mean of each task with its interval, and performance profiles (Agarwal and others, 2021).
+    Otherwise it draws returns and lengths, by index and as distributions; for a comparison of all agents, and then for
+    each agent but the first the returns of both, pair by pair, with their differences. Several files share a picture,
+    without pairs.
 
     Args:
         path: A file of trajectories, a folder of shards, or the JSON of an evaluation, a comparison or a suite; or
-            several, suites only with suites of the same tasks.
+            several of them, suites only with suites of the same tasks.
         out: The file to write, whole or not at all: `.png`, `.svg` or `.pdf`.
-        dark: For a dark page.
+        dark: Whether to use colours for a dark page.
 
     Returns:
-        The file that was written.
+        The written file.
 
     Raises:
         ImportError: matplotlib is missing; says how to install it.
-        UsageError: `out` is no such file.
-        StorageError: The file holds something else, or is damaged.
+        UsageError: `out` has another suffix.
+        StorageError: A file has other contents, or is damaged.
         OSError: A file cannot be read or written.
     """
     paths = [path] if isinstance(path, str | PathLike) else path
@@ -317,7 +306,7 @@ def _drawable(values: Any) -> Any:
 
 
 def _draw_by_index(axis: Any, series: Series, values: Any, colours: Sequence[str]) -> None:
-    """Draw a point for each trajectory; of many, how they are spread in each of a hundred ranges of indices."""
+    """Draw a point for each trajectory, or the spread in each of a hundred ranges of indices if they are many."""
     drawn = _drawable(values)
     if not drawn.all():
         axis.plot([], [], " ", label=f"not drawn: {(~drawn).sum():,} of {len(drawn):,}, which are not finite")
@@ -348,7 +337,7 @@ def _draw_spread(axis: Any, indices: Any, values: Any, colour: str) -> None:
 
 
 def _draw_distribution(axis: Any, columns: Sequence[Any], colours: Sequence[str]) -> None:
-    """Draw how many trajectories have which values, from the left, on the axis of the values."""
+    """Draw a histogram from the left, along the axis of the values."""
     columns = [column[_drawable(column)] for column in columns]
     edges = _edges(columns)
     for position, column in enumerate(columns):
@@ -363,11 +352,10 @@ def _are_whole(columns: Sequence[Any]) -> bool:
 
 
 def _edges(columns: Sequence[Any]) -> Any:
-    """Return the edges of bins, which depend on nothing but the numbers: equal numbers have equal bins.
+    """Return the edges of bins, as a function of the numbers alone.
 
-    Bins are about as wide as Freedman and Diaconis (1981) have them for the column that is spread least, and begin at
-    multiples of their width. Each of them holds equally many whole numbers, the middle ones in its middle, where all
-    numbers are whole.
+    Bins are about as wide as by Freedman and Diaconis (1981) for the column with the smallest spread, and begin at
+    multiples of their width. If all numbers are whole, each bin has equally many whole numbers, placed symmetrically.
     """
     values = np.concatenate(columns)
     if not len(values):
@@ -383,13 +371,13 @@ def _edges(columns: Sequence[Any]) -> Any:
     least = min((2 * spread for spread in spreads if spread > 0), default=high - low)
     width = np.clip(least, (high - low) / _MOST_BINS, (high - low) / _FEWEST_BINS)
     width = _round(max(1.0, width) if is_whole else width)
-    # From at most the lowest number to above the highest one.
+    # From the lowest number or below to above the highest number.
     edges = width * np.arange(np.floor(low / width), np.floor(high / width) + 2)
     return edges - 0.5 if is_whole else edges
 
 
 def _round(width: float) -> float:
-    """Return the nearest one of the numbers 1, 2 and 5 times a power of ten."""
+    """Return the nearest of the numbers 1, 2 and 5 times a power of ten."""
     decade = 10.0 ** np.floor(np.log10(width))
     return float(decade * min((1, 2, 5, 10), key=lambda step: abs(np.log(width / decade / step))))
 

@@ -1,4 +1,4 @@
-"""Compare agents on the same seeds: so many pairs, or until it is sure which agent is better."""
+"""Compare agents on the same seeds: a fixed number of pairs, or until a test decides which agent is better."""
 
 from __future__ import annotations
 
@@ -112,59 +112,59 @@ def compare(
 ) -> Comparison | SuiteComparison:
     """Compare agents on the same seeds, and return their differences, pair by pair, with intervals.
 
-    Give one of `n_trajectories`, `seeds`, `scenarios` and `until_decided`; the last one may go through `seeds`. The
+    Give `n_trajectories`, `seeds`, `scenarios` or `until_decided`; only the last may be combined with `seeds`. The
     result is the same for any number of workers.
 
-    On a suite, `until_decided` is about the mean over tasks. It goes on in rounds, in which all tasks have the same
-    number of trajectories: 20, and a quarter more each time.
+    On a suite, `until_decided` is about the mean over tasks. It runs rounds in which all tasks have the same number of
+    trajectories: 20, and a quarter more each time.
 
     Args:
-        agents: Two agents or more, by name or in a list; what `streamsampler.evaluate` takes. Each is compared with the
-            first one. Those of a list have the names of their files, functions or classes, or else "agent 1",
-            "agent 2". Or evaluations that `streamsampler.evaluate` returned, or `Evaluation.load`: nothing is run then,
-            pairs are those of the same seeds, and of the other arguments there are `bounds` and `out` alone.
-        env: See `streamsampler.evaluate`, as for all arguments that are not named here. Of a suite, pairs are taken
-            by task and seed.
-        n_trajectories: Exactly so many of each agent.
-        seeds: One trajectory of each agent from each of these seeds.
-        scenarios: One trajectory of each agent for each of these.
-        until_decided: Go on, in index order, until a test is sure which agent is better. The number is how often equal
-            agents may be told apart, such as 0.05; with more than two agents each comparison gets its part of it. The
-            test holds although it decides when to stop.
-        margin: Say of each other agent whether it is worse than the first one by more than this, at least 0: see
-            `Comparison.verdict`, which has it by default then. With `until_decided` the test is about the margin, and
-            goes on until that is sure; the number is then how often the verdict may be wrong.
-        decide_on: What the test and the verdict are about: the mean "return", for which a test needs `bounds`, or the
-            rate of "success".
-        bounds: The least and the largest return that there can be; see `streamsampler.evaluate`. Of a suite the same
-            for all tasks, or a dict by their names.
-        max_trajectories: The most of each agent, of a suite in each task; 10,000 by default, or as many as there are
-            `seeds`. The comparison then says that nothing was decided.
+        agents: Two agents or more, by name or in a list, as `streamsampler.evaluate` takes them. Each is compared with
+            the first. Agents in a list are named after their files, functions or classes, or else "agent 1", "agent 2".
+            Evaluations of `streamsampler.evaluate` or `Evaluation.load` are compared without running anything, by pairs
+            of equal seeds, and with no other arguments than `bounds`, `margin`, `decide_on` and `out`.
+        env: See `streamsampler.evaluate`, as for all arguments without explanation here. For a suite, pairs have the
+            same task and seed.
+        n_trajectories: Exact number of trajectories of each agent.
+        seeds: A trajectory of each agent for each of these seeds.
+        scenarios: A trajectory of each agent for each of these.
+        until_decided: Run pairs, in index order, until a test decides which agent is better. The value is the
+            probability of a wrong decision between equal agents, such as 0.05, divided among the comparisons of more
+            than two agents. The test is valid although it decides when to stop.
+        margin: Decide for each other agent whether it is worse than the first agent by more than this, at least 0: the
+            default of `Comparison.verdict`. With `until_decided` the test is about the margin; its value is then the
+            probability of a wrong verdict.
+        decide_on: Quantity of the test and the verdict: the mean "return", for which a test needs `bounds`, or the
+            "success" rate.
+        bounds: The least and the largest possible return; see `streamsampler.evaluate`. For a suite the same for all
+            tasks, or a dict by tasks.
+        max_trajectories: The most trajectories of each agent, on a suite in each task; by default 10,000, or the number
+            of `seeds`. The comparison then reports that nothing was decided.
         part: See `streamsampler.evaluate`; the same part for all agents.
         success: See `streamsampler.evaluate`.
-        return_of: See `streamsampler.evaluate`. Each of `agents` is a dict of agents by policy name then: with policies
-            swapped among agents, the same seeds show what that changes.
+        return_of: See `streamsampler.evaluate`. Each of `agents` is then a dict of agents by policy name: with policies
+            swapped among agents, the same seeds show the effect.
         deterministic: See `streamsampler.evaluate`.
         vec_normalize: See `streamsampler.evaluate`; for all agents.
         normalise: See `streamsampler.evaluate`.
         tasks: See `streamsampler.evaluate`.
         open_envs: See `streamsampler.evaluate`.
         out: See `streamsampler.evaluate`.
-        resume: See `streamsampler.evaluate`: a file of a comparison of the same agents, or of the first ones of them.
+        resume: See `streamsampler.evaluate`: a file of a comparison of the same agents, or of the first of them.
         progress: See `streamsampler.evaluate`.
         num_trajectories: Another name of `n_trajectories`.
-        options: All other arguments of `streamsampler.MultiprocessingSampler`. Where a test decides, agents run at the
+        options: All other arguments of `streamsampler.MultiprocessingSampler`. If a test decides, agents run at the
             same time and share `n_workers`.
 
     Returns:
-        The comparison, which can be printed; on a suite a `SuiteComparison`.
+        The comparison, for `print`; on a suite a `SuiteComparison`.
 
     Raises:
-        UsageError: An argument cannot work (a ValueError).
-        UnknownArgumentError: There is no argument of that name (also a TypeError).
-        EvaluationInterruptedError: Ctrl-C; has the comparison so far, or the first agent's evaluation while the
-            second agent has no trajectories. (A KeyboardInterrupt.)
-        RolloutError: User code raised in a worker. For other errors see `streamsampler.evaluate`. Of an error of one
+        UsageError: An argument is out of range, or contradicts another (a ValueError).
+        UnknownArgumentError: No argument has this name (also a TypeError).
+        EvaluationInterruptedError: Ctrl-C; has the comparison so far, or the first agent's evaluation before the second
+            agent's first trajectory. (A KeyboardInterrupt.)
+        RolloutError: User code raised in a worker. For other errors see `streamsampler.evaluate`. In the error of an
             agent, `found` has the results of the agents before it, by name.
     """
     named, how_many = named_agents(agents, _TOGETHER), HowMany.asked(n_trajectories, num_trajectories)
@@ -231,18 +231,18 @@ def compare(
 
 
 _AMOUNTS = ("n_trajectories", "seeds", "scenarios", "until_decided")
-"""The arguments that say how many trajectories there are, each by itself."""
+"""The arguments of the amount, which exclude each other."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """How many trajectories of each agent a comparison has, and what decides when there are enough.
+    """The amount of a comparison, and the tests that end it.
 
     Attributes:
-        amount: How many, or the most.
+        amount: Number of trajectories of each agent, or the most.
         options: The options of each agent's sampler.
-        decision: How the tests decide, by the names of a `Comparison`.
-        tests: One for each agent but the first; none where the amount decides.
+        decision: The decision of the tests, as arguments of a `Comparison`.
+        tests: A test for each agent but the first; empty for a fixed amount.
     """
 
     amount: Amount
@@ -256,10 +256,10 @@ class Wanted:
         given: Mapping[str, Any], env: Any, *, seeds: Any, scenarios: Any, until_decided: Any, decide_on: PrecisionOf,
         max_trajectories: Any, margin: float | None,
     ) -> Self:  # fmt: skip
-        """Return what the arguments of `compare` ask for.
+        """Return the amount requested by arguments of `compare`.
 
         Raises:
-            UsageError: They cannot work.
+            UsageError: Arguments are out of range, or contradict each other.
         """
         options = {**given, "seed": check_seed(given.get("seed"))}
         decision = decision_of(margin, decide_on, bounds, part)
@@ -284,10 +284,10 @@ class Wanted:
 
 
 def decision_of(margin: Any, decide_on: PrecisionOf, bounds: Any, part: Any) -> dict[str, Any]:
-    """Return the margin and the difference that a comparison decides on, as it keeps them.
+    """Return the margin and the quantity of a decision, as arguments of a comparison.
 
     Raises:
-        UsageError: It cannot be decided.
+        UsageError: The decision is impossible.
     """
     limits = None if bounds is None else checked_bounds(bounds)
     decision: dict[str, Any] = {"until_decided": None, "decide_on": decide_on, "bounds": limits}
@@ -410,19 +410,13 @@ def _side_by_side(
 
 
 class _Race:
-    """Agents that run side by side on the same seeds, until each was told from the first one.
-
-    Args:
-        gatherings: The trajectories of each agent.
-        tests: One for each agent but the first.
-        decide_on: What the tests are about.
-    """
+    """Agents that run side by side on the same seeds, until each is decided."""
 
     def __init__(self, gatherings: Sequence[EvaluationCall], tests: Sequence[PairTest], decide_on: PrecisionOf) -> None:
         self._gatherings, self._tests, self._decide_on = gatherings, tests, decide_on
 
     def run(self, progress: ProgressArgument) -> str:
-        """Take trajectories until all tests are sure, or there are no more; return why there are no more."""
+        """Run pairs until all tests decide or no more are left; return the reason for the end."""
         first = self._gatherings[0]
         open_tests = list(range(len(self._tests)))
         with display(
@@ -442,7 +436,7 @@ class _Race:
         return f"not decided after {count(len(first.rows), 'trajectory')}, the most" if open_tests else "decided"
 
     def _next_pair(self, agents: list[int]) -> dict[int, Row] | None:
-        """Return the next trajectory that no agent has left out, by agent; None where one has no more."""
+        """Return the next trajectory that no agent dropped, by agent; None after an agent's last."""
         rows: dict[int, Row] = {}
         while True:
             target = max((row.trajectory for row in rows.values()), default=-1)

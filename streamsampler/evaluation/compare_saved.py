@@ -1,4 +1,4 @@
-"""Compare saved evaluations: nothing runs, and pairs are trajectories of the same seed."""
+"""Compare saved evaluations without running anything, by pairs of trajectories of the same seed."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from streamsampler.evaluation.rules import checked_bounds
 _log = logging.getLogger("streamsampler")
 
 _OF_AGENTS = ("the agent's ", "observation_filter", "reward_filter")
-"""Entries of origins that belong to the agent: they may differ."""
+"""Entries of origins that belong to the agent, and may differ."""
 _OF_SEEDS = ("seed", "part", "names of scenarios", "options of scenarios")
 """Entries of origins that are checked pair by pair."""
 _OF_VERSIONS = "the version of "
 
 
 def are_saved(named: Mapping[str, Any]) -> bool:
-    """Tell whether evaluations are compared, and not agents.
+    """Return whether evaluations are compared instead of agents.
 
     Raises:
-        UsageError: Some are evaluations, others agents.
+        UsageError: Evaluations and agents are mixed.
     """
     saved = {name: isinstance(each, Found) for name, each in named.items()}
     if any(saved.values()) and not all(saved.values()):
@@ -54,13 +54,9 @@ def are_saved(named: Mapping[str, Any]) -> bool:
 def compare_saved(named: Mapping[str, Evaluation], bounds: Bounds | None = None) -> Comparison:
     """Compare saved evaluations, pair by pair.
 
-    Args:
-        named: Two evaluations or more by name; each is compared with the first one.
-        bounds: The least and the largest possible return; None for the bounds of the evaluations.
-
     Raises:
-        UsageError: They are of different environments, settings or meanings of success, and says which; they are
-            parts; or one has no seed in common with the first one.
+        UsageError: Their environments, settings or meanings of success differ, and the message says which; they are
+            parts; or an evaluation has no common seed with the first.
     """
     (first, one), *others = named.items()
     for name, each in named.items():
@@ -109,10 +105,10 @@ def _check_alike(first: str, one: Evaluation, second: str, other: Evaluation) ->
 
 
 def _bounds(named: Mapping[str, Evaluation]) -> Bounds | None:
-    """Return the bounds of all evaluations.
+    """Return the common bounds of all evaluations.
 
     Raises:
-        UsageError: They differ.
+        UsageError: The bounds differ.
     """
     for (first, one), (second, other) in combinations(named.items(), 2):
         if one.bounds != other.bounds:

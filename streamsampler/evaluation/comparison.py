@@ -1,4 +1,4 @@
-"""What a comparison found: the evaluations of agents on the same seeds, and their differences pair by pair."""
+"""The result of a comparison: the evaluations of agents on the same seeds, and their differences pair by pair."""
 
 from __future__ import annotations
 
@@ -59,15 +59,11 @@ from streamsampler.evaluation.sequential import (
     make_test,
 )
 
-# ----------------------------------------------------------------------
-# Compare two samples: probability of improvement, and what it was worth that they share their seeds.
-
-
 _ROUNDING = 1e-20  # of a variance, relative
 
 
 def probability_of_improvement(first: Floats, second: Floats) -> float:
-    """Return how probable it is that a value of `second` is above one of `first`; ties count half.
+    """Return the probability that a value of `second` is above a value of `first`; ties count half.
 
     Mann and Whitney's U, divided by the product of the two sizes.
     """
@@ -79,8 +75,8 @@ def probability_of_improvement(first: Floats, second: Floats) -> float:
 def improvement_interval(first: Floats, second: Floats, level: float = LEVEL) -> Interval | Unknown:
     """Return the interval of the probability of improvement of (N,) pairs.
 
-    All pairs have random weights that add up to 1, all such weights alike, as in `intervals.bounded_interval`; and so
-    has one that was not seen, in which an agent is below all others, or above. So it has a width also where one agent
+    The pairs, and an additional unobserved pair in which an agent is below or above all others, have uniformly
+    distributed random weights, as in `intervals.bounded_interval`. Therefore the interval has a width even if one agent
     is always better, or both are equal, where a bootstrap of pairs misses in 1 of 2 intervals.
     """
     n = len(first)
@@ -109,7 +105,7 @@ def weighted_improvement(weights: Floats, first: Floats, second: Floats) -> Floa
 
 
 def correlation(first: Floats, second: Floats) -> float | None:
-    """Return the correlation of (N,) pairs; None where one of the samples does not vary."""
+    """Return the correlation of (N,) pairs; None for a constant sample."""
     deviations = first - first.mean(), second - second.mean()
     scale = math.sqrt(float((deviations[0] ** 2).sum()) * float((deviations[1] ** 2).sum()))
     if len(first) < 2 or scale == 0 or first.min() == first.max() or second.min() == second.max():
@@ -118,15 +114,11 @@ def correlation(first: Floats, second: Floats) -> float | None:
 
 
 def unpaired_equivalent(first: Floats, second: Floats) -> float | None:
-    """Return how many trajectories of each agent, on seeds of their own, would compare the means as exactly.
-
-    Args:
-        first: (N,) values of the pairs.
-        second: (N,) values of the pairs.
+    """Return how many trajectories of each agent, on independent seeds, would compare the means as precisely.
 
     Returns:
-        N times the variance of unpaired differences over that of paired ones; infinite where all differences are
-        equal, None where neither sample varies.
+        N times the variance of unpaired differences divided by that of paired differences; infinite if all differences
+        are equal, None if both samples are constant.
     """
     unpaired = float(first.var(ddof=1) + second.var(ddof=1)) if len(first) > 1 else 0.0
     if unpaired == 0:
@@ -136,44 +128,34 @@ def unpaired_equivalent(first: Floats, second: Floats) -> float | None:
 
 
 def rate_difference_interval(wins: int, losses: int, n: int, level: float = LEVEL) -> Interval | Unknown:
-    """Return the interval of the difference of two success rates on the same seeds: that of bounded differences.
-
-    Args:
-        wins: Pairs in which the second agent alone succeeded.
-        losses: Pairs in which the first agent alone succeeded.
-        n: All pairs.
-        level: How often the interval is to hold the difference.
-    """
+    """Return the interval of the difference of two success rates on the same seeds."""
     if n < FEWEST:
         return Unknown(f"{count(n, 'pair')}, fewer than {FEWEST}")
     differences = np.repeat([1.0, -1.0, 0.0], [wins, losses, n - wins - losses])
     return bounded_interval(differences, (-1.0, 1.0), level)
 
 
-# ----------------------------------------------------------------------
-
-
 _NUMBERS = (
     "mean_difference", "mean_difference_interval", "probability_of_improvement", "improvement_interval",
     "success_difference", "success_difference_interval", "discordant", "correlation", "unseen_share",
 )  # fmt: skip
-"""What JSON has of two agents, by the names of `Pairs`."""
+"""Entries of the JSON of two agents, by the attributes of `Pairs`."""
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Pairs:
-    """Two agents on the same N seeds. Differences are those of the second agent minus the first.
+    """Two agents on the same N seeds. Differences are the second agent minus the first.
 
     Attributes:
         first: The first agent's name.
         second: The second agent's name.
         returns: The returns of both, (N,) float64 each.
         seeds: N Python ints: the seeds.
-        successes: The successes of both, (N,) bool each; None where no info says.
-        level: How often each interval holds.
-        test: The test that was to decide, with all pairs; None where none was.
-        decide_on: What the test, and a gate that is not told otherwise, is about: "return" or "success".
-        bounds: The least and the largest return there can be; None where they are not known.
+        successes: The successes of both, (N,) bool each; None without success flags.
+        level: Confidence of each interval.
+        test: The test with all pairs; None without a test.
+        decide_on: Quantity of the test, and the default of a gate: "return" or "success".
+        bounds: The least and the largest possible return; None if unknown.
         indices: N Python ints: the indices of the first agent's trajectories.
     """
 
@@ -194,7 +176,7 @@ class Pairs:
     @property
     def differences(self) -> Floats:
         """(N,) float64: the differences of returns."""
-        with np.errstate(invalid="ignore"):  # where both are infinite, it is NaN
+        with np.errstate(invalid="ignore"):  # NaN if both are infinite
             return self.returns[1] - self.returns[0]
 
     @property
@@ -204,14 +186,14 @@ class Pairs:
 
     @cached_property
     def mean_difference_interval(self) -> Interval | Unknown:
-        """The interval of the mean difference; where bets on it decided when to stop, that of the bets."""
+        """The interval of the mean difference; the interval of the test's bets if they decided when to stop."""
         if (interval := self._tested("return")) is not None:
             return interval
         bounds = self._bounds_of("return")
         return mean_interval(self.differences, self.level, bounds=bounds, of="difference", rounding=self._rounding)
 
     def _tested(self, of: PrecisionOf) -> Interval | None:
-        """Return the interval of the test's bets, if there are any on these differences."""
+        """Return the interval of the test's bets on these differences, if any."""
         return self.test.interval if self.test is not None and self.decide_on == of else None
 
     def _bounds_of(self, of: PrecisionOf) -> Bounds | None:
@@ -226,14 +208,14 @@ class Pairs:
 
     @property
     def unseen_share(self) -> float | None:
-        """The largest share of pairs that may have another difference, where all are equal; None where they differ."""
+        """The largest share of pairs that may have another difference, if all are equal; None if they differ."""
         differences = self.differences
         is_one = np.isfinite(differences).all() and len(counted(differences, self._rounding)[0]) == 1
         return unseen_share(len(self), self.level) if is_one else None
 
     @property
     def probability_of_improvement(self) -> float:
-        """How probable it is that the second agent's return is above the first one's, on seeds of any kind."""
+        """The probability that the second agent's return is above the first agent's, on independent seeds."""
         return probability_of_improvement(*self.returns)
 
     @cached_property
@@ -243,17 +225,17 @@ class Pairs:
 
     @property
     def correlation(self) -> float | None:
-        """The correlation of the pairs' returns; None where one of the agents always has the same return."""
+        """The correlation of the pairs' returns; None if an agent's returns are constant."""
         return correlation(*self.returns)
 
     @property
     def unpaired_equivalent(self) -> float | None:
-        """How many trajectories of each agent would be needed on different seeds; see `unpaired_equivalent`."""
+        """Number of trajectories of each agent needed on different seeds; see `unpaired_equivalent`."""
         return unpaired_equivalent(*self.returns)
 
     @property
     def discordant(self) -> tuple[int, int] | None:
-        """In how many pairs the first agent alone succeeded, and the second alone; None where no info says."""
+        """Numbers of pairs in which only the first agent succeeded, and only the second; None without success flags."""
         if self.successes is None:
             return None
         first, second = self.successes
@@ -261,12 +243,12 @@ class Pairs:
 
     @property
     def success_difference(self) -> float | None:
-        """The difference of success rates; None where no info says."""
+        """The difference of success rates; None without success flags."""
         return None if self.successes is None else float(self.successes[1].mean() - self.successes[0].mean())
 
     @cached_property
     def success_difference_interval(self) -> Interval | Unknown | None:
-        """The interval of the difference of success rates; None where there is none."""
+        """The interval of the difference of success rates; None without a difference."""
         if self.discordant is None:
             return None
         if (interval := self._tested("success")) is not None:
@@ -276,11 +258,11 @@ class Pairs:
 
     @property
     def verdict(self) -> Verdict | None:
-        """Which agent is better, as the test decided; None where it did not, or there was none."""
+        """The better agent by the test's decision; None without a decision, or without a test."""
         return None if self.test is None else self.test.verdict
 
     def decision(self, margin: float, of: PrecisionOf) -> GateDecision:
-        """Return whether the second agent is worse by more than a margin; see `Comparison.verdict`."""
+        """Decide whether the second agent is worse by more than a margin; see `Comparison.verdict`."""
         differences, rounding = self._differences_of(of), self._rounding if of == "return" else 0.0
         difference = float(differences.mean())
         is_one = math.isfinite(difference) and float(np.ptp(differences)) <= rounding
@@ -332,7 +314,7 @@ class Pairs:
         return f"Pairs({pairs}, mean difference {number(self.mean_difference)}{interval})"
 
     def lines(self) -> list[Line]:
-        """Return the numbers with their intervals, to be printed."""
+        """Return the numbers with their intervals, for printing."""
         lines: list[Line] = [
             ("difference of means", number(self.mean_difference), self.mean_difference_interval),
             ("probability of improvement", number(self.probability_of_improvement), self.improvement_interval),
@@ -345,7 +327,7 @@ class Pairs:
         return lines
 
     def summary(self) -> dict[str, Any]:
-        """Return the numbers as JSON has them."""
+        """Return the numbers as JSON values."""
         worth = self.unpaired_equivalent
         return {
             "first": self.first,
@@ -360,24 +342,23 @@ class Pairs:
 @suggesting()
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Comparison(Found):
-    """What `streamsampler.compare` found: an evaluation of each agent, and each agent's differences to the first.
+    """The result of `streamsampler.compare`: an evaluation of each agent, and each agent's differences from the first.
 
-    `print(comparison)` shows a table. Where there are more than two agents, each interval and each test holds so
-    much more often that all of them together hold as often as one of two agents.
+    `print(comparison)` shows a table. With more than two agents the confidence of each interval and test is raised, so
+    that all of them together hold as often as those of two agents.
 
     Attributes:
         names: The agents' names.
-        evaluations: The evaluation of each.
-        stopped: Why there are no more trajectories.
-        until_decided: How often equal agents may be told apart, if a test was to decide; None if none was.
-        decide_on: What the test and the verdict are about: "return" or "success".
-        bounds: The least and the largest return there can be, which tests and intervals rely on; None where they are
-            not known.
-        margin: By how much each agent may be worse than the first one; None where no verdict was asked for.
+        evaluations: The evaluation of each agent.
+        stopped: Reason for the end of the trajectories.
+        until_decided: Probability of a wrong decision between equal agents; None without a test.
+        decide_on: Quantity of the test and the verdict: "return" or "success".
+        bounds: The least and the largest possible return for tests and intervals; None if unknown.
+        margin: Largest tolerated loss of an agent; None without a verdict.
 
     Raises:
-        DataError: There are fewer than two agents, or not as many names as evaluations.
-        UsageError: The margin cannot be one.
+        DataError: Fewer than two agents are given, or the numbers of names and evaluations differ.
+        UsageError: The margin is invalid.
     """
 
     KIND: ClassVar[str] = "comparison"
@@ -397,7 +378,7 @@ class Comparison(Found):
             checked_margin(self.margin, self.decide_on, self.bounds)
 
     def __getitem__(self, name: str) -> Evaluation:
-        """Return an agent's evaluation, by its name."""
+        """Return an agent's evaluation by its name."""
         try:
             return self.evaluations[self.names.index(name)]
         except ValueError:
@@ -405,7 +386,7 @@ class Comparison(Found):
 
     @cached_property
     def pairs(self) -> tuple[Pairs, ...]:
-        """Each other agent with the first one, on the seeds that both have."""
+        """Each other agent paired with the first, on their common seeds."""
         return tuple(self._pairs(position) for position in range(1, len(self.names)))
 
     def _pairs(self, position: int) -> Pairs:
@@ -437,24 +418,23 @@ class Comparison(Found):
         )
 
     def verdict(self, margin: float | None = None, *, decide_on: PrecisionOf | None = None) -> GateVerdict:
-        """Return whether any agent is worse than the first one by more than a margin.
+        """Decide whether any agent is worse than the first by more than a margin.
 
-        An agent is "not worse" if the interval of its mean difference to the first agent is above -margin, "worse" if
-        it is below, and otherwise "undecided", with about how many more pairs would decide. A difference of exactly 0
-        in all pairs counts as not worse. All verdicts together are wrong in at most 5 of 100 comparisons, or in so many
-        as `until_decided` says: for the intervals see `gate.gate_interval`, and where a test decided when to stop
-        `sequential`.
+        An agent is "not worse" if the interval of its mean difference from the first agent lies above -margin, "worse"
+        if it lies below, and otherwise "undecided", with an estimate of the pairs still needed. A difference of exactly
+        0 in all pairs counts as not worse. All verdicts together are wrong in at most 5 of 100 comparisons, or with the
+        probability `until_decided`: see `gate.gate_interval`, and `sequential` if a test decided when to stop.
 
         Args:
-            margin: By how much an agent may be worse, at least 0: of returns in their units, of success rates such as
-                0.05. By default the margin that was asked for.
-            decide_on: The mean "return", or the rate of "success"; by default that of the call.
+            margin: Largest tolerated loss of an agent, at least 0: of returns in their units, of success rates such as
+                0.05. By default the requested margin.
+            decide_on: The mean "return", or the "success" rate; by default the call's.
 
         Returns:
-            The verdict: true only if no agent is worse, and that is sure.
+            The verdict: true only if it is certain that no agent is worse.
 
         Raises:
-            UsageError: There is no margin, or it cannot be one.
+            UsageError: No margin is given, or it is invalid.
         """
         of = self.decide_on if decide_on is None else decide_on
         margin = self.margin if margin is None else margin
@@ -483,16 +463,14 @@ class Comparison(Found):
         return dict(enumerate(self.evaluations))
 
     def names_by_position(self) -> tuple[str, ...]:
-        """Return the agents' names."""
         return self.names
 
     @classmethod
     def names_in_journal(cls, head: Mapping[str, Any]) -> list[str]:
-        """Return the agents' names."""
         return list(head["agents"])
 
     def facts(self) -> dict[str, Any]:
-        """Return what it holds as JSON has it; see `Found`."""
+        """Return the contents as JSON values; see `Found`."""
         return {
             "agents": list(self.names),
             "stopped": self.stopped,
@@ -506,7 +484,7 @@ class Comparison(Found):
 
     @classmethod
     def of_facts(cls, facts: dict[str, Any]) -> Comparison:
-        """Return the comparison that has these facts; see `Found`."""
+        """Return the comparison with these contents; see `Found`."""
         comparison = cls(
             names=tuple(map(str, facts["agents"])),
             evaluations=tuple(map(Evaluation.of_facts, facts["evaluations"])),
@@ -521,7 +499,7 @@ class Comparison(Found):
 
     @classmethod
     def facts_of_journal(cls, journal: JournalContents) -> dict[str, Any]:
-        """Return the JSON of the trajectories in a journal; see `Found`."""
+        """Return the trajectories of a journal as JSON values; see `Found`."""
         positions = list(journal.evaluations)
         if len(positions) < 2:
             raise ValueError("only the first agent has trajectories, so that there are no pairs yet")
@@ -535,7 +513,7 @@ class Comparison(Found):
 
 
 def _unpaired(comparison: Comparison) -> list[str]:
-    """Return the numbers of pairs and trajectories, for each agent that has trajectories in no pair."""
+    """Return the numbers of pairs and trajectories, for each agent with unpaired trajectories."""
     first, notes = comparison.evaluations[0], []
     for name, each, pairs in zip(comparison.names[1:], comparison.evaluations[1:], comparison.pairs, strict=True):
         if len(pairs) < max(len(first), len(each)):
@@ -572,7 +550,7 @@ def _columns(comparison: Comparison) -> list[str]:
 
 
 def _shared_seeds(pairs: Pairs) -> str | None:
-    """Return what it was worth that seeds were shared; or that all differences are equal."""
+    """Return the benefit of common seeds in words; or that all differences are equal."""
     worth = pairs.unpaired_equivalent
     if pairs.unseen_share is not None and len(pairs) > 1:
         return f"all differences are equal; {unseen(pairs.unseen_share, 'pairs', pairs.level)}"

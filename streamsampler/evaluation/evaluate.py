@@ -1,4 +1,4 @@
-"""Evaluate an agent: exactly so many trajectories, or as many as a precision needs."""
+"""Evaluate an agent on an exact number of trajectories, or on as many as a precision needs."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ from streamsampler.samplers.per_worker import Envs
 __all__ = ["EvaluationInterruptedError", "evaluate"]
 
 _AMOUNTS = ("n_trajectories", "seeds", "scenarios", "until_halfwidth")
-"""The arguments that say how many trajectories there are, each by itself."""
+"""The arguments of the amount, which exclude each other."""
 _OF_RULE = {"precision_of": "return", "guarantee": False, "min_trajectories": None, "max_trajectories": None}
-"""The arguments that go with `until_halfwidth`, with their defaults."""
+"""The arguments of `until_halfwidth`, with their defaults."""
 
 
 @overload
@@ -107,82 +107,87 @@ def evaluate(
     progress: ProgressArgument = False,
     **options: Any,
 ) -> Evaluation | SuiteEvaluation:
-    """Evaluate an agent in an environment, or on a suite of them, and return its returns with intervals that hold.
+    """Evaluate an agent in an environment, or on a suite, and return its returns with valid intervals.
 
-    The same trajectories for any number of workers. Give one of `n_trajectories`, `seeds`, `scenarios` and
-    `until_halfwidth`; the last one may go through `seeds`.
+    The trajectories are the same for any number of workers. Give `n_trajectories`, `seeds`, `scenarios` or
+    `until_halfwidth`; only the last may be combined with `seeds`.
 
     Args:
-        agent: Whatever samplers take, a dict of agents by policy name included; a model of Stable-Baselines3 or its
-            `.zip` file; another object with `predict`; or a torch module. None for the agent that `sampler` has. For a
-            suite, an agent for all tasks; a function of a task's name that returns the task's agent (its parameter is
-            called `task`); or a dict by the names of the tasks, where no task has several agents.
-        env: Whatever samplers take; a list only of environments that have one spec, or in `streamsampler.PerWorker`.
-            None for the environment that `sampler` has. A dict of environments by name is a suite: each is a task, and
-            the task's result is that of an evaluation of the task alone. See `streamsampler/docs/suites.md`.
-        n_trajectories: Exactly so many, from seeds of the sampler's own (see its argument `seed`). Of a suite so many
-            of each task, or a dict by the names of the tasks.
-        seeds: One trajectory from each of these seeds, in this order; of a suite, of each task.
-        scenarios: One trajectory for each of these dicts, in this order: "seed", a seed; "options", what
-            `env.reset(options=…)` gets; "name", by which the result is found: `evaluation["name"]`. All have a seed, or
-            none has.
-        until_halfwidth: Go on, in index order, until half the width of an interval is at most this. The result is the
-            shortest such prefix that has `min_trajectories`. Where all returns are equal and there are no `bounds`,
-            there is no interval: it stops when at most 1 % of trajectories may have another one, after 299.
-        precision_of: Of what: the mean "return", or the rate of "success".
-        guarantee: Use an interval that holds although it decides when to stop, a betting confidence sequence. It needs
-            more trajectories; for returns it needs their `bounds`. Without, intervals of returns hold in 90 to 95 of
-            100 evaluations that stop at the earliest; exact ones, for success rates and for two values, in 93 to 99.
-        bounds: The least and the largest return that there can be. They give an interval where returns alone give none:
-            where all are equal, or few, or uneven. For a suite the same for all tasks, or a dict by their names.
-        normalise: For a suite, the returns that become the scores 0 and 1, such as those of a random agent and of a
-            reference, for each task: `{"push": (0, 500)}`. Statistics over tasks are of scores then.
-        tasks: For a suite, the names of the tasks that this run evaluates, as in a job array; None for all.
-            `streamsampler.merge` makes of the files of all tasks the file that one run would have saved.
-        open_envs: For a suite, how many tasks' environments each worker has open at once; 2 by default.
-        min_trajectories: The fewest trajectories that `until_halfwidth` may stop after: at least 30 for returns and 10
-            for success rates, which are the defaults; with `guarantee` any, 1 by default.
-        max_trajectories: The most; 10,000 by default, or as many as there are `seeds`. The evaluation then says that
-            the precision was not reached.
-        part: `(i, n)`: only the i-th, from 1 on, of n contiguous ranges of the trajectories, for n runs with one seed.
-            `streamsampler.merge` makes of the files of all parts the file that one run would have saved.
-        success: A trajectory whose infos have `success` or `is_success` succeeds if its last timestep says so ("end"),
-            or any of them ("once").
-        return_of: In environments of several agents, whose return counts: an agent, a policy for all that it plays, a
-            list of these for a team, or "all" for the sum of all agents' rewards. A trajectory succeeds if an info of
-            one of them says so.
+        agent: The agent, as samplers take it, or a dict of agents by policy name; a model of Stable-Baselines3 or its
+            `.zip` file; another object with `predict`; or a torch module. None for the agent of `sampler`. For a suite,
+            an agent for all tasks; a function from a task's name to its agent (with a parameter `task`); or a dict by
+            tasks, if no task has several agents.
+        env: The environment, as samplers take it; a list only if all have the same spec, or in
+            `streamsampler.PerWorker`. None for the environment of `sampler`. A dict of environments by name is a suite:
+            each is a task, and the task's result is that of an evaluation of the task alone. See
+            `streamsampler/docs/suites.md`.
+        n_trajectories: Exact number of trajectories, with the sampler's own seeds (see its argument `seed`). For a
+            suite the number of each task, or a dict by tasks.
+        seeds: A trajectory for each of these seeds, in this order; for a suite, for each task.
+        scenarios: A trajectory for each of these dicts, in this order: "seed", a seed; "options", for
+            `env.reset(options=…)`; "name", for access to the result: `evaluation["name"]`. Either all have a seed, or
+            none.
+        until_halfwidth: Run trajectories, in index order, until half the width of an interval is at most this. The
+            result is the shortest such prefix with `min_trajectories`. If all returns are equal and `bounds` are
+            unknown, no interval exists: the evaluation stops when at most 1 % of trajectories may have another return,
+            after 299.
+        precision_of: Quantity of the interval: the mean "return", or the "success" rate.
+        guarantee: Use an interval that stays valid although it decides when to stop, a betting confidence sequence. It
+            needs more trajectories, and for returns their `bounds`. Otherwise, intervals of returns hold in 90 to 95 of
+            100 evaluations that stop as early as possible; exact intervals, for success rates and two values, in 93 to
+            99.
+        bounds: The least and the largest possible return. With them an interval exists even if all returns are equal,
+            or few, or uneven. For a suite the same for all tasks, or a dict by tasks.
+        normalise: For a suite, the returns of the scores 0 and 1, such as those of a random agent and of a reference,
+            by task: `{"push": (0, 500)}`. Statistics over tasks are then of scores.
+        tasks: For a suite, the names of the tasks of this run, as in a job array; None for all. `streamsampler.merge`
+            makes the file of a whole run from the files of all tasks.
+        open_envs: For a suite, the largest number of tasks with an open environment in a worker; 2 by default.
+        min_trajectories: Least number of trajectories for `until_halfwidth`: at least 30 for returns and 10 for success
+            rates, the defaults; with `guarantee` any number, 1 by default.
+        max_trajectories: The most trajectories; by default 10,000, or the number of `seeds`. The evaluation then
+            reports that the precision was not reached.
+        part: `(i, n)`: only the i-th, from 1 on, of n contiguous ranges of the trajectories, for n runs with the same
+            seed. `streamsampler.merge` makes the file of a whole run from the files of all parts.
+        success: A trajectory with `success` or `is_success` in its infos succeeds if its last timestep says so ("end"),
+            or any timestep ("once").
+        return_of: In environments of several agents, the agents for which returns count: an agent, a policy for all its
+            agents, a list of these for a team, or "all" for the sum of all agents' rewards. A trajectory succeeds if an
+            info of one of them says so.
         deterministic: For agents with `predict` (None: True) and torch modules (None: False): whether to act without
             drawing.
         vec_normalize: For models of Stable-Baselines3: see `streamsampler.adapters.sb3.SB3Agent`.
-        sampler: A sampler to use; it stays open. `agent` and `env` then replace what it has.
-        out: A `.json` file, which `Evaluation.save` writes when the evaluation is complete. Until then, and after a
-            kill, the finished trajectories are in its journal, "model.partial.json" of "model.json".
-        resume: A file of `out` or `save`, whole or with its journal, to go on with. Only missing trajectories are run,
-            and the file becomes the file of one run, byte for byte: `out`, or this file. More trajectories may be asked
-            for than before: a larger `n_trajectories`, more `seeds` or `scenarios` after the same first ones, a
-            narrower `until_halfwidth`. Without any of these the file's own amount is completed. Seed, part, bounds and
-            `normalise` are the file's unless they are given; all other arguments that decide about trajectories must
-            agree with the file. Without such a file the evaluation begins, with a warning. Not with a `sampler`.
-        video: A folder for videos of some trajectories, named by index, seed and return. They are chosen when the
-            evaluation is complete, and run again, in this process: the evaluation itself costs no more. Needs
-            `pip install av`, and an environment with `render_mode="rgb_array"`.
-        video_of: What to film: indices, and "first", "best", "median" and "worst", by return. These four by default.
-        progress: See `streamsampler.Sampler.obtain_samples`; shows the interval as well.
+        sampler: A sampler to use, which stays open; `agent` and `env` then replace its own.
+        out: A `.json` file for `Evaluation.save` at the end. Until then, and after a kill, the finished trajectories
+            are in its journal, "model.partial.json" of "model.json".
+        resume: A file of `out` or `save`, complete or with its journal, to resume. Only missing trajectories are run,
+            and `out`, or this file, becomes the file of a single run, byte for byte. More trajectories may be requested
+            than before: a larger `n_trajectories`, further `seeds` or `scenarios` after the same first ones, a narrower
+            `until_halfwidth`. Without any of these the file's own amount is completed. Seed, part, bounds and
+            `normalise` default to the file's; all other arguments that decide about trajectories must agree with the
+            file. If the file does not exist the evaluation begins, with a warning. Not with a `sampler`.
+        video: A folder for videos of some trajectories, named by index, seed and return. They are chosen after the
+            evaluation, and run again in this process, so that the evaluation itself costs no more. Needs `pip install
+            av`, and an environment with `render_mode="rgb_array"`.
+        video_of: Trajectories to film: indices, and "first", "best", "median" and "worst", by return. These four by
+            default.
+        progress: See `streamsampler.Sampler.obtain_samples`; shows the interval, too.
         num_trajectories: Another name of `n_trajectories`.
-        options: All other arguments of `streamsampler.MultiprocessingSampler`: `n_workers` (0 for none but this
-            process), `seed`, `env_kwargs`, `max_episode_length`, `worker_class`, … With `observation_filter` the agent
-            sees what that filter makes of observations with the statistics it has (`sampler.filters.observation`);
-            these do not change, nor do those of a given `sampler`. Returns are of raw rewards.
+        options: All other arguments of `streamsampler.MultiprocessingSampler`: `n_workers` (0 for this process only),
+            `seed`, `env_kwargs`, `max_episode_length`, `worker_class`, … With `observation_filter` the agent receives
+            observations filtered with fixed statistics (`sampler.filters.observation`); those of a given `sampler` do
+            not change either. Returns are of raw rewards.
 
     Returns:
-        The evaluation, which can be printed; for a suite a `SuiteEvaluation`.
+        The evaluation, for `print`; for a suite a `SuiteEvaluation`.
 
     Raises:
-        UsageError: An argument cannot work (a ValueError); or `resume` is of another run: names each difference.
-        UnknownArgumentError: There is no argument of that name (also a TypeError).
-        StorageError: `resume` holds something else, is damaged, or is written by another process.
+        UsageError: An argument is out of range, or contradicts another (a ValueError); or `resume` is of another run:
+            names each difference.
+        UnknownArgumentError: No argument has this name (also a TypeError).
+        StorageError: `resume` has other contents, is damaged, or is being written by another process.
         EvaluationInterruptedError: Ctrl-C; has the evaluation so far. (A KeyboardInterrupt.)
-        VideoError: The evaluation is complete, and a video could not be made; has the evaluation.
+        VideoError: A video could not be made; has the complete evaluation.
         ImportError: The library for videos is missing; says how to install it.
         RolloutError: User code raised in a worker. For other errors see `streamsampler.Sampler.obtain_samples`.
     """
@@ -257,7 +262,7 @@ def _evaluated_suite(
 def _film(
     videos: Videos, sampler: Sampler[Any, Any], gathering: EvaluationCall, found: Evaluation, progress: ProgressArgument
 ) -> None:
-    """Make the videos of an evaluation that is complete; whatever happens, the evaluation is not lost."""
+    """Make the videos of a complete evaluation, which is kept whatever fails."""
     try:
         videos.film(sampler, gathering.rows, progress)
     except KeyboardInterrupt as interrupt:

@@ -1,4 +1,4 @@
-"""What an evaluation found: returns, and numbers with the interval that holds for each."""
+"""The result of an evaluation: returns, and statistics with their intervals."""
 
 from __future__ import annotations
 
@@ -32,11 +32,8 @@ from streamsampler.evaluation.journal import JournalContents
 from streamsampler.evaluation.rules import BettingSequence, within
 from streamsampler.protocol.parts import Part, part_of_facts
 
-# ----------------------------------------------------------------------
-# What evaluations are as JSON.
-#
-# There are no times, paths, hosts or numbers of workers in it: the same evaluation gives the same bytes. The summary
-# is for other readers; it is computed from the trajectories, and is not read back.
+# Times, paths, hosts and numbers of workers are absent from the JSON, so that the same evaluation gives the same bytes.
+# The summary is for other readers: it is computed from the trajectories, and never read back.
 
 
 _COLUMNS = {"returns": np.float64, "lengths": np.int64, "indices": np.int64}
@@ -51,14 +48,14 @@ _STATISTICS = (
 
 
 def _encoded(value: Any, path: str) -> Any:
-    """Return JSON with plain objects in which a float that is not finite is encoded."""
+    """Encode floats that are not finite, in JSON values."""
     if isinstance(value, dict):
         return {key: _encoded(item, f"{path}.{key}") for key, item in value.items()}
     return encode(value, path)
 
 
 def plain(value: Any) -> Any:
-    """Return a number, or an interval, or why there is none, as JSON has it; a mapping as a dict."""
+    """Return a number, an interval or the reason for its absence as JSON values; a mapping as a dict."""
     if isinstance(value, Unknown):
         return {"none": value.why}
     if isinstance(value, Interval):
@@ -72,12 +69,8 @@ def _all_of(kind: type, values: Any, name: str) -> list[Any]:
     return values
 
 
-# ----------------------------------------------------------------------
-# Print evaluations: one line for each number, with its interval and how that was computed.
-
-
 Line = tuple[str, str, Interval | Unknown | None]
-"""What a number is called, the number, and its interval."""
+"""Name, value and interval of a number."""
 
 _NAMES = ("standard_deviation", "standard_error", "median", "interquartile_mean", "minimum", "maximum")
 _ROWS = {"mean return": "mean", **{name.replace("_", " "): name for name in _NAMES}}
@@ -92,22 +85,21 @@ def aligned(lines: Sequence[Line]) -> list[str]:
 
 
 def number(value: float) -> str:
-    """Return a number with as many digits as one reads."""
+    """Return a number with a readable number of digits."""
     return f"{value:,.5g}" if abs(value) < 100_000 else f"{value:,.0f}"
 
 
 def percent(share: float) -> str:
-    """Return a share in percent."""
     return f"{100 * share:.3g} %"
 
 
 def unseen(share: float, what: str, level: float) -> str:
-    """Return in words how many may differ from those that were seen, which are all equal."""
+    """Return in words how many may differ from the observed ones, which are all equal."""
     return f"with {100 * level:.4g} % confidence at most {percent(share)} of {what} have another one"
 
 
 def in_brackets(interval: Interval | Unknown) -> str:
-    """Return an interval, or why there is none, in few words that follow a number."""
+    """Return an interval, or the reason for its absence, in few words after a number."""
     if isinstance(interval, Unknown):
         return f", no interval: {interval.why}"
     return f", {100 * interval.level:.4g} % [{number(interval.low)}, {number(interval.high)}]"
@@ -122,12 +114,12 @@ def _interval(interval: Interval | Unknown | None) -> str:
 
 
 def shown_environment(environment: Any) -> str:
-    """Return an environment's name, or those of several, as text."""
+    """Return the names of environments as text."""
     return environment if isinstance(environment, str) else ", ".join(map(str, environment))
 
 
 def warned(evaluation: Evaluation) -> list[str]:
-    """Return what was, or should be, warned of while the trajectories were sampled."""
+    """Return the warnings that belong to the result."""
     notes = []
     if evaluation.left_out:
         more = ["…"] if evaluation.failures and evaluation.left_out > len(evaluation.failures) else []
@@ -156,7 +148,7 @@ def _notes(evaluation: Evaluation) -> list[str]:
 
 
 def shown_seeds(seeds: Sequence[int]) -> str:
-    """Return seeds as text: a range, or the first ones and how many there are."""
+    """Return seeds as text: a range, or the first seeds and their number."""
     n = len(seeds)
     if n > 1 and all(seed == seeds[0] + position for position, seed in enumerate(seeds)):
         return f"{seeds[0]} to {seeds[-1]}"
@@ -172,11 +164,11 @@ class Evaluated:
     Attributes:
         trajectory: Its index.
         seed: Its seed: `env.reset(seed=seed)` starts it.
-        name: The name of its scenario; None where it has none.
-        value: Its return: the sum of its rewards, not discounted.
+        name: The name of its scenario, or None.
+        value: Its return: the undiscounted sum of its rewards.
         length: Its timesteps.
         end: "terminated", "truncated" by the environment, or "cut" by `max_episode_length`.
-        success: Whether it succeeded; None where that is not known.
+        success: Whether it succeeded; None if unknown.
     """
 
     trajectory: int
@@ -191,42 +183,42 @@ class Evaluated:
 @suggesting()
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Evaluation(Found):
-    """What `streamsampler.evaluate` found: N trajectories in index order, and statistics of their returns.
+    """The result of `streamsampler.evaluate`: N trajectories in index order, and statistics of their returns.
 
-    `print(evaluation)` shows each number with its 95 % interval and the interval's method. Iteration gives an
-    `Evaluated` for each trajectory, `evaluation["name"]` that of a scenario. It holds no times, paths, hosts or
-    numbers of workers: two evaluations of the same amount of the same trajectories are equal, and so are their files.
+    `print(evaluation)` shows each number with its 95 % interval and the interval's method. Iteration yields an
+    `Evaluated` for each trajectory, `evaluation["name"]` is that of a scenario. Times, paths, hosts and numbers of
+    workers are absent: two evaluations of the same amount of the same trajectories are equal, and so are their files.
 
     Attributes:
-        returns: (N,) float64: the sum of each trajectory's rewards, not discounted.
+        returns: (N,) float64: the undiscounted sum of each trajectory's rewards.
         lengths: (N,) int64.
         terminated: (N,) bool.
         truncated: (N,) bool: by the environment or by `max_episode_length`.
-        successes: (N,) bool: whether each succeeded; None where no info says.
+        successes: (N,) bool: whether each succeeded; None without success flags.
         indices: (N,) int64: trajectory indices.
         seeds: N Python ints: `env.reset(seed=evaluation.seeds[i])` starts the i-th trajectory.
-        names: The names of N scenarios; None where there are none.
-        agent: What is known of the agent: its "name", a digest of its "parameters", and whether it is "deterministic".
+        names: The names of N scenarios, or None.
+        agent: The agent's "name", a digest of its "parameters", and whether it is "deterministic".
         environment: The environment's name.
-        settings: What else decides about trajectories, such as `max_episode_length`.
+        settings: Further settings that decide about trajectories, such as `max_episode_length`.
         versions: The versions of Python and of libraries, by name.
-        seed: The sampler's seed; None where all seeds were given.
-        success_meaning: When a trajectory succeeds: "end" or "once".
-        stopped: Why there are no more trajectories.
-        guaranteed: What the interval that holds whenever one stops is of, "return" or "success"; None for nothing.
-        bounds: The least and the largest return there can be, which intervals rely on; None where they are not known.
-        left_out: How many trajectories were left out (`on_failure="drop"`, or `drop_if`).
-        failures: The first few reasons why trajectories raised and were left out, each with its index.
-        anomalies: How many observations hold NaN or are outside their space, and rewards are NaN; see
+        seed: The sampler's seed; None if all seeds were given.
+        success_meaning: The meaning of success: "end" or "once".
+        stopped: Reason for the end of the trajectories.
+        guaranteed: The quantity with an always valid interval, "return" or "success"; None for none.
+        bounds: The least and the largest possible return for intervals; None if unknown.
+        left_out: Number of dropped trajectories (`on_failure="drop"`, or `drop_if`).
+        failures: The first few reasons of dropped trajectories that raised, with their indices.
+        anomalies: Number of observations that are NaN or outside their space, and of rewards that are NaN; see
             `streamsampler.Sampler`, `check`.
-        first_anomaly: Which was the first one, by trajectory index and timestep, in words; None for none.
-        part: Which part of an evaluation this is; None where it is no part. `streamsampler.merge` joins parts.
-        asked: The amount of the run, which `resume` completes: arguments of `streamsampler.evaluate` or `compare`, such
-            as `n_trajectories` or `seeds`, as JSON has them. None where it is not known.
+        first_anomaly: The first of them, by trajectory index and timestep, in words; None for none.
+        part: The part of an evaluation; None for a whole evaluation. `streamsampler.merge` joins parts.
+        asked: The request, which `resume` completes: arguments of `streamsampler.evaluate` or `compare`, such as
+            `n_trajectories` or `seeds`, as JSON values. None if unknown.
 
     Raises:
-        DataError: Columns that are not of one length, or no trajectories.
-        UsageError: A return is outside of the bounds.
+        DataError: Columns differ in length, or are empty.
+        UsageError: A return is out of bounds.
     """
 
     KIND: ClassVar[str] = "evaluation"
@@ -283,10 +275,10 @@ class Evaluation(Found):
             yield Evaluated(index, self.seeds[i], name, value=value, length=length, end=ends[i], success=success)
 
     def __getitem__(self, name: str) -> Evaluated:
-        """Return the trajectory of a scenario, by its name.
+        """Return the trajectory of a scenario by its name.
 
         Raises:
-            KeyError: There is no scenario of that name, or it was left out.
+            KeyError: No scenario has this name, or its trajectory was dropped.
         """
         for each in self:
             if each.name is not None and each.name == name:
@@ -326,7 +318,7 @@ class Evaluation(Found):
 
     @property
     def rows(self) -> list[Row]:
-        """The trajectories as they were kept, in index order."""
+        """The recorded facts of the trajectories, in index order."""
         successes = [None] * len(self) if self.successes is None else self.successes.tolist()
         columns = (self.indices, self.returns, self.lengths, self.terminated, self.truncated)
         each = zip(self.seeds, successes, *(column.tolist() for column in columns), strict=True)
@@ -337,14 +329,12 @@ class Evaluation(Found):
 
     @property
     def evaluations(self) -> tuple[Evaluation]:
-        """This evaluation alone, as a comparison has those of its agents."""
+        """This evaluation alone, like those of a comparison's agents."""
         return (self,)
 
     def by_position(self) -> dict[int, Evaluation]:
         """Return this evaluation alone."""
         return {0: self}
-
-    # --- Returns
 
     @property
     def mean(self) -> float:
@@ -362,7 +352,7 @@ class Evaluation(Found):
     @property
     def standard_deviation(self) -> float:
         """The standard deviation of returns, with N - 1; NaN for one trajectory."""
-        with np.errstate(invalid="ignore"):  # where a return is infinite, it is NaN
+        with np.errstate(invalid="ignore"):  # NaN if a return is infinite
             return float(self.returns.std(ddof=1)) if len(self) > 1 else float("nan")
 
     @property
@@ -406,23 +396,21 @@ class Evaluation(Found):
 
     @property
     def unseen_share(self) -> float | None:
-        """The largest share of trajectories that may have another return, where all are equal; None where they differ.
+        """The largest share of trajectories that may have another return, if all are equal; None if they differ.
 
         With a confidence of 95 %: 299 equal returns show that it is at most 1 %.
         """
         is_one = np.isfinite(self.returns).all() and len(counted(self.returns, rounding_of(self.returns))[0]) == 1
         return unseen_share(len(self)) if is_one else None
 
-    # --- Successes and ends
-
     @property
     def success_rate(self) -> float | None:
-        """The share of trajectories that succeeded; None where no info says."""
+        """The share of trajectories that succeeded; None without success flags."""
         return None if self.successes is None else float(self.successes.mean())
 
     @cached_property
     def success_interval(self) -> Interval | None:
-        """The interval of the success rate; None where there is none."""
+        """The interval of the success rate; None without a rate."""
         if self.successes is None:
             return None
         if self.guaranteed == "success":
@@ -444,10 +432,8 @@ class Evaluation(Found):
         ends = self.ends
         return {end: ends.count(end) / len(ends) for end in ("terminated", "truncated", "cut")}
 
-    # --- Files
-
     def facts(self) -> dict[str, Any]:
-        """Return what it holds as JSON has it; see `Found`."""
+        """Return the contents as JSON values; see `Found`."""
         summary = {
             "n_trajectories": len(self),
             **{name: plain(getattr(self, name)) for name in _STATISTICS},
@@ -472,7 +458,7 @@ class Evaluation(Found):
 
     @classmethod
     def of_facts(cls, facts: dict[str, Any]) -> Evaluation:
-        """Return the evaluation that has these facts; see `Found`."""
+        """Return the evaluation with these contents; see `Found`."""
         arguments = {name: facts[name] for name in (*_FACTS, "left_out")}
         arguments["part"] = part_of_facts(facts.get("part"))
         arguments["asked"] = facts.get("asked")
@@ -497,7 +483,7 @@ class Evaluation(Found):
 
     @classmethod
     def facts_of_journal(cls, journal: JournalContents) -> dict[str, Any]:
-        """Return the JSON of the trajectories in a journal; see `Found`."""
+        """Return the trajectories of a journal as JSON values; see `Found`."""
         if 0 not in journal.evaluations:
             raise ValueError("no trajectory was finished")
         return journal.evaluations[0]

@@ -1,4 +1,4 @@
-"""The trajectories of one agent in an evaluation, as they come, until there are enough of them."""
+"""Run the trajectories of one agent in an evaluation, until there are enough."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.streaming import Stream
 
 SHOWN_FAILURES = 3
-"""Of how many trajectories that were left out an evaluation has the reason."""
+"""Number of dropped trajectories for which an evaluation has the reason."""
 
 
 class EvaluationInterruptedError(KeyboardInterrupt):
     """Ctrl-C during an evaluation or a comparison: a `KeyboardInterrupt` with the finished trajectories.
 
     Attributes:
-        found: The `Evaluation`, or the `Comparison`, of the trajectories that were there: the first ones by index. Of
-            a comparison in which the second agent has no trajectories yet, the first agent's `Evaluation`.
+        found: The `Evaluation` or the `Comparison` of the finished trajectories, the first by index. Before the second
+            agent's first trajectory it is the first agent's `Evaluation`.
     """
 
     def __init__(self, found: Any, n_trajectories: int) -> None:
@@ -39,30 +39,20 @@ class EvaluationInterruptedError(KeyboardInterrupt):
 
 
 class EvaluationCall:
-    """The trajectories of one agent, as they come; a context manager, which stops the workers.
+    """The trajectories of one agent, as they arrive; a context manager, which stops the workers.
 
     Saved trajectories come first, and are not run again.
 
-    Args:
-        sampler: Where they come from.
-        amount: How many there are to be.
-        success: When a trajectory succeeds.
-        facts: The agent's name, digest and determinism; see `agents.agent_facts`.
-        updates: What changes the sampler's agent and environment.
-        return_of: In environments of several agents, the agents that count; see `streamsampler.evaluate`.
-        known: The saved trajectories, the first ones of all; None for none.
-        entry: The journal's entry, which gets each new trajectory; None for no journal.
-
     Attributes:
         amount: The same.
-        n: How many there will be, or the most.
-        indices: Their indices, unless some raise, and others take their places.
-        rows: What is kept of the trajectories, in index order.
+        n: Number of trajectories, or the most.
+        indices: Their indices, unless some raise and others replace them.
+        rows: The facts of the trajectories, in index order.
         stream: The missing trajectories; None if none is missing.
         earlier: The timesteps and the number of saved trajectories.
 
     Raises:
-        UsageError: `known` is of another run, or an argument cannot work.
+        UsageError: `known` is of another run, or an argument is out of range.
     """
 
     def __init__(
@@ -93,7 +83,7 @@ class EvaluationCall:
         self.n, first = (amount.n, 0) if part is None else (part.trajectories, part.first_trajectory)
         self.indices = range(first, first + self.n)
         self._sampler, self._filters = sampler, sampler.filters
-        self._statistics = self._filters.facts()  # of filters, which learn during the call, and are put back
+        self._statistics = self._filters.facts()  # of filters, which learn during the call, and are restored afterwards
         if known is not None:
             known.check(amount, self.description(), partial(sampler.seeds, sampler.agent_version + 1))
         missing = self._missing(first)
@@ -105,9 +95,9 @@ class EvaluationCall:
             )  # fmt: skip
 
     def _missing(self, first: int) -> tuple[int, int] | None:
-        """Return the first trajectory to run, and the number of trajectories from there on; None for none.
+        """Return the first trajectory to run, and the number of trajectories from it on; None for none.
 
-        Trajectories of a block influence each other: it runs again from its start.
+        Trajectories of a block influence each other, so a block runs again from its start.
         """
         rows, block = self._known_rows, self._sampler.layout.block
         next_one = first if self._known is None else self._known.next
@@ -119,7 +109,6 @@ class EvaluationCall:
         return start, self.n - sum(row.trajectory < start for row in rows)
 
     def seed_of(self, index: int) -> int:
-        """Return the seed of a trajectory by its index."""
         if self.amount.seeds is not None:
             return self.amount.seeds[index]
         return self._sampler.seeds(self._sampler.agent_version, [index])[0]
@@ -130,13 +119,13 @@ class EvaluationCall:
     def __exit__(self, *_: object) -> None:
         if self.stream is not None:
             self.stream.close()
-        self._sampler.put_back_filters(self._filters)  # an evaluation's trajectories are not learned from
+        self._sampler.put_back_filters(self._filters)  # filters must not learn from an evaluation
 
     def take(self) -> Row | None:
-        """Return what is kept of the next trajectory; None after the last one.
+        """Return the facts of the next trajectory; None after the last.
 
         Raises:
-            UsageError: Its return is outside of the bounds, and no rule says so.
+            UsageError: Its return is out of bounds, and no rule reports this.
         """
         is_new = len(self.rows) >= len(self._known_rows)
         row = self._sample() if is_new else self._known_rows[len(self.rows)]
@@ -147,14 +136,16 @@ class EvaluationCall:
         self.rows.append(row)
         if is_new:
             assert self.stream is not None
-            self._anomalies = self.stream.anomalies  # not at the end: then they are also those of surplus trajectories
+            self._anomalies = (
+                self.stream.anomalies
+            )  # read here, because at the end surplus trajectories would be included
             self._keep_failures()
             if self._entry is not None:
                 self._write(self._entry, row)
         return row
 
     def _sample(self) -> Row | None:
-        """Return the next trajectory that is not saved; None after the last one."""
+        """Return the next trajectory that is not saved; None after the last."""
         while self.stream is not None and (trajectory := next(self.stream, None)) is not None:
             row = row_of(trajectory, self._success, self._return_of, self._sampler.policy_names)
             if not self._known_rows or row.trajectory > self._known_rows[-1].trajectory:
@@ -164,7 +155,7 @@ class EvaluationCall:
         return None
 
     def _keep_failures(self) -> None:
-        """Keep the first reasons why trajectories are left out, which the sampler forgets."""
+        """Keep the first reasons of dropped trajectories, which the sampler forgets."""
         stats = self._sampler.stats
         n = stats.dropped_trajectories - self._left_out
         if n and len(self._failures) < SHOWN_FAILURES:
@@ -173,12 +164,12 @@ class EvaluationCall:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """The first reasons why trajectories were left out."""
+        """The first reasons of dropped trajectories."""
         self._keep_failures()
         return tuple(text for _, text in self._failures)
 
     def _write(self, entry: JournalEntry, row: Row) -> None:
-        """Write a trajectory into the journal, with failures, anomalies and fingerprints that are new."""
+        """Write a trajectory into the journal, with new failures, anomalies and fingerprints."""
         notes = self._notes(row.trajectory + 1) if self._failures or self._anomalies[0] else {}
         if not entry.is_begun:
             entry.begin({**self.description(), **self._notes(row.trajectory + 1)})
@@ -190,7 +181,7 @@ class EvaluationCall:
         entry.add(row, None if self.amount.names is None else self.amount.names[row.trajectory])
 
     def _notes(self, stop: int) -> dict[str, Any]:
-        """Return failures and anomalies of trajectories before one, by the names of an `Evaluation`."""
+        """Return failures and anomalies of trajectories before `stop`, by the attributes of an `Evaluation`."""
         known = None if self._known is None else self._known.evaluation
         new = tuple(text for index, text in self._failures if index < stop)
         n, first = self._anomalies
@@ -206,7 +197,7 @@ class EvaluationCall:
         return sorted({*before, *self._sampler.fingerprints})
 
     def description(self) -> dict[str, Any]:
-        """Return agent, environment, settings and so on, by the names of an `Evaluation`."""
+        """Return agent, environment, settings and so on, by the attributes of an `Evaluation`."""
         amount, rule = self.amount, self.amount.rule
         settings = self._sampler.provenance()
         environment, versions = settings.pop("environment"), settings.pop("versions")
@@ -230,7 +221,7 @@ class EvaluationCall:
         }
 
     def finished(self, stopped: str) -> Evaluation:
-        """Return the evaluation of the trajectories so far, with the reason why there are no more.
+        """Return the evaluation of the trajectories so far, with the reason for their end.
 
         Raises:
             UsageError: Not all saved trajectories were needed.
@@ -253,32 +244,22 @@ class EvaluationCall:
 
     @property
     def _has_all(self) -> bool:
-        """Whether all indices were run, so that the last ones may have been left out."""
+        """Return whether all indices were run, so that the last ones may have been dropped."""
         return self.amount.is_fixed and self._is_exhausted
 
     def _finish(self, known: SavedTrajectories, description: dict[str, Any], stopped: str) -> None:
-        """Check that the saved trajectories were needed, and take their settings if no other one was run."""
+        """Check that the saved trajectories were needed; adopt their settings if no others were run."""
         if stopped == INTERRUPTED and len(self.rows) < len(self._known_rows):
             self.rows = list(self._known_rows)
         known.check_used(len(self.rows))
         if len(self.rows) == len(self._known_rows):
-            description["settings"] = known.evaluation.settings  # no worker has said how it computes
+            description["settings"] = known.evaluation.settings  # no worker has reported its kernels
         else:
             known.warn_of_kernels(self._sampler.fingerprints)
 
 
-# ----------------------------------------------------------------------
-# Take trajectories until there are enough of them, and say why there are.
-
-
 def gather(gathering: EvaluationCall, progress: ProgressArgument, whose: str = "") -> str:
-    """Take trajectories until there are enough of them; return why there are enough.
-
-    Args:
-        gathering: Where the trajectories come from.
-        progress: See `evaluate`.
-        whose: The agent's name, to be shown; empty where there is one agent.
-    """
+    """Run trajectories until there are enough; return the reason."""
     amount, rows = gathering.amount, gathering.rows
     complete = False
 
@@ -307,7 +288,7 @@ def gather(gathering: EvaluationCall, progress: ProgressArgument, whose: str = "
 
 
 def _note(gathering: EvaluationCall) -> str:
-    """Return how far an interval has narrowed, in words."""
+    """Return the current width of an interval, in words."""
     rule, rows = gathering.amount.rule, gathering.rows
     if rule is not None:
         return "" if rule.interval is None else f"{_shown(rule.what, rule.interval)}, to ± {rule.halfwidth:.3g}"
@@ -319,7 +300,7 @@ def _note(gathering: EvaluationCall) -> str:
 
 def _shown(what: str, interval: Interval) -> str:
     centre = (interval.low + interval.high) / 2
-    # In few words: on a terminal of 80 columns there is little room.
+    # In few words: a terminal of 80 columns leaves little room.
     return f"{what.removeprefix('mean ').removesuffix(' rate')} {centre:.4g} ± {interval.halfwidth:.3g}"
 
 

@@ -1,4 +1,4 @@
-"""What evaluations and comparisons have in common: they are equal by their contents, and are kept as JSON."""
+"""The common base of evaluations and comparisons: equality by contents, and JSON files."""
 
 from __future__ import annotations
 
@@ -19,14 +19,10 @@ from streamsampler.evaluation.journal import FORMAT_VERSION, JournalContents, he
 
 
 def checked_target(path: str | PathLike[str], kind: str) -> Path:
-    """Return the path of a file to write, before anything is run.
-
-    Args:
-        path: The path.
-        kind: What is written, in one word.
+    """Return the path of a file to write, checked before anything runs.
 
     Raises:
-        UsageError: The name ends like that of another format, or there is no such folder.
+        UsageError: The suffix is that of another format, or the folder is missing.
     """
     path = Path(path)
     if path.suffix.lower() not in ("", ".json"):
@@ -40,10 +36,10 @@ def checked_target(path: str | PathLike[str], kind: str) -> Path:
 
 
 class Found:
-    """A frozen dataclass that is kept as JSON; the same contents give the same bytes.
+    """A frozen dataclass with a JSON form: the same contents give the same bytes.
 
     Attributes:
-        KIND: What it is, in one word.
+        KIND: The kind of the contents, in one word.
         MEMBERS: The noun for the owners of its evaluations.
     """
 
@@ -53,23 +49,23 @@ class Found:
     __hash__ = None  # type: ignore[assignment]
 
     def facts(self) -> dict[str, Any]:
-        """Return what it holds as JSON has it, and a summary for other readers, which is not read back."""
+        """Return the contents as JSON values, with a summary for other readers, which is never read back."""
         raise NotImplementedError
 
     @classmethod
     def of_facts(cls, facts: dict[str, Any]) -> Self:
-        """Return what `facts` gave.
+        """Restore the contents from `facts`.
 
         Raises:
-            KeyError: Something is missing.
-            TypeError: Something is of another type.
-            ValueError: Something has another value than it can have.
+            KeyError: An entry is missing.
+            TypeError: An entry has another type.
+            ValueError: An entry has an invalid value.
         """
         raise NotImplementedError
 
     @classmethod
     def facts_of_journal(cls, journal: JournalContents) -> dict[str, Any]:
-        """Return the JSON of the trajectories in a journal, as `facts` has it.
+        """Return the trajectories of a journal in the form of `facts`.
 
         Raises:
             ValueError: There are too few trajectories.
@@ -82,11 +78,11 @@ class Found:
 
     @property
     def amount_asked(self) -> Mapping[str, Any] | None:
-        """The arguments that asked for the trajectories, as JSON has them; None if they are unknown."""
+        """The arguments of the request, as JSON values; None if unknown."""
         return next((it.asked for it in self.by_position().values() if it.asked is not None), None)
 
     def names_by_position(self) -> Sequence[str] | None:
-        """Return the names of the evaluations, in the order of their positions in a journal; None for no names."""
+        """Return the names of the evaluations, in the order of their positions in a journal; None without names."""
         return None
 
     @classmethod
@@ -101,17 +97,17 @@ class Found:
         return all(same(getattr(self, item.name), getattr(other, item.name)) for item in fields(self))
 
     def contents(self) -> dict[str, Any]:
-        """Return `facts` with what they are."""
+        """Return `facts` with the kind and the versions."""
         return {**head_of(self.KIND), **self.facts()}
 
     def to_json(self) -> str:
-        """Return this as JSON, with a summary for other readers.
+        """Return the contents as JSON text, with a summary for other readers.
 
-        The same for the same amount of the same trajectories, on any number of workers: there are no times, paths,
-        hosts or numbers of workers in it.
+        The text is a function of the trajectories and their amount: it has no times, paths, hosts or numbers of
+        workers.
 
         Raises:
-            StorageError: It holds what JSON cannot.
+            StorageError: A value has no JSON form.
         """
         try:
             return json.dumps(self.contents(), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
@@ -120,10 +116,10 @@ class Found:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Return what `to_json` gave.
+        """Restore the contents from `to_json`.
 
         Raises:
-            StorageError: It is something else.
+            StorageError: The text has other contents.
         """
         return cls._read(text.encode(), "this text")
 
@@ -131,9 +127,9 @@ class Found:
         """Write `to_json` to a `.json` file, whole or not at all, and return its path.
 
         Raises:
-            UsageError: The name ends like that of another format, or there is no such folder.
-            StorageError: It holds what JSON cannot.
-            OSError: The file cannot be written.
+            UsageError: The suffix is that of another format, or the folder is missing.
+            StorageError: A value has no JSON form.
+            OSError: Writing fails.
         """
         path = checked_target(path, self.KIND)
         text = self.to_json()
@@ -142,11 +138,11 @@ class Found:
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Self:
-        """Read a file that `save` wrote, or the journal of a killed run as the result of an interrupted run.
+        """Read a file of `save`, or the journal of a killed run as the result of an interrupted run.
 
         Raises:
-            StorageError: The file holds something else.
-            OSError: The file cannot be read.
+            StorageError: The file has other contents.
+            OSError: Reading fails.
         """
         return cls._read(read_regular(Path(path)), str(path))
 
@@ -164,10 +160,6 @@ class Found:
 @contextlib.contextmanager
 def refusing(where: object, what: str) -> Iterator[None]:
     """Raise a `StorageError` for errors that come from the contents of a file.
-
-    Args:
-        where: The file.
-        what: The kind of the file.
 
     Raises:
         StorageError: An entry is missing, or has another type or value.

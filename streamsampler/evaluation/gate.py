@@ -1,8 +1,8 @@
-"""Decide whether an agent is worse than another one by more than a margin. Pure.
+"""Decide whether an agent is worse than another by more than a margin. Pure.
 
-An agent is not worse if the interval of its difference to the other one is above -margin, worse if the interval is
-below, and otherwise the pairs do not decide. Equal agents are then told apart, and agents that are worse by twice the
-margin accepted, in at most 5 of 100 cases each, from 20 pairs on. `.ci/prove gate` simulates both.
+An agent is not worse if the interval of its difference lies above -margin, worse if it lies below, and otherwise
+undecided. From 20 pairs on, equal agents are called worse, and agents worse by twice the margin are accepted, in at
+most 5 of 100 cases each. `.ci/prove gate` simulates both.
 """
 
 from __future__ import annotations
@@ -38,31 +38,23 @@ from streamsampler.evaluation.suites.scores import TaskScores
 FEWEST_PAIRS = 20
 _ENOUGH_SKEWED = 200
 _FEWEST_OTHERS, _FARTHER = 10, 2.0
-_FAR = 1_000.0  # times as many pairs as there are: nothing is known of when they decide
+_FAR = 1_000.0  # times the present pairs: beyond, the number is not predictable
 _NAMES: dict[PrecisionOf, str] = {"return": "mean returns", "success": "success rates"}
-
-# ----------------------------------------------------------------------
 
 
 def gate_interval(
     differences: Floats, level: float = LEVEL, *, bounds: Bounds | None = None, rounding: float | None = None
 ) -> Interval | Unknown:
-    """Return the interval of a mean difference that a gate decides by, or why there is none.
+    """Return the interval of a mean difference for a gate's decision, or the reason for its absence.
 
-    From 200 pairs on it is `intervals.mean_interval`. With fewer pairs, that one holds on both sides together, and
-    misses too often on the side of the longer tail: whether so few differences look skewed says little of their
-    distribution. So below 200 pairs it is `suites.means.task_interval`, at either end the wider one of Student's t and
-    the studentised bootstrap, which leaves half of the share that `level` leaves.
+    From 200 pairs on it is `intervals.mean_interval`. With fewer pairs, that interval holds for both sides together,
+    but misses too often on the side of the longer tail: the skewness of so few differences says little about their
+    distribution. Therefore, below 200 pairs it is `suites.means.task_interval`, at either end the wider of Student's t
+    and the studentised bootstrap, with half of the error rate.
 
-    Where more than half of the differences are equal, it is `intervals.mean_interval` for any number of pairs. If fewer
+    If more than half of the differences are equal, it is `intervals.mean_interval` for any number of pairs. If fewer
     than 10 pairs differ from the others, it reaches twice as far from these, unless at least three do by the same
-    amount: those that were seen may be small by chance.
-
-    Args:
-        differences: (N,) differences of independent pairs, second agent minus first.
-        level: How often the interval is to hold the mean difference.
-        bounds: The least and the largest difference there can be; None where they are not known.
-        rounding: How much equal differences may differ; None for what sums of rewards differ by.
+    amount: the observed differences may be small by chance.
     """
     n = len(differences)
     rounding = rounding_of(differences) if rounding is None else rounding
@@ -80,7 +72,7 @@ def gate_interval(
 
 
 def _farther(interval: Interval, differences: Floats, rounding: float) -> Interval:
-    """Return an interval that reaches farther from the usual difference, if too few others say how large they are."""
+    """Widen an interval away from the most frequent difference, if too few others show their size."""
     found, counts = counted(differences, rounding)
     usual = float(found[counts.argmax()])
     n_others = len(differences) - int(counts.max())
@@ -92,34 +84,30 @@ def _farther(interval: Interval, differences: Floats, rounding: float) -> Interv
     return replace(interval, low=min(low, interval.low), high=max(high, interval.high))
 
 
-# ----------------------------------------------------------------------
-
-
 Outcome: TypeAlias = Literal["not worse", "worse", "undecided"]
-"""What is known of an agent."""
+"""The outcome for an agent."""
 
 
 def outcome_of(interval: Interval, margin: float) -> Outcome:
-    """Return what the interval of a difference says of a margin."""
     return "not worse" if interval.low > -margin else "worse" if interval.high < -margin else "undecided"
 
 
 @dataclass(frozen=True, kw_only=True)
 class GateDecision:
-    """Whether an agent is worse than the first one by more than a margin, and why.
+    """Whether an agent is worse than the first by more than a margin, and the reason.
 
     Attributes:
         first: The first agent's name.
         second: The other agent's name.
-        margin: How much worse the other agent may be, in units of the difference, at least 0.
-        of: What the difference is of, such as "mean returns".
-        n_pairs: On how many seeds both agents were evaluated.
+        margin: Largest tolerated loss of the other agent, in units of the difference, at least 0.
+        of: Quantity of the difference, such as "mean returns".
+        n_pairs: Number of common seeds.
         difference: The difference, second agent minus first.
-        interval: The interval of the difference, or why there is none.
-        all_equal: Whether all pairs have one difference, but for rounding.
-        tested: What a test says that has no interval; None where the interval decides.
-        expected: How many more pairs a test needs if they are like those that were seen; None where there is no test.
-        advice: What to do where it is undecided; empty for more pairs, or bounds.
+        interval: The interval of the difference, or the reason for its absence.
+        all_equal: Whether all pairs have the same difference, up to rounding.
+        tested: The outcome of a test without interval; None if the interval decides.
+        expected: Number of further pairs for a test, if they resemble the present ones; None without a test.
+        advice: Advice for an undecided outcome; empty to request more pairs, or bounds.
     """
 
     first: str
@@ -136,7 +124,7 @@ class GateDecision:
 
     @property
     def outcome(self) -> Outcome:
-        """Whether the other agent is "not worse", "worse", or that is "undecided".
+        """Whether the other agent is "not worse", "worse", or "undecided".
 
         A difference of 0 in all pairs counts as not worse, by definition: it has no interval without bounds.
         """
@@ -148,11 +136,11 @@ class GateDecision:
 
     @property
     def more(self) -> int | None:
-        """About how many more pairs would decide, if the difference is the one that was seen.
+        """About how many more pairs would decide, if the true difference is the observed one.
 
-        The interval's end on the side of -margin comes nearer to the difference with the root of the number of pairs.
-        None where pairs decided already, or where nothing can be said: the difference is at -margin, or more pairs
-        alone give no interval.
+        The distance of the interval's end on the side of -margin shrinks with the root of the number of pairs. None if
+        the pairs decide already, or if no number can be given: the difference is at -margin, or more pairs alone give
+        no interval.
         """
         if self.advice or self.outcome != "undecided" or not math.isfinite(self.difference):
             return None
@@ -197,7 +185,7 @@ class GateDecision:
         return f"; too near to {number(0.0 - self.margin)} to say how many more pairs it takes"
 
     def facts(self) -> dict[str, Any]:
-        """Return this as JSON has it."""
+        """Return this as JSON values."""
         return {
             "agent": self.second,
             "outcome": self.outcome,
@@ -210,30 +198,30 @@ class GateDecision:
 
 @dataclass(frozen=True, repr=False)
 class GateVerdict:
-    """Whether any agent is worse than the first one by more than a margin; true only if none is.
+    """Whether any agent is worse than the first by more than a margin; true only if none is.
 
-    `print(verdict)` shows a line for each agent. Iteration gives the decisions.
+    `print(verdict)` shows a line for each agent. Iteration yields the decisions.
 
     Attributes:
-        decisions: That of each agent but the first.
+        decisions: A decision for each agent but the first.
     """
 
     decisions: tuple[GateDecision, ...]
 
     @property
     def outcome(self) -> Outcome:
-        """What holds for all: "worse" if any agent is, otherwise "undecided" if any is, otherwise "not worse"."""
+        """The common outcome: "worse" if any agent is, otherwise "undecided" if any is, otherwise "not worse"."""
         outcomes = {decision.outcome for decision in self.decisions}
         return "worse" if "worse" in outcomes else "undecided" if "undecided" in outcomes else "not worse"
 
     @property
     def margin(self) -> float:
-        """How much worse each agent may be."""
+        """Largest tolerated loss of each agent."""
         return self.decisions[0].margin
 
     @property
     def more(self) -> int | None:
-        """About how many more pairs would decide about all agents; None where that is unknown, or all are decided."""
+        """About how many more pairs would decide about all agents; None if unknown, or if all are decided."""
         open_ones = [decision.more for decision in self.decisions if decision.outcome == "undecided"]
         known = [more for more in open_ones if more is not None]
         return max(known) if known and len(known) == len(open_ones) else None
@@ -251,7 +239,7 @@ class GateVerdict:
         return f"GateVerdict({'; '.join(map(str, self.decisions))})"
 
     def facts(self) -> dict[str, Any]:
-        """Return this as JSON has it."""
+        """Return this as JSON values."""
         return {
             "margin": self.margin,
             "outcome": self.outcome,
@@ -261,21 +249,14 @@ class GateVerdict:
 
 
 def name_of_difference(of: PrecisionOf) -> str:
-    """Return what a difference is of, in words."""
     return _NAMES[of]
 
 
 def checked_margin(margin: Any, of: PrecisionOf, bounds: Bounds | None = None) -> float:
     """Return a margin as a number.
 
-    Args:
-        margin: By how much an agent may be worse.
-        of: What the margin is of, "return" or "success".
-        bounds: The least and the largest return there can be; None where they are not known.
-
     Raises:
-        UsageError: It is no finite number, below 0, or as large as the largest difference there can be; or `of` is
-            something else.
+        UsageError: It is no finite number, below 0, or as large as the largest possible difference; or `of` is invalid.
     """
     if of not in _NAMES:
         raise UsageError(f'decide_on must be "return" or "success", got {of!r}')

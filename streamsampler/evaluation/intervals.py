@@ -1,23 +1,23 @@
 """Compute confidence intervals of means, rates, medians and interquartile means.
 
-An `Interval` has the name of its method. Which method holds where was simulated; `.ci/prove coverage` does so again:
+An `Interval` has the name of its method. The table is the result of simulations, repeated by `.ci/prove coverage`:
 
-| what | method | holds |
+| quantity | method | valid |
 |---|---|---|
 | rate | Clopper and Pearson's, exact | always |
 | mean of two values | Clopper and Pearson's, scaled to them | from 10 trajectories on |
 | mean | Student's t | from 10 trajectories on, unless returns are skewed or in two groups |
 | mean of skewed returns | studentised bootstrap | from 30 trajectories on |
-| mean, where more than half of the returns are equal | Gaffke's, scaled to them | from 10 trajectories on |
-| mean of bounded returns | Gaffke's, where none of the others holds | always |
+| mean, if more than half of the returns are equal | Gaffke's, scaled to them | from 10 trajectories on |
+| mean of bounded returns | Gaffke's, if none of the others is valid | always |
 | interquartile mean, median of two values | Clopper and Pearson's | from 10 trajectories on |
 | interquartile mean, median | percentile bootstrap | from 30 trajectories on |
-| mean of bounded returns, rate | betting | always, also where one stops because of it |
+| mean of bounded returns, rate | betting | always, even if it decides when to stop |
 
-Where all returns are equal, they say nothing of how large others are, and only bounds give an interval;
-`unseen_share` says how many others there may be.
+Equal returns say nothing about the size of others, so only bounds give an interval; `unseen_share` says how many others
+may exist.
 
-Bootstraps and Gaffke's method draw from a generator of a fixed seed, so that the same data give the same interval.
+Bootstraps and Gaffke's method draw from a generator with a fixed seed, so that the same data give the same interval.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ Floats: TypeAlias = NDArray[np.float64]
 LEVEL = 0.95
 FEWEST, FEWEST_SKEWED = 10, 30
 _N_RESAMPLES, _FEWEST_RESAMPLES, _N_WEIGHTS = 2_000, 200, 20_000
-_MOST_DRAWN = 20_000_000  # numbers that one bootstrap draws
+_MOST_DRAWN = 20_000_000  # numbers drawn by one bootstrap
 _AT_ONCE = 1_000_000
 _SEED = 0
 _WIDE_GAP = 4.0  # standard deviations within the groups: of 10 normal returns 1 % have such a gap, of 30 0.1 %
-_ROUNDING = 1e-12  # relative: sums of rewards that should be equal differ so much at most
-_FEWEST_OTHERS = 10  # of nearly equal returns: with fewer, those that were not seen decide
+_ROUNDING = 1e-12  # relative: the largest difference of sums of rewards that should be equal
+_FEWEST_OTHERS = 10  # of nearly equal returns: with fewer, the unobserved returns decide
 _FEW_DIFFER, _FARTHER = 2, 2.0
-_NARROW = 0.25  # the width of both groups together, of the whole range
+_NARROW = 0.25  # the width of both groups together, as a share of the whole range
 _SURE_OF_SKEWNESS = 2.576  # standard errors of the skewness of normal returns
-_NEGLIGIBLE_SKEWNESS = 0.01  # its square, divided by n: t then covers 0.3 % less than it says
+_NEGLIGIBLE_SKEWNESS = 0.01  # its square divided by n: the coverage of t is then 0.3 % too low
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ class Interval:
     Attributes:
         low: The lower end.
         high: The upper end.
-        method: How it was computed, such as "t".
-        level: How often such an interval holds the true value.
+        method: The method, such as "t".
+        level: Its confidence.
     """
 
     low: float
@@ -81,7 +81,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Unknown:
-    """Says why there is no confidence interval; false, so that `if evaluation.mean_interval:` asks for one.
+    """The absence of a confidence interval; false, so that `if evaluation.mean_interval:` asks for one.
 
     Attributes:
         why: The reason.
@@ -94,26 +94,17 @@ class Unknown:
 
 
 Bounds: TypeAlias = tuple[float, float]
-"""The least and the largest value there can be."""
-
-# ---------------------------------------------------------------------- means
+"""The least and the largest possible value."""
 
 
 def mean_interval(
     values: Floats, level: float = LEVEL, *, bounds: Bounds | None = None, of: str = "return",
     rounding: float | None = None,
 ) -> Interval | Unknown:  # fmt: skip
-    """Return the interval of a mean that holds for such values, or why none does.
-
-    Args:
-        values: (N,) independent values.
-        level: How often the interval is to hold the mean.
-        bounds: The least and the largest value there can be; None where they are not known.
-        of: What the values are, in one word: "return" or "difference".
-        rounding: How much equal values may differ; None for what sums of rewards differ by.
+    """Return a valid interval of a mean for such values, or the reason for its absence.
 
     Raises:
-        UsageError: There is not one number for each trajectory or run, or `level` is no share.
+        UsageError: `values` is not one number per trajectory, or `level` is not between 0 and 1.
     """
     values = np.asarray(values)
     if values.ndim != 1 or values.dtype.kind not in "fiub":
@@ -141,11 +132,11 @@ def mean_interval(
 
 
 _WITHOUT_SCALE = ("t", "studentised bootstrap")
-"""Methods that do not scale an interval to the values that were seen."""
+"""Methods that do not scale an interval to the observed values."""
 
 
 def _from_values_alone(values: Floats, level: float, of: str, rounding: float) -> Interval | Unknown:
-    """Return the interval of the mean of ten finite values or more, whose bounds are not known, or why none holds."""
+    """Return the interval of the mean of ten or more finite, unbounded values, or the reason for its absence."""
     n, (found, counts) = len(values), counted(values, rounding)
     if len(found) == 1:
         return Unknown(f"all {of}s are equal")
@@ -165,7 +156,7 @@ def _from_values_alone(values: Floats, level: float, of: str, rounding: float) -
 def _nearly_equal_interval(values: Floats, level: float, of: str, rounding: float) -> Interval:
     """Return the interval of the mean of two values, or of values of which more than half are equal.
 
-    That of bounded values, with the values that were seen for bounds: of two values Clopper and Pearson's.
+    The method for bounded values, with the observed values as bounds: for two values Clopper and Pearson's.
     """
     found, counts = counted(values, rounding)
     usual, n_others = float(found[counts.argmax()]), len(values) - int(counts.max())
@@ -176,16 +167,10 @@ def _nearly_equal_interval(values: Floats, level: float, of: str, rounding: floa
 
 
 def seen_scale(found: Floats, counts: NDArray[np.int64], of: str, rounding: float) -> Bounds:
-    """Return the bounds within which values that were not seen are taken to be.
+    """Return the assumed bounds of unobserved values.
 
-    The least and the largest value that was seen; of differences that may be 0, of either sign. Where more than half
-    are equal, fewer than 10 are not, and these vary, others may be twice as far away from the most frequent value.
-
-    Args:
-        found: The different values, in order.
-        counts: How many there are of each.
-        of: What the values are, in one word: "return" or "difference".
-        rounding: How much equal values may differ.
+    These are the least and the largest observed value; for differences, which may be 0, of either sign. If more than
+    half are equal, fewer than 10 are not, and these vary, others may be twice as far from the most frequent value.
     """
     low, high = _scale(found, of)
     usual, n_others = float(found[counts.argmax()]), int(counts.sum() - counts.max())
@@ -196,10 +181,10 @@ def seen_scale(found: Floats, counts: NDArray[np.int64], of: str, rounding: floa
 
 
 def reaching(interval: Interval, usual: float, n_others: int) -> Interval:
-    """Return an interval that reaches the most frequent value, where only one or two values differ from it.
+    """Extend an interval to the most frequent value, if only one or two values differ from it.
 
-    It is printed only because they were seen, and having seen a rare value twice would otherwise be enough to miss the
-    mean: of ten trajectories, and a share of 2 in 100, in 1 of 10 such intervals.
+    The interval is printed only because they were observed, and a rare value observed twice would otherwise suffice to
+    miss the mean: of ten trajectories, and a share of 2 in 100, in 1 of 10 such intervals.
     """
     if n_others > _FEW_DIFFER:
         return interval
@@ -207,7 +192,7 @@ def reaching(interval: Interval, usual: float, n_others: int) -> Interval:
 
 
 def _scale(found: Floats, of: str) -> Bounds:
-    """Return the least and the largest value that was seen; of differences that may be 0, of either sign."""
+    """Return the least and the largest observed value; for differences, which may be 0, of either sign."""
     low, high = float(found[0]), float(found[-1])
     if of == "difference" and low <= 0 <= high:
         return min(low, -high), max(high, -low)
@@ -225,30 +210,26 @@ def t_interval(values: Floats, level: float = LEVEL) -> Interval:
 def studentised_interval(values: Floats, level: float = LEVEL) -> Interval:
     """Return the studentised bootstrap's interval of the mean (Efron's bootstrap-t; Hall 1988).
 
-    Where more resamples have one value only than are beyond an end of the interval, Student's.
-
-    Args:
-        values: (N,) values, not all equal.
-        level: How often the interval is to hold the mean.
+    If resamples of a single value reach beyond an end of the interval, it is Student's.
     """
     n, mean = len(values), float(values.mean())
     tails = [(1 - level) / 2, (1 + level) / 2]
     errors = []
-    least = _ROUNDING * float(np.abs(values - mean).max())  # a resample of one value deviates by its rounding
+    least = _ROUNDING * float(np.abs(values - mean).max())  # a resample of a single value deviates by its rounding
     for indices in resampled_indices(n):
         chosen = values[indices]
         deviations = chosen.std(axis=1, ddof=1)
         varied = deviations > least
         errors.append((chosen.mean(axis=1)[varied] - mean) / deviations[varied])
     drawn = np.concatenate(errors)
-    if len(drawn) < (1 - tails[0]) * n_resamples(n):  # an end of the interval is among the resamples of one value
+    if len(drawn) < (1 - tails[0]) * n_resamples(n):  # an end of the interval is among the resamples of a single value
         return t_interval(values, level)
     low, high = np.quantile(drawn, tails) * float(values.std(ddof=1))
     return Interval(mean - float(high), mean - float(low), "studentised bootstrap", level)
 
 
 def skewness(values: Floats) -> float:
-    """Return the skewness of a sample, corrected for its size as usual; 0 where all values are equal."""
+    """Return the skewness of a sample, with the usual correction for its size; 0 if all values are equal."""
     n = len(values)
     deviations = values - values.mean()
     variance = float((deviations**2).mean())
@@ -258,7 +239,7 @@ def skewness(values: Floats) -> float:
 
 
 def is_skewed(values: Floats) -> bool:
-    """Return whether values are more skewed than normal ones are by chance in 1 of 100 cases."""
+    """Return whether values are more skewed than normal values in 1 of 100 cases."""
     n = len(values)
     return n > 2 and abs(skewness(values)) > _SURE_OF_SKEWNESS * math.sqrt(
         6 * n * (n - 1) / ((n - 2) * (n + 1) * (n + 3))
@@ -266,12 +247,12 @@ def is_skewed(values: Floats) -> bool:
 
 
 def is_symmetric_enough(values: Floats) -> bool:
-    """Return whether the skewness of values is too small to matter to Student's interval of their mean."""
+    """Return whether the skewness is too small to matter to Student's interval of the mean."""
     return skewness(values) ** 2 <= _NEGLIGIBLE_SKEWNESS * len(values)
 
 
 def in_two_groups(values: Floats) -> bool:
-    """Return whether the widest gap between values is much wider than the spread on either side of it."""
+    """Return whether the widest gap between values is much wider than the spread on either side."""
     n = len(values)
     ordered = np.sort(values)
     gaps = np.diff(ordered)
@@ -283,23 +264,18 @@ def in_two_groups(values: Floats) -> bool:
 
 
 def are_nearly_two(values: Floats) -> bool:
-    """Return whether values are in two groups that are narrow beside the gap between them."""
+    """Return whether values form two groups that are narrow compared with the gap between them."""
     ordered = np.sort(values)
     return bool(np.diff(ordered).max(initial=0.0) > (1 - _NARROW) * (ordered[-1] - ordered[0]))
 
 
 def rounding_of(values: Floats) -> float:
-    """Return how much sums of rewards that should be equal may differ."""
+    """Return the largest rounding difference of equal sums of rewards."""
     return _ROUNDING * float(np.abs(values).max(initial=0.0))
 
 
 def counted(values: Floats, rounding: float) -> tuple[Floats, NDArray[np.int64]]:
-    """Return the different values, in order, and how many there are of each.
-
-    Args:
-        values: (N,) values.
-        rounding: How much equal values may differ; of those, the lowest is returned.
-    """
+    """Return the distinct values, in order, and their counts."""
     found, counts = np.unique(values, return_counts=True)
     first = np.flatnonzero(np.diff(found, prepend=-np.inf) > rounding)
     return found[first], np.add.reduceat(counts, first)
@@ -310,11 +286,8 @@ def unseen_share(n: int, level: float = LEVEL) -> float:
     return 1 - math.pow(1 - level, 1 / n)
 
 
-# ---------------------------------------------------------------------- quantiles of the middle
-
-
 def interquartile_mean(values: Floats) -> float:
-    """Return the mean without the lowest and the highest quarter, as `scipy.stats.trim_mean(values, 0.25)` does."""
+    """Return the mean without the lowest and the highest quarter, like `scipy.stats.trim_mean(values, 0.25)`."""
     cut = len(values) // 4
     return float(np.sort(values)[cut : len(values) - cut].mean())
 
@@ -322,13 +295,7 @@ def interquartile_mean(values: Floats) -> float:
 def middle_intervals(
     values: Floats, level: float = LEVEL, *, bounds: Bounds | None = None
 ) -> dict[str, Interval | Unknown]:
-    """Return the intervals of the median ("median") and of the interquartile mean ("iqm"), or why none holds.
-
-    Args:
-        values: (N,) independent values.
-        level: How often each interval is to hold.
-        bounds: The least and the largest value there can be; None where they are not known.
-    """
+    """Return the intervals of the median ("median") and the interquartile mean ("iqm"), or why they are absent."""
     n = len(values)
     if n < FEWEST:
         unknown = Unknown(f"{count(n, 'trajectory')}, fewer than {FEWEST}")
@@ -356,11 +323,11 @@ _MIDDLES: dict[str, Callable[[float], float]] = {
     "median": lambda share: 0.0 if share < 0.5 else 0.5 if share == 0.5 else 1.0,
     "iqm": lambda share: min(1.0, max(0.0, 2 * share - 0.5)),
 }
-"""What the median and the interquartile mean are where a share of values is 1, and the others are 0."""
+"""The median and the interquartile mean of a share of ones, with zeros otherwise."""
 
 
 def _middle_of_one(value: float, n: int, level: float, bounds: Bounds) -> dict[str, Interval | Unknown]:
-    """Return the intervals where one value was seen: as many others as there may be are at one of the bounds."""
+    """Return the intervals for a single observed value: as many others as may exist are at one of the bounds."""
     share = 1 - proportion_interval(n, n, level).low
     return {
         name: Interval(
@@ -387,7 +354,7 @@ def bootstrap_intervals(values: Floats, level: float = LEVEL) -> dict[str, Inter
 
 
 def n_resamples(n: int) -> int:
-    """Return how many resamples of n values a bootstrap draws: the more values there are, the fewer are needed."""
+    """Return the number of a bootstrap's resamples of n values: more values need fewer."""
     return _resamples(n, _N_RESAMPLES)
 
 
@@ -396,7 +363,7 @@ def _resamples(n: int, most: int) -> int:
 
 
 def resampled_indices(n: int) -> Iterator[NDArray[np.int64]]:
-    """Yield the positions of resamples of n values, (k, n) at a time: always the same for one n."""
+    """Yield the positions of resamples of n values, (k, n) at a time: a function of n alone."""
     rng = np.random.default_rng(_SEED)
     for rows in _rows(n, n_resamples(n)):
         yield rng.integers(0, n, (rows, n))
@@ -410,17 +377,8 @@ def _rows(n: int, left: int) -> Iterator[int]:
         left -= rows
 
 
-# ---------------------------------------------------------------------- rates, and means of bounded values
-
-
 def proportion_interval(n_successes: int, n: int, level: float = LEVEL) -> Interval:
-    """Return the exact interval of a rate (Clopper and Pearson, 1934), which holds for all rates and all n.
-
-    Args:
-        n_successes: How many of the trajectories succeeded.
-        n: How many there are, at least 1.
-        level: How often the interval is to hold the rate.
-    """
+    """Return the exact interval of a rate (Clopper and Pearson, 1934), valid for all rates and all n."""
     tail, n_failures = (1 - level) / 2, n - n_successes
     low = beta_quantile(tail, n_successes, n_failures + 1) if n_successes else 0.0
     high = beta_quantile(1 - tail, n_successes + 1, n_failures) if n_failures else 1.0
@@ -428,18 +386,12 @@ def proportion_interval(n_successes: int, n: int, level: float = LEVEL) -> Inter
 
 
 def bounded_interval(values: Floats, bounds: Bounds, level: float = LEVEL, rounding: float = 0.0) -> Interval:
-    """Return the interval of the mean of bounded values, which holds for all distributions and all n.
+    """Return the interval of the mean of bounded values, valid for all distributions and all n.
 
     Gaffke's (2005; Learned-Miller and Thomas, 2019, "A new confidence interval for the mean of a bounded random
-    variable"): the values and one of the bounds have random weights that add up to 1, all such weights alike. An end is
-    a quantile of the weighted mean with the bound on its side. For values at the bounds it is Clopper and Pearson's,
-    for equal values it has a closed form as well.
-
-    Args:
-        values: (N,) independent values within the bounds.
-        bounds: The least and the largest value there can be.
-        level: How often the interval is to hold the mean.
-        rounding: How much equal values may differ.
+    variable"): the values and one of the bounds have uniformly distributed random weights with sum 1, and an end is a
+    quantile of the weighted mean with the bound on its side. For values at the bounds it is Clopper and Pearson's; for
+    equal values it has a closed form, too.
     """
     n, (lowest, highest) = len(values), bounds
     found, counts = counted(values, rounding)
@@ -464,7 +416,7 @@ def bounded_interval(values: Floats, bounds: Bounds, level: float = LEVEL, round
 
 
 def random_weights(counts: Floats) -> Iterator[Floats]:
-    """Yield weights that add up to 1, (k, n) at a time: sums of as many as `counts` (n,) says; always the same ones."""
+    """Yield weights with sum 1, (k, n) at a time, each the sum of `counts` (n,) weights: always the same."""
     rng, n = np.random.default_rng(_SEED), len(counts)
     for rows in _rows(n, _resamples(n, _N_WEIGHTS)):
         weights = rng.standard_gamma(counts, (rows, n))

@@ -1,4 +1,4 @@
-"""Check that evaluations are all parts of one run, and join them to the evaluation of the run."""
+"""Check that evaluations are all parts of one run, and join them."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ Whole = TypeVar("Whole", bound=Evaluation | Comparison)
 
 
 def parts_of_one_run(found: Mapping[Path, Whole]) -> list[Whole]:
-    """Return parts in the order of their indices; warn where they were computed with other kernels.
+    """Return parts in the order of their indices; warn if their kernels differ.
 
     Raises:
-        UsageError: They are not all parts of one run, each once and whole; names the files, and what differs or lacks.
+        UsageError: They are not all parts of one run, each once and complete; names the files, and the difference or
+            the missing part.
     """
     parts = {str(path): each.evaluations[0].part for path, each in found.items()}
     for path, each in found.items():
@@ -57,7 +58,7 @@ def _check_origin(first: Path, one: Mapping[str, Any], path: Path, other: Mappin
 
 
 def lacking(found: AnyFound) -> str:
-    """Return what a part lacks, and what to do about it; empty where it is whole."""
+    """Return the missing trajectories of a part with advice; empty if it is complete."""
     if isinstance(found, Evaluation) and (part := found.part) is not None:
         indices, n = found.indices, len(found) + found.left_out
         inside = part.first_trajectory <= indices.min() and indices.max() < part.stop
@@ -67,7 +68,7 @@ def lacking(found: AnyFound) -> str:
 
 
 def _origin(found: AnyFound) -> dict[str, Any]:
-    """Return what all parts of a run agree in: what decides about its trajectories, by name."""
+    """Return the common facts of a run's parts: everything that decides about its trajectories, by name."""
     if isinstance(found, Evaluation):
         return {**origin_of(found), **{name: getattr(found, name) for name in _AGREE}, "part": None}
     origin = {"agents": found.names, "until_decided": found.until_decided, "decide_on": found.decide_on}
@@ -77,10 +78,10 @@ def _origin(found: AnyFound) -> dict[str, Any]:
 
 
 def joined(parts: Sequence[Evaluation]) -> Evaluation:
-    """Return the evaluation whose parts these are, in order."""
+    """Return the evaluation of consecutive parts."""
     first = parts[0]
     successes = None
-    if any(part.successes is not None for part in parts):  # a part in which no trajectory says has no success
+    if any(part.successes is not None for part in parts):  # a part without success flags has no successes
         successes = np.concatenate([np.zeros(len(it), bool) if it.successes is None else it.successes for it in parts])
     settings = dict(first.settings)
     if _FINGERPRINTS in settings:

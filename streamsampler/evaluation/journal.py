@@ -1,16 +1,16 @@
-"""Keep the finished trajectories of a run while it goes on, line by line: a process that is killed loses none of them.
+"""Write the finished trajectories of a run to a journal, line by line, so that a killed process keeps them.
 
 The journal of "model.json" is "model.partial.json". Each of its lines is JSON:
 
-- the first line has the kind of the file and the amount of the run, as `Amount.arguments` has it;
+- the first line has the kind of the file and the amount of the run, as in `Amount.arguments`;
 - an object describes an evaluation by its position: 0 for a single agent; in a comparison, the agent's place. It stands
-  before the first trajectory, and again after a change. It counts from the next trajectory on: a kill may come between;
+  before the first trajectory, and again after a change, from the next trajectory on: a kill may come between;
 - a list is a trajectory: the position, then index, seed, return, length, whether it terminated, whether it was
-  truncated, success, and its scenario's name if scenarios have names.
+  truncated, success, and the scenario's name if scenarios have names.
 
-A trajectory is written as soon as its turn has come, by one call of the system and without waiting for the disk, which
-takes some microseconds. The first line, the saved trajectories of an earlier run and the first new trajectory appear
-together, whole or not at all. A kill in the middle of a later line leaves a line without an end, which does not count.
+A trajectory is written as soon as its turn has come, by one system call of some microseconds, without waiting for the
+disk. The first line, the saved trajectories of an earlier run and the first new trajectory appear together, whole or
+not at all. A kill in the middle of a later line leaves an incomplete line, which does not count.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from streamsampler.evaluation.agents import Row
 
 FORMAT_VERSION = 1
 INTERRUPTED = "interrupted"
-"""Why an evaluation has no more trajectories, after Ctrl-C or a kill."""
+"""The reason for the end of the trajectories after Ctrl-C or a kill."""
 
 _JOURNAL = "journal"
-"""The key that the first line of a journal has, and no other file."""
+"""The key in the first line of a journal, and of no other file."""
 
 
 def head_of(kind: str) -> dict[str, Any]:
@@ -47,17 +47,13 @@ def head_of(kind: str) -> dict[str, Any]:
 
 
 def journal_beside(path: Path) -> Path:
-    """Return the file that has the finished trajectories of a run while it goes on, such as "x.partial.json"."""
+    """Return the journal of a file, such as "x.partial.json"."""
     return path.with_name(f"{path.stem}.partial{path.suffix}")
 
 
 def whole_of(path: Path) -> Path:
-    """Return the file that a journal becomes, such as "x.json" of "x.partial.json"; else the file itself."""
+    """Return the file of a journal, such as "x.json" of "x.partial.json"; otherwise the file itself."""
     return path.with_name(f"{path.stem.removesuffix('.partial')}{path.suffix}")
-
-
-# ----------------------------------------------------------------------
-# Read journals. Pure.
 
 
 @dataclass
@@ -66,8 +62,8 @@ class JournalContents:
 
     Attributes:
         head: The first line: the kind of the run, and its amount.
-        evaluations: By position, the JSON of an evaluation of the finished trajectories; evaluations without any are
-            left out.
+        evaluations: By position, the JSON values of an evaluation of the finished trajectories; evaluations without any
+            are omitted.
     """
 
     head: dict[str, Any]
@@ -75,17 +71,17 @@ class JournalContents:
 
 
 def journal_lines(data: bytes) -> list[bytes] | None:
-    """Return the complete lines of a journal; None where a file is none."""
+    """Return the complete lines of a journal; None for other files."""
     *lines, _ = data.split(b"\n")  # a kill may have cut the text after the last end of a line
     try:
         head = json.loads(lines[0]) if lines else None
-    except (ValueError, RecursionError):  # the other files have several lines
+    except (ValueError, RecursionError):  # other files have several lines
         return None
     return lines if isinstance(head, dict) and _JOURNAL in head else None
 
 
 def read_journal(lines: Sequence[bytes]) -> JournalContents:
-    """Return the contents of a journal, from its lines.
+    """Return the contents of a journal from its lines.
 
     Raises:
         ValueError: A line is no line of a journal.
@@ -133,19 +129,11 @@ def _facts_of(facts: Mapping[str, Any], rows: Sequence[Sequence[Any]], asked: An
     }
 
 
-# ----------------------------------------------------------------------
-# Write journals.
-
-
 class Journal:
-    """The finished trajectories of a run that goes on, in a file.
+    """The finished trajectories of a running evaluation, in a file.
 
-    There is no file before `open`, which writes all earlier calls' lines at once, and replaces an older file.
-
-    Args:
-        path: The file.
-        kind: The kind of the whole file, in one word.
-        head: Further entries of the first line.
+    The file does not exist before `open`, which writes the lines of all earlier calls at once, and replaces an older
+    file.
 
     Attributes:
         path: The same.
@@ -160,7 +148,6 @@ class Journal:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a file."""
         return self._file is not None
 
     def describe(self, position: int, facts: Mapping[str, Any]) -> None:
@@ -171,7 +158,7 @@ class Journal:
             self._write(_line({"evaluation": position, **changed}))
 
     def add(self, position: int, row: Row, name: str | None = None) -> None:
-        """Add the next trajectory of an evaluation that has a description."""
+        """Add the next trajectory of a described evaluation."""
         value = encode(row.value, "a return")
         ends = [row.terminated, row.truncated, row.success]
         named = [] if name is None else [name]
@@ -184,11 +171,11 @@ class Journal:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
 
     def open(self) -> None:
-        """Write all lines so far; each later line is in the file when its call returns.
+        """Write all lines so far; later lines are in the file when their call returns.
 
         Raises:
             StorageError: Another process writes the file.
-            OSError: It cannot be written.
+            OSError: Writing fails.
         """
         check_unlocked(self.path)
         data, self._pending = b"".join(self._pending), []
@@ -197,7 +184,7 @@ class Journal:
         self._file = self.path.open("ab", buffering=0)
 
     def close(self) -> None:
-        """Close the file, and keep it; may be called twice."""
+        """Close the file, and keep it; repeated calls are allowed."""
         if self._file is not None:
             self._file.close()
         if self._lock is not None:
@@ -209,12 +196,7 @@ _NAMES = ("agent", "environment", "settings", "versions", "seed", "success_meani
 
 
 class JournalEntry:
-    """One evaluation of a journal.
-
-    Args:
-        journal: The journal.
-        position: The evaluation's position.
-    """
+    """One evaluation of a journal."""
 
     def __init__(self, journal: Journal, position: int) -> None:
         self._journal, self._position = journal, position
@@ -222,7 +204,7 @@ class JournalEntry:
         self.is_begun = False
 
     def begin(self, values: Mapping[str, Any]) -> None:
-        """Write agent, environment, settings and so on, by the names of an `Evaluation`."""
+        """Write agent, environment, settings and so on, by the attributes of an `Evaluation`."""
         self.is_begun = True
         self._settings = dict(values["settings"])
         part, bounds = values["part"], values["bounds"]
@@ -233,7 +215,7 @@ class JournalEntry:
         self.describe(values)
 
     def describe(self, notes: Mapping[str, Any]) -> None:
-        """Write the failures and anomalies so far, by the names of an `Evaluation`."""
+        """Write the failures and anomalies so far, by the attributes of an `Evaluation`."""
         failures, n_anomalies = list(notes["failures"]), notes["anomalies"]
         facts: dict[str, Any] = {"failures": failures} if failures else {}
         facts |= {"anomalies": {"count": n_anomalies, "first": notes["first_anomaly"]}} if n_anomalies else {}
@@ -252,7 +234,7 @@ class JournalEntry:
             self._journal.open()
 
 
-_encoded = json.JSONEncoder(allow_nan=False, ensure_ascii=False).encode  # made once: rows are many
+_encoded = json.JSONEncoder(allow_nan=False, ensure_ascii=False).encode  # made once, because rows are many
 
 
 def _line(value: Any) -> bytes:
@@ -263,11 +245,11 @@ def _line(value: Any) -> bytes:
 
 
 def locked(path: Path) -> PathLock | None:
-    """Return the lock on a file that this process writes; None where the system has none.
+    """Lock a file for this process; None on systems without locks.
 
     Raises:
-        StorageError: Another process writes it.
-        OSError: There is no such file.
+        StorageError: Another process writes the file.
+        OSError: The file does not exist.
     """
     try:
         return PathLock(path)
@@ -276,11 +258,11 @@ def locked(path: Path) -> PathLock | None:
 
 
 def check_unlocked(path: Path) -> None:
-    """Check that no process writes a file, if there is one.
+    """Check that no process writes a file, if it exists.
 
     Raises:
-        StorageError: One does.
+        StorageError: A process does.
         OSError: The file cannot be opened.
     """
-    if path.is_file() and (lock := locked(path)) is not None:  # to open a named pipe would wait for its writer
+    if path.is_file() and (lock := locked(path)) is not None:  # opening a named pipe would wait for its writer
         lock.close()

@@ -1,4 +1,4 @@
-"""Merge the parts of an evaluation or a comparison: their files become the file of one run, byte for byte."""
+"""Merge the parts of an evaluation or a comparison into the file of a single run, byte for byte."""
 
 from __future__ import annotations
 
@@ -21,9 +21,6 @@ from streamsampler.evaluation.suites.suite_evaluation import SuiteEvaluation
 
 AnyMerged: TypeAlias = Evaluation | Comparison | SuiteEvaluation | SuiteComparison
 
-# ----------------------------------------------------------------------
-# Tell from the first bytes of a file, or from a folder, what is in it.
-
 
 Kind: TypeAlias = Literal["folder", "file of trajectories", "evaluation", "comparison", "suite", "suite comparison"]
 
@@ -31,10 +28,10 @@ _JSON = re.compile(rb'\s*\{\s*"format"\s*:\s*"streamsampler (evaluation|comparis
 
 
 def kind_of(path: Path) -> Kind | None:
-    """Return what a path holds; None for nothing of this package's.
+    """Return the kind of a path's contents; None for files of other origin.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: Reading fails.
     """
     if path.is_dir():
         return "folder"
@@ -48,10 +45,10 @@ def kind_of(path: Path) -> Kind | None:
 
 
 def check_paths(parts: Sequence[Path], out: Path) -> None:
-    """Check that no part is given twice, and that what is written is none of them.
+    """Check that no part is repeated, and that the output is none of them.
 
     Raises:
-        UsageError: One is.
+        UsageError: A part is repeated, or is the output.
     """
     seen: set[Path] = set()
     for path in parts:
@@ -70,24 +67,24 @@ _A: Mapping[Kind, str] = {
 
 @suggesting()
 def merge(parts: Iterable[str | PathLike[str]], out: str | PathLike[str] | None = None) -> AnyMerged:
-    """Merge all parts of one run, and write what the run would have written without parts: the same bytes.
+    """Merge all parts of one run, and write the file of the run without parts: the same bytes.
 
     Parts are made with `part=(i, n)` of `evaluate` and `compare`, saved by `save`, and with `--part i/n` on the command
-    line; of a suite also with `tasks=[…]`, or `--task`, for files of different tasks. All that decides about
-    trajectories must agree. Where parts were computed on machines whose libraries round differently, a warning says
-    so. Of samples, several files and folders are read as one: see `streamsampler.load`.
+    line; of a suite also with `tasks=[…]`, or `--task`, for files of different tasks. Everything that decides about
+    trajectories must agree. A warning names parts from machines with other rounding. Several files and folders of
+    samples need no merging: see `streamsampler.load`.
 
     Args:
         parts: Files, in any order: all of one kind, and each part once.
-        out: The file to write; one that is there is replaced.
+        out: The file to write; an existing file is replaced.
 
     Returns:
-        What was written: an evaluation, a comparison, a suite or a comparison on a suite.
+        The result: an evaluation, a comparison, a suite or a comparison on a suite.
 
     Raises:
-        UsageError: A part is missing, there twice, not whole, or of another run; or `out` is one of them (a
-            ValueError). Names the part and the file.
-        StorageError: A file holds something else, or is damaged.
+        UsageError: A part is missing, repeated, incomplete, or of another run; or `out` is a part (a ValueError). Names
+            the part and the file.
+        StorageError: A file has other contents, or is damaged.
         OSError: A file cannot be read or written.
     """
     if isinstance(parts, str | bytes | PathLike):
@@ -122,11 +119,11 @@ def _merged(kind: Kind, paths: Sequence[Path]) -> AnyMerged:
 
 
 def kind_of_part(path: Path) -> Kind:
-    """Return what a part holds.
+    """Return the kind of a part.
 
     Raises:
-        StorageError: It holds something else.
-        OSError: It cannot be read.
+        StorageError: The file has other contents.
+        OSError: Reading fails.
     """
     kind = kind_of(path)
     if kind is not None and kind in _A:

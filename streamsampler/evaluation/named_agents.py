@@ -17,15 +17,10 @@ from streamsampler.evaluation.suites.suite_evaluation import SuiteEvaluation
 def named_agents(agents: Any, example: str) -> dict[str, Any]:
     """Return the agents of a comparison by name.
 
-    Those of a list have the names of their files, functions or classes; where there is none, as of dicts and lambdas,
-    their numbers from 1 on.
-
-    Args:
-        agents: A dict by name, or a list.
-        example: How to call the function, for errors.
+    Agents in a list are named after their files, functions or classes; dicts and lambdas are numbered from 1 on.
 
     Raises:
-        UsageError: They are something else, fewer than two, or two of one name.
+        UsageError: The argument is of another type, has fewer than two agents, or a repeated name.
     """
     if isinstance(agents, Mapping):
         named = {str(name): agent for name, agent in agents.items()}
@@ -44,7 +39,7 @@ def named_agents(agents: Any, example: str) -> dict[str, Any]:
 
 
 def _name_of(agent: Any) -> str:
-    """Return the name of an agent of a list; empty where the agent has none: dicts and lambdas."""
+    """Return the name of an agent in a list; empty for dicts and lambdas."""
     if isinstance(agent, str | PathLike):
         return Path(fspath(agent)).name
     if isinstance(agent, Evaluation):

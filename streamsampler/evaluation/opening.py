@@ -1,4 +1,4 @@
-"""Open the sampler that an evaluation takes its trajectories from, and check the part that it runs."""
+"""Open the sampler of an evaluation, and check its part."""
 
 from __future__ import annotations
 
@@ -45,21 +45,13 @@ def opened_sampler(
     deterministic: bool | None,
     vec_normalize: Any,
 ) -> Iterator[tuple[Sampler[Any, Any], Mapping[str, Any], Mapping[str, Any]]]:
-    """Yield the sampler that an evaluation takes trajectories from, what is known of the agent, and updates.
-
-    Args:
-        agent: See `evaluate`.
-        env: See `evaluate`.
-        sampler: See `evaluate`.
-        options: Arguments of a sampler, which is closed at the end; none with a `sampler`.
-        deterministic: See `evaluate`.
-        vec_normalize: See `evaluate`.
+    """Yield the sampler of an evaluation, the facts of the agent, and updates.
 
     Yields:
-        The sampler, what is known of the agent, and the arguments that change the sampler's agent and environment.
+        The sampler, the facts of the agent, and the arguments that update the sampler's agent and environment.
 
     Raises:
-        UsageError: An argument cannot work.
+        UsageError: An argument is out of range, or contradicts another.
     """
     refuse_several_agents(agent)
     refuse_several_tasks(env)
@@ -90,9 +82,9 @@ def opened_sampler(
 
 @contextmanager
 def closed_in_the_end(sampler: Sampler[Any, Any]) -> Iterator[Sampler[Any, Any]]:
-    """Close a sampler; where nothing but that raises, log a warning.
+    """Close a sampler at the end; log a warning if only closing raises.
 
-    The trajectories may have taken hours, and are not less right because an environment cannot be closed.
+    The trajectories may have taken hours, and remain valid if an environment cannot be closed.
     """
     is_complete = False
     try:
@@ -118,7 +110,7 @@ def _check_sampler(sampler: Any, env: Any, options: Mapping[str, Any]) -> None:
 
 
 def spaces_of(env: Any, env_kwargs: Mapping[str, Any] | None) -> Spaces:
-    """Return the spaces of one environment, which is made for this, and closed unless it was there before."""
+    """Return the spaces of one environment, which is closed afterwards if it was made for this purpose."""
     if is_multi_agent(env):
         several = as_multi_agent(env)
         return several.observation_space, several.action_space
@@ -135,7 +127,7 @@ def spaces_of(env: Any, env_kwargs: Mapping[str, Any] | None) -> Spaces:
 
 
 def _of_one(env: Any, name: str) -> Space[Any]:
-    """Return a space of an environment, of a vector environment that of each of its environments."""
+    """Return a space of an environment, or of a single environment in a vector environment."""
     space: Space[Any] = getattr(env, f"single_{name}", None) or getattr(env, name)
     return space
 
@@ -143,17 +135,10 @@ def _of_one(env: Any, name: str) -> Space[Any]:
 def in_part(
     amount: Amount, part: Any, sampler: Sampler[Any, Any] | None, options: Mapping[str, Any], *items: Any
 ) -> Amount:
-    """Return the amount for a part of its trajectories, before any worker starts; the same if there is no part.
-
-    Args:
-        amount: The amount.
-        part: The part's number from 1 on, and how many there are; or None.
-        sampler: See `evaluate`.
-        options: See `opened_sampler`.
-        *items: What workers are given, each perhaps an item of its own.
+    """Return the amount of a part, before any worker starts; the same amount without a part.
 
     Raises:
-        UsageError: There is no such part; or the parts together would not be what one run evaluates.
+        UsageError: The part does not exist; or the parts together would differ from a single run.
     """
     if part is None:
         return amount
@@ -167,7 +152,7 @@ def in_part(
         raise UsageError("each part would draw a seed of its own: give seed=…, the same for all parts")
     facts = options if sampler is None else sampler.provenance()
     drops = "drop_if" if facts.get("drop_if") is not None else 'on_failure="drop"'
-    are_alike = amount.seeds is None and amount.options is None  # so that others could take their places
+    are_alike = amount.seeds is None and amount.options is None  # so that others could replace them
     if are_alike and (drops == "drop_if" or facts.get("on_failure") == "drop"):
         raise UsageError(
             f"a part cannot be sampled with {drops}: what is left out would be replaced by a trajectory of the next "

@@ -1,4 +1,4 @@
-"""The origin of an evaluation: all that decides about its trajectories. Two origins are compared here."""
+"""Compare the origins of evaluations: everything that decides about their trajectories."""
 
 from __future__ import annotations
 
@@ -27,16 +27,10 @@ def origin_of(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def origin(description: Mapping[str, Any], *, named: bool, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all that decides about the trajectories of an evaluation, by name.
-
-    Args:
-        description: Agent, environment, settings, versions, seed, meaning of success and part, by the names of an
-            `Evaluation`.
-        named: Whether trajectories have the names of scenarios.
-        asked: The amount; see `Amount.arguments`.
+    """Return everything that decides about the trajectories of an evaluation, by name.
 
     Returns:
-        JSON, as a file has it, without the fingerprints of workers: see `warn_of_kernels`.
+        JSON values as in a file, without the fingerprints of workers: see `warn_of_kernels`.
     """
     settings = {name: value for name, value in description["settings"].items() if name != _FINGERPRINTS}
     part = description["part"]
@@ -56,14 +50,7 @@ def origin(description: Mapping[str, Any], *, named: bool, asked: Mapping[str, A
 
 
 def differences(first: object, one: Mapping[str, Any], second: object, other: Mapping[str, Any]) -> list[str]:
-    """Return each difference of two origins in words, with both values.
-
-    Args:
-        first: The name of the first origin, such as its file.
-        one: The first origin.
-        second: The place of the second origin, such as "here".
-        other: The second origin.
-    """
+    """Return each difference of two origins in words, with both values."""
     return [
         f"{name} is {_shown(one.get(name))} in {first}, and {_shown(other.get(name))} {second}"
         for name in dict.fromkeys([*one, *other])
@@ -77,18 +64,12 @@ def _shown(value: Any) -> str:
 
 
 def fingerprints_of(evaluations: Iterable[Evaluation]) -> list[str]:
-    """Return the fingerprints of all workers of some evaluations, each once."""
+    """Return the distinct fingerprints of all workers of some evaluations."""
     return sorted({str(bits) for each in evaluations for bits in each.settings.get(_FINGERPRINTS, ())})
 
 
 def warn_of_kernels(fingerprints: Mapping[str, Sequence[str]], what: str, why: str) -> None:
-    """Log a warning where evaluations were sampled with different kernels.
-
-    Args:
-        fingerprints: Fingerprints by the name of the file, or of the agent.
-        what: The subject of the message, such as "the parts were".
-        why: The consequence.
-    """
+    """Log a warning if evaluations were sampled with different kernels."""
     libraries = differing_libraries(bits for each in fingerprints.values() for bits in each)
     if not libraries:
         return

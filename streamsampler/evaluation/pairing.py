@@ -1,4 +1,4 @@
-"""Pair trajectories of two evaluations that begin from the same seed. Pure."""
+"""Pair trajectories of two evaluations with the same seed. Pure."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ def pairs_of(first: Evaluation, second: Evaluation) -> tuple[Positions, Position
         second: M trajectories.
 
     Returns:
-        (K,) positions in the first evaluation, and (K,) positions in the second one, in the order of the first one.
+        (K,) positions in the first evaluation, in ascending order, and (K,) positions in the second.
 
     Raises:
-        UsageError: The trajectories of a pair were reset with different options; or an evaluation in another order has
-            a seed twice.
+        UsageError: The resets of a pair had different options; or an evaluation in another order repeats a seed.
     """
     _, mine, others = np.intersect1d(first.indices, second.indices, assume_unique=True, return_indices=True)
     if not all(first.seeds[i] == second.seeds[j] for i, j in zip(mine.tolist(), others.tolist(), strict=True)):
@@ -57,6 +56,6 @@ def _of_seeds(first: Evaluation, second: Evaluation) -> tuple[Positions, Positio
 
 
 def _options(evaluation: Evaluation, position: int) -> Any:
-    """Return the options of a trajectory's reset, as JSON has them; None for none."""
+    """Return the options of a trajectory's reset as JSON values; None for none."""
     scenarios = (evaluation.asked or {}).get("scenarios")
     return None if scenarios is None else scenarios[int(evaluation.indices[position])].get("options")

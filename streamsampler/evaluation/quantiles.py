@@ -1,6 +1,6 @@
 """Compute quantiles of the normal, Student's t and the beta distribution, and the logarithm of the beta function.
 
-SciPy has all of these; a package that samples should not need it. Tests compare them with SciPy's to 1e-9.
+SciPy has all of these, but sampling should not need it. Tests compare them with SciPy's to 1e-9.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def log_beta(a: float, b: float) -> float:
 
 def student_tail(t: float, df: int) -> float:
     """Return the probability that Student's t with `df` degrees of freedom is above `t`, which is at least 0."""
-    # Of the two incomplete beta functions that say the same, the one whose argument does not cancel near 1.
+    # Of two equal incomplete beta functions, the one without cancellation near 1.
     if t * t < df:
         return 0.5 - 0.5 * _incomplete_beta(0.5, df / 2, t * t / (df + t * t))
     return 0.5 * _incomplete_beta(df / 2, 0.5, df / (df + t * t))
@@ -38,12 +38,8 @@ def student_quantile(probability: float, df: int) -> float:
     """Return the quantile of Student's t.
 
     Newton's method on the upper tail, which is convex: from the normal quantile, which is smaller, it rises to the
-    quantile and never passes it. With thousands of degrees of freedom, where gamma functions cancel, the expansion
-    of Cornish and Fisher (Abramowitz and Stegun 26.7.5).
-
-    Args:
-        probability: Between 0 and 1.
-        df: The degrees of freedom, at least 1.
+    quantile and never passes it. With thousands of degrees of freedom, where gamma functions cancel, the expansion of
+    Cornish and Fisher (Abramowitz and Stegun 26.7.5).
     """
     if probability < 0.5:
         return -student_quantile(1 - probability, df)
@@ -65,11 +61,6 @@ def beta_quantile(probability: float, a: float, b: float) -> float:
     """Return the quantile of the beta distribution.
 
     Newton's method, and bisection wherever a step would leave the bracket.
-
-    Args:
-        probability: Between 0 and 1.
-        a: The first shape, above 0.
-        b: The second shape, above 0.
     """
     if not 0 < probability < 1:
         return float(probability >= 1)
@@ -100,7 +91,7 @@ def _incomplete_beta(a: float, b: float, x: float) -> float:
     """Return the regularised incomplete beta function, by Lentz's method on its continued fraction (DLMF 8.17.22)."""
     if x <= 0 or x >= 1:
         return float(x >= 1)
-    if x > (a + 1) / (a + b + 2):  # there the fraction of the other tail converges, and this one's does not
+    if x > (a + 1) / (a + b + 2):  # only the fraction of the other tail converges here
         return 1 - _incomplete_beta(b, a, 1 - x)
     front = math.exp(a * math.log(x) + b * math.log1p(-x) - log_beta(a, b)) / a
     c, d = 1.0, 1 / _not_zero(1 - (a + b) * x / (a + 1))

@@ -48,7 +48,7 @@ _WORKERS: Mapping[str, type[Worker]] = {kind.__name__: kind for kind in (Default
 
 
 class ReplayOptions(TypedDict, total=False):
-    """How a trajectory was sampled, where a file does not say it, or says something else."""
+    """How a trajectory was sampled, if a file does not say it, or to override the file."""
 
     env_kwargs: Mapping[str, Any]
     reset_options: Options | None
@@ -78,37 +78,37 @@ def replay(
     video: str | PathLike[str] | None = None,
     **options: Unpack[ReplayOptions],
 ) -> Replay:
-    """Run a recorded trajectory again, in this process, and say where it differs first.
+    """Run a recorded trajectory again, in this process, and report its first difference.
 
     It runs from the same seed and, with `VecWorker`, in the same row of a batch of the same shape. Observations,
-    actions, rewards and its end are compared, bit for bit. A file says how it was sampled (see `Sampler.provenance`);
-    of a batch, and of an older file, pass what was not the default.
+    actions, rewards and the end are compared, bit for bit. A file says how it was sampled (see `Sampler.provenance`);
+    for a batch, and an older file, pass all values that were not defaults.
 
-    A file does not decide which code runs: an agent is passed, unless it was "random", and so is an environment that
-    is registered by a module that is not imported yet.
+    A file must not decide which code runs: pass the agent, unless it was "random", and an environment whose registering
+    module is not imported yet.
 
     Args:
         source: A file, a folder of shards, or a batch.
         index: The trajectory index: `batch.indices[i]`.
-        agent: As `streamsampler.evaluate` takes it: the agent that made the trajectory.
-        env: The environment. None for the id that was recorded.
-        version: The agent version; None where the index is there once.
+        agent: The agent of the trajectory, as `streamsampler.evaluate` takes it.
+        env: The environment. None for the recorded id.
+        version: The agent version; None if the index is unique.
         actions: Whether to replay the recorded actions, without the agent.
         video: A `.mp4` file for a video, which needs `pip install av`.
         options: `env_kwargs`, `max_episode_length`, `worker_class`, `worker_args`, `worker_threads` and `record_taken`,
             as samplers take them; `tasks`, all those of its call; `reset_options`, which files do not have;
-            `n_trajectories`, how many were asked for, if it was a number of trajectories (it decides about the last
-            block of trajectories that run together); `deterministic` and `vec_normalize`, see
-            `streamsampler.evaluate`; `hooks`, whose metrics the trajectory has then, `drop_if`, which decides about the
-            trajectories that run together with this one, and `policy_of`: see `Sampler`.
+            `n_trajectories`, the requested number, if any (it decides about the last block of trajectories that run
+            together); `deterministic` and `vec_normalize`, see `streamsampler.evaluate`; `hooks` for the trajectory's
+            metrics, `drop_if`, which decides about the trajectories that run together with it, and `policy_of`: see
+            `Sampler`.
 
     Returns:
-        What came of it. It can be printed: its `difference` is None if the trajectory is the same.
+        The replay, for `print`: its `difference` is None if the trajectory is the same.
 
     Raises:
-        UsageError: There is no such trajectory, or something is missing that no file or argument says; names it.
+        UsageError: No such trajectory exists, or neither file nor arguments have a needed value; names it.
         RolloutError: The agent or the environment raised.
-        StorageError: The file is damaged, or is none of this package.
+        StorageError: The file is damaged, or has other contents.
         ImportError: The library for videos is missing; says how to install it.
         OSError: The file cannot be read, or the video cannot be written.
     """
@@ -141,7 +141,7 @@ def replay(
 
 
 def _read(source: Any, index: int) -> tuple[str, TrajectoryBatch[Any, Any], dict[str, Any]]:
-    """Return what to call the source in errors, a batch with the trajectory, and the provenance."""
+    """Return the name of the source in errors, a batch with the trajectory, and the provenance."""
     if isinstance(source, TrajectoryBatch):
         return "the batch", source, {}
     if isinstance(source, TrajectoryFolder):
@@ -169,7 +169,7 @@ def refuse_evaluation(source: Any, index: int) -> None:
     """Refuse an evaluation or a comparison, which has no timesteps.
 
     Raises:
-        UsageError: It is one; has the command that samples the trajectory.
+        UsageError: The source is such a file; has the command that samples the trajectory.
     """
     found = source
     if isinstance(source, str | PathLike) and Path(source).suffix == ".json" and Path(source).is_file():
@@ -210,7 +210,7 @@ def refuse_evaluation(source: Any, index: int) -> None:
 def _kind_of_worker(
     name: str, facts: Mapping[str, Any], options: ReplayOptions, notes: list[str]
 ) -> tuple[type[Worker], dict[str, Any]]:
-    """Return the kind of worker and its arguments, and note what is not known of them."""
+    """Return the kind of worker and its arguments, and add notes on unknown values."""
     vec, said = facts.get("vec"), facts.get("worker")
     recorded = facts.get("worker_class") or ("VecWorker" if vec or said else "DefaultWorker")
     args = options.get("worker_args", facts.get("worker_args", {"n_envs": vec} if vec else {}))
@@ -229,7 +229,7 @@ def _kind_of_worker(
 
 
 def _in_flight(told: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of the worker that applies recorded actions: where an environment waits, it says so."""
+    """Return the worker's arguments for recorded actions: those of an environment that waits, if recorded so."""
     return {"in_flight": 1} if "in_flight" in (told.get("worker_args") or {}) else {}
 
 
@@ -237,13 +237,13 @@ def _origin(
     batch: TrajectoryBatch[Any, Any], one: TrajectoryBatch[Any, Any], facts: Mapping[str, Any], options: ReplayOptions,
     **more: Any,
 ) -> Origin:  # fmt: skip
-    """Return what is known of the call that a trajectory was recorded in."""
+    """Return the known facts of the call that recorded a trajectory."""
     index, version = int(one.indices[0]), int(one.agent_versions[0])
     there = batch.indices[batch.agent_versions == version]
     first, last = int(there.min()), int(there.max())
     wanted = facts.get("wanted")
     told = wanted.get("trajectories") if isinstance(wanted, dict) else None
-    # Of a part of a run it may be the number of the part's own.
+    # In a part of a run it may be the part's own number.
     asked = options.get("n_trajectories", told if isinstance(told, int) and told > last else None)
     tasks = options.get("tasks", facts.get("tasks"))
     resets = resets_as_recorded(options.get("reset_options"), tasks, batch, version)
@@ -265,7 +265,7 @@ def _origin(
 def _agent(
     name: str, batch: TrajectoryBatch[Any, Any], facts: Mapping[str, Any], options: ReplayOptions, agent: Any
 ) -> Any:
-    """Return what a sampler takes for the agent that made the trajectory."""
+    """Return the agent of the trajectory, as samplers take it."""
     if agent is None:
         agent = facts.get("agent")
         if agent != "random":
@@ -293,7 +293,7 @@ def _environment(name: str, facts: Mapping[str, Any], env: Any, kwargs: Mapping[
 
 
 def _checked_id(name: str, said: Any) -> str:
-    """Return the id of an environment that was recorded, which is registered."""
+    """Return the recorded id of an environment, checked to be registered."""
     if not isinstance(said, str):
         what = f"had several environments, {said!r:.80}" if said else "does not say which environment"
         raise UsageError(f"{name} {what}: pass env=")
@@ -309,12 +309,8 @@ def _checked_id(name: str, said: Any) -> str:
     raise UsageError(f"{name} says that the environment was {said!r}, which is no registered id: pass env=")
 
 
-# ----------------------------------------------------------------------
-# Film trajectories of an evaluation, which are chosen and run again when it is complete.
-
-
 VideoOf: TypeAlias = int | Literal["first", "best", "median", "worst"]
-"""Which trajectory: an index, or the one with that return."""
+"""A trajectory to film: an index, or its place by return."""
 
 DEFAULT_VIDEOS: tuple[VideoOf, ...] = ("first", "best", "median", "worst")
 _OF_FILES = {".mp4", ".gif", ".avi", ".mkv", ".mov", ".webm", ".apng", ".png"}
@@ -322,7 +318,7 @@ _log = logging.getLogger("streamsampler")
 
 
 class VideoError(SamplerError):
-    """A video could not be made; the evaluation is complete all the same.
+    """A video could not be made; the evaluation is complete nevertheless.
 
     Attributes:
         found: The `Evaluation`.
@@ -335,7 +331,7 @@ class VideoError(SamplerError):
 
 @dataclass(frozen=True)
 class Videos:
-    """Which trajectories are filmed, and where the videos go.
+    """The trajectories to film, and the folder of the videos.
 
     Attributes:
         folder: The folder.
@@ -347,14 +343,10 @@ class Videos:
 
     @classmethod
     def asked(cls, folder: str | PathLike[str] | None, of: Any) -> Videos | None:
-        """Return what the arguments of `evaluate` ask for; None where that is no video. The folder is made.
-
-        Args:
-            folder: The folder, or None.
-            of: An index or a word, or several.
+        """Return the videos requested by arguments of `evaluate`, or None; make the folder.
 
         Raises:
-            UsageError: They cannot work.
+            UsageError: An argument is invalid.
             ImportError: The library is missing; says how to install it.
         """
         if folder is None:
@@ -376,13 +368,8 @@ class Videos:
     def check(self, sampler: Sampler[Any, Any], env: Any, indices: range) -> None:
         """Check that the trajectories can be filmed, before the evaluation begins.
 
-        Args:
-            sampler: The sampler.
-            env: What replaces its environment; None for nothing.
-            indices: Those of the trajectories that there may be.
-
         Raises:
-            UsageError: They cannot; says why.
+            UsageError: They cannot be filmed; says why.
         """
         for each in self.of:
             if isinstance(each, int) and each not in indices:
@@ -391,16 +378,11 @@ class Videos:
             sampler.check_renders()
             return
         items = items_by_worker(env)
-        # A copy, as workers have it: one that is there is not to be reset.
+        # A copy, as in workers: an existing environment must not be reset.
         check_renders(loads(dumps(as_env_update(env if items is None else items[0]), "the environment")))
 
     def film(self, sampler: Sampler[Any, Any], rows: Sequence[Row], progress: ProgressArgument) -> None:
         """Run the chosen trajectories again, and write their videos.
-
-        Args:
-            sampler: The sampler; its last call was the evaluation.
-            rows: What the evaluation kept.
-            progress: See `Sampler.obtain_samples`.
 
         Raises:
             SamplerError: A trajectory cannot be run again or filmed.
@@ -458,7 +440,7 @@ def _listed(of: Any) -> tuple[VideoOf, ...]:
 
 
 def _compare(row: Row, trajectory: TrajectoryBatch[Any, Any], path: Path) -> None:
-    """Warn if what was filmed is not what was evaluated."""
+    """Warn if the filmed trajectory differs from the evaluated one."""
     now = float(trajectory.raw_returns[0]), trajectory.n_timesteps, bool(trajectory.terminated[0])
     equal = now[0] == row.value or (math.isnan(now[0]) and math.isnan(row.value))
     if equal and now[1:] == (row.length, row.terminated):

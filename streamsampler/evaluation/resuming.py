@@ -1,4 +1,4 @@
-"""Go on with a saved evaluation: check that its trajectories are the first ones of the new run."""
+"""Resume a saved evaluation: check that its trajectories are the first of the new run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class SavedTrajectories:
 
     @property
     def next(self) -> int:
-        """The index of the next trajectory, after all that were run and kept or left out."""
+        """The index of the next trajectory, after all that were run, dropped ones included."""
         return self.first + len(self.evaluation) + self.evaluation.left_out
 
     def check(
@@ -44,14 +44,9 @@ class SavedTrajectories:
     ) -> None:
         """Check that these are the first trajectories of a run.
 
-        Args:
-            amount: The amount of the run.
-            description: Agent, environment, settings and so on, as `origins.origin` takes them.
-            seeds_of: Returns the sampler's own seeds of indices.
-
         Raises:
             UsageError: They are of another run, and the error names each difference; or the amount is smaller.
-            StorageError: Their indices do not fit each other.
+            StorageError: Their indices are inconsistent.
         """
         saved = self.evaluation
         indices = saved.indices
@@ -110,9 +105,6 @@ class SavedTrajectories:
 
     def check_used(self, n_used: int) -> None:
         """Check that all of these were needed.
-
-        Args:
-            n_used: The number of trajectories when the run was complete.
 
         Raises:
             UsageError: These are more.

@@ -1,4 +1,4 @@
-"""Decide when an evaluation that is to have a precision is done. Pure."""
+"""Decide when an evaluation is precise enough. Pure."""
 
 from __future__ import annotations
 
@@ -24,15 +24,12 @@ from streamsampler.evaluation.intervals import (
 )
 from streamsampler.evaluation.quantiles import log_beta, normal_quantile
 
-# ----------------------------------------------------------------------
-# Check bounds of returns, and returns against them.
-
 
 def checked_bounds(bounds: Any) -> Bounds:
     """Return bounds as two floats.
 
     Raises:
-        UsageError: They are something else.
+        UsageError: The bounds are not two finite numbers in ascending order.
     """
     if not isinstance(bounds, Sequence) or len(bounds) != 2 or not all(isinstance(end, Real) for end in bounds):
         raise UsageError(f"bounds must be (least, largest), two numbers, got {bounds!r}")
@@ -43,10 +40,10 @@ def checked_bounds(bounds: Any) -> Bounds:
 
 
 def within(value: float, bounds: Bounds, what: str = "value", where: str = "") -> float:
-    """Return a value, without what rounding takes it beyond its bounds.
+    """Return a value, clipped if rounding took it beyond its bounds.
 
     Raises:
-        UsageError: It is outside of them by more than that, or no number.
+        UsageError: It is farther outside, or no number.
     """
     low, high = bounds
     room = rounding_of(np.array(bounds))
@@ -55,11 +52,8 @@ def within(value: float, bounds: Bounds, what: str = "value", where: str = "") -
     return min(high, max(low, value))
 
 
-# ----------------------------------------------------------------------
-# Tests and intervals that hold whenever one stops, also because of what they show.
-#
-# Each is a bet against a hypothesis that is fair, or worse, if the hypothesis is true. By Ville's inequality the
-# capital of such a bet ever reaches 1/alpha with a probability of at most alpha.
+# Bets against a hypothesis are fair, or worse, if the hypothesis is true. By Ville's inequality the capital of such a
+# bet ever reaches 1/alpha with a probability of at most alpha, so that tests stay valid whenever they stop.
 
 
 _N_MEANS = 2_000
@@ -71,19 +65,14 @@ class BettingSequence:
     """A confidence sequence of the mean of bounded values: all its intervals hold at once.
 
     The hedged capital of Waudby-Smith and Ramdas (2023, "Estimating means of bounded random variables by betting"),
-    with their predictable bets. For each of 2,001 means, half of the capital bets that the true one is above, half that
-    it is below. The interval is all means that the bets have not refuted, rounded outwards.
-
-    Args:
-        low: The least value there can be.
-        high: The largest value.
-        level: How often all intervals are to hold the mean.
+    with their predictable bets. For each of 2,001 means, half of the capital bets that the true mean is above, half
+    that it is below. The interval is all means that the bets have not refuted, rounded outwards.
 
     Attributes:
         interval: The interval so far.
 
     Raises:
-        UsageError: The bounds are no two finite numbers that rise.
+        UsageError: The bounds are not two finite numbers in ascending order.
     """
 
     def __init__(self, low: float = 0.0, high: float = 1.0, level: float = LEVEL) -> None:
@@ -96,7 +85,7 @@ class BettingSequence:
         self._above = np.zeros(_N_MEANS + 1)  # logarithms of capital
         self._below = np.zeros(_N_MEANS + 1)
         self._n = 0
-        self._sum, self._squares = 0.5, 0.25  # as if one value had been seen
+        self._sum, self._squares = 0.5, 0.25  # as if one value had been observed
         self._first, self._last = 0, _N_MEANS
         self.interval = Interval(low, high, "betting", level)
 
@@ -104,7 +93,7 @@ class BettingSequence:
         """Add the next value.
 
         Raises:
-            UsageError: It is outside of the bounds.
+            UsageError: It is out of bounds.
         """
         value = within(value, (self._low, self._high))
         x = (value - self._low) / (self._high - self._low)
@@ -128,7 +117,7 @@ class BettingSequence:
         below = np.flatnonzero(self._below + _HALF >= enough)
         first = max(self._first, int(above[-1])) if len(above) else self._first
         last = min(self._last, int(below[0])) if len(below) else self._last
-        if first > last:  # which happens with the probability that the level leaves
+        if first > last:  # happens with the error probability of the level
             return
         self._first, self._last = first, last
         width = self._high - self._low
@@ -137,14 +126,14 @@ class BettingSequence:
 
 
 class DiscordantPairs:
-    """A test of whether two success rates on shared seeds differ, which holds whenever one stops.
+    """A test of two success rates on shared seeds, valid whenever it stops.
 
     Of the pairs in which one agent alone succeeds, each agent wins half if the rates are equal. The bet is the mixture
     over all other shares with Jeffreys' prior.
 
     Attributes:
-        wins: Pairs in which the second agent alone succeeded.
-        losses: Pairs in which the first agent alone succeeded.
+        wins: Pairs in which only the second agent succeeded.
+        losses: Pairs in which only the first agent succeeded.
         p_value: The smallest alpha at which it has decided so far, at most 1.
     """
 
@@ -165,30 +154,21 @@ class DiscordantPairs:
         return log_beta(wins + 0.5, losses + 0.5) - log_beta(0.5, 0.5) + (wins + losses) * math.log(2)
 
 
-# ----------------------------------------------------------------------
-
-
 PrecisionOf: TypeAlias = Literal["return", "success"]
 
 FLOORS: dict[PrecisionOf, int] = {"return": 30, "success": 10}
-"""The fewest trajectories that an evaluation may stop after because of an interval that is narrow enough."""
+"""The fewest trajectories before a narrow interval ends an evaluation."""
 ENOUGH_UNSEEN = 0.01
-"""The share of trajectories that may differ from those seen, all equal, at which an evaluation stops: after 299."""
+"""The share of trajectories that may differ from equal returns when an evaluation stops: after 299."""
 
 
 class Rule:
-    """Says after each trajectory, in index order, whether there are enough.
-
-    Args:
-        of: What the interval is of.
-        halfwidth: How narrow it is to be.
-        floor: The fewest trajectories to stop after.
-        bounds: The least and the largest return there can be; None where they are not known.
+    """Decides after each trajectory, in index order, whether there are enough.
 
     Attributes:
-        interval: The interval so far, or an estimate of it; None where there is none.
-        what: What the interval is of, in words.
-        floor: The fewest trajectories to stop after.
+        interval: The interval so far, or an estimate of it; None without any.
+        what: Quantity of the interval, in words.
+        floor: The fewest trajectories.
     """
 
     def __init__(self, of: PrecisionOf, halfwidth: float, floor: int, bounds: Bounds | None = None) -> None:
@@ -197,14 +177,14 @@ class Rule:
         self.interval: Interval | None = None
         self.floor = floor
         self._n = 0
-        self._known = of == "return"  # or whether any trajectory says whether it succeeded
+        self._known = of == "return"  # or whether any trajectory has a success flag
 
     def add(self, row: Row) -> bool:
         """Add the next trajectory; return whether there are enough.
 
         Raises:
-            UsageError: Its return is outside of the bounds; or it is of the success rate, and none of the first
-                trajectories says whether it succeeded.
+            UsageError: Its return is out of bounds; or the rule is about success rates, and the first trajectories have
+                no success flags.
         """
         self._n += 1
         self._known = self._known or row.success is not None
@@ -220,20 +200,20 @@ class Rule:
         return (is_narrow or self._ends_without()) and self._known and self._n >= self.floor
 
     def _narrow(self, value: float) -> Interval | None:
-        """Compute the interval with the next value, and return the one that would be reported; None for none."""
+        """Return the interval with the next value for the report, or None."""
         raise NotImplementedError
 
     def _ends_without(self) -> bool:
-        """Return whether no interval can become narrow, and there are enough trajectories to say so."""
+        """Return whether no interval can become narrow, and there are enough trajectories to know."""
         return False
 
     @property
     def reported(self) -> Interval | Unknown:
-        """The interval that is reported for the trajectories so far, or why there is none."""
+        """The interval of the trajectories so far for the report, or the reason for its absence."""
         raise NotImplementedError
 
     def expected(self, most: int) -> int:
-        """Estimate how many trajectories it will take: an interval shrinks with the root of their number."""
+        """Estimate the number of trajectories: an interval shrinks with its root."""
         if self.interval is None:
             return most
         estimate = self._n * (self.interval.halfwidth / self.halfwidth) ** 2
@@ -241,23 +221,23 @@ class Rule:
 
 
 def check_successes(n_silent: int) -> None:
-    """Raise a `UsageError` if so many trajectories, none of which says whether it succeeded, are enough to know."""
+    """Raise a `UsageError` if so many trajectories without success flag are enough to know."""
     if n_silent >= FLOORS["success"]:
         raise no_success_rate(n_silent)
 
 
 def no_success_rate(n_silent: int) -> UsageError:
-    """Return the error that none of so many trajectories says whether it succeeded."""
+    """Return the error for so many trajectories without success flag."""
     keys = " or ".join(map(repr, SUCCESS_KEYS))
     return UsageError(f"there is no success rate: no info of the first {n_silent} trajectories has a key {keys}")
 
 
 class MeanRule(Rule):
-    """Waits for the interval that is reported for the mean return (see `intervals.mean_interval`), and for Student's.
+    """Waits for the reported interval of the mean return (see `intervals.mean_interval`), and for Student's.
 
-    Where those are two, to compute the former for each trajectory would take longer than the trajectories. Where all
-    returns are equal, and their bounds are not known, there is no interval: then it waits until few trajectories may
-    have another one. It ends at a return that is not finite, too.
+    If these differ, the former would take longer to compute for each trajectory than the trajectories. If all returns
+    are equal and bounds are unknown, no interval exists: then it waits until few trajectories may have another return.
+    A return that is not finite ends it, too.
 
     Attributes:
         all_equal: Whether all returns are equal so far.
@@ -272,13 +252,13 @@ class MeanRule(Rule):
 
     @property
     def all_equal(self) -> bool:
-        """Whether all returns are equal so far, but for rounding."""
+        """Whether all returns are equal so far, up to rounding."""
         ends = np.array([self._least, self._largest])
         return self._is_finite and self._largest - self._least <= rounding_of(ends)
 
     @property
     def reported(self) -> Interval | Unknown:
-        """The interval that is reported for the mean return so far, or why there is none."""
+        """The interval of the mean return so far for the report, or the reason for its absence."""
         return mean_interval(self._seen, bounds=self.bounds)
 
     @property
@@ -308,14 +288,14 @@ class MeanRule(Rule):
         return self.all_equal and self.bounds is None and unseen_share(self._n) <= ENOUGH_UNSEEN
 
     def expected(self, most: int) -> int:
-        """Estimate how many trajectories it will take, also where all returns are equal so far."""
+        """Estimate the number of trajectories, also for equal returns so far."""
         if self.all_equal and self.bounds is None:
             return min(most, math.ceil(math.log(1 - LEVEL) / math.log(1 - ENOUGH_UNSEEN)))
         return super().expected(most)
 
 
 class SuccessRule(Rule):
-    """Waits for the exact interval of the success rate: others stop by chance when all trajectories were alike."""
+    """Waits for the exact interval of the success rate: others stop by chance when all trajectories are alike."""
 
     def __init__(self, halfwidth: float, floor: int) -> None:
         super().__init__("success", halfwidth, floor)
@@ -331,7 +311,7 @@ class SuccessRule(Rule):
         self._n_successes += int(value)
         rate = self._n_successes / self._n
         quick = self._z * math.sqrt(rate * (1 - rate) / self._n)
-        if quick > self.halfwidth:  # the exact interval, which takes longer, is wider
+        if quick > self.halfwidth:  # the exact interval, which is slower, is wider
             self.interval = Interval(max(0.0, rate - quick), min(1.0, rate + quick), "normal")
             return None
         self.interval = self.reported
@@ -339,7 +319,7 @@ class SuccessRule(Rule):
 
 
 class BettingRule(Rule):
-    """Waits for a confidence sequence, which holds although it decides when to stop."""
+    """Waits for a confidence sequence, which stays valid although it decides when to stop."""
 
     def __init__(self, of: PrecisionOf, halfwidth: float, floor: int, bounds: Bounds | None) -> None:
         super().__init__(of, halfwidth, floor, bounds)
@@ -360,10 +340,10 @@ class BettingRule(Rule):
 def make_rule(
     until_halfwidth: Any, precision_of: PrecisionOf, *, guarantee: bool, bounds: Bounds | None, least: Any
 ) -> Rule:
-    """Return the rule that the arguments of `evaluate` ask for.
+    """Return the rule requested by arguments of `evaluate`.
 
     Raises:
-        UsageError: They cannot work.
+        UsageError: Arguments are out of range, or contradict each other.
     """
     halfwidth = _halfwidth(until_halfwidth)
     if precision_of == "success" and halfwidth >= 0.5:

@@ -1,4 +1,4 @@
-"""The file that a run writes, its journal while the run goes on, and the saved run that it goes on with."""
+"""The file of a run: the result at its end, the journal during the run, and the saved run to resume."""
 
 from __future__ import annotations
 
@@ -36,33 +36,27 @@ DESCRIBED = (
     "agent", "environment", "settings", "versions", "seed", "success_meaning", "guaranteed", "bounds", "part",
     "failures", "anomalies", "first_anomaly",
 )  # fmt: skip
-"""The description of an evaluation in a journal, by the names of an `Evaluation`."""
+"""The description of an evaluation in a journal, by the attributes of an `Evaluation`."""
 
 _log = logging.getLogger("streamsampler")
 
 
 class RunFile:
-    """The file that a run writes at its end, its journal, and the saved run that it goes on with.
+    """The file of a run, its journal, and the saved run to resume.
 
     A context manager: it closes the journal, which stays unless `finish` was called.
 
-    Args:
-        kind: The class of the result: `Evaluation`, `Comparison` or another one.
-        out: The file to write; None for the file of `resume`.
-        resume: The file to go on with, or its journal if it has one; None for neither. Without such a file the run
-            begins, with a warning.
-
     Attributes:
         path: The file to write; None for no file.
-        source: The file with the saved trajectories; None if the run begins.
+        source: The file with the saved trajectories; None for a new run.
         known: The saved evaluations by position.
         names: The names of the saved agents; None if the file has no names.
-        facts: Further facts of the whole run: the arguments that asked for its trajectories, and of a suite the returns
-            that become the scores 0 and 1.
+        facts: Further facts of the whole run: the arguments of its request, and for a suite the returns of the scores 0
+            and 1.
 
     Raises:
-        UsageError: A name cannot be that of a file; or `out` has a journal that `resume` does not name.
-        StorageError: The file holds something else, is damaged, or is written by another process.
+        UsageError: A name is invalid for a file; or `out` has a journal that `resume` does not name.
+        StorageError: The file has other contents, is damaged, or is being written by another process.
         OSError: A file cannot be read.
     """
 
@@ -95,20 +89,13 @@ class RunFile:
         self.known, self.names, self.facts = _saved(self.source, self._kind)
         check_unlocked(self.source)
 
-    # --- The saved run
-
     @property
     def first(self) -> Evaluation | None:
-        """The first saved evaluation; None for none."""
+        """The first saved evaluation, or None."""
         return next(iter(self.known.values()), None)
 
     def completed(self, given: Mapping[str, Any], amounts: Sequence[str], others: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of the amount; the file's if no amount is given.
-
-        Args:
-            given: The arguments by name; None for arguments that are not given.
-            amounts: The names of the arguments of which one gives the amount.
-            others: The defaults of the other arguments.
 
         Raises:
             UsageError: The file has no amount either, or an amount of another call.
@@ -132,10 +119,10 @@ class RunFile:
         return {**given, **arguments_of(asked, self.source), **changed}
 
     def check_names(self, names: Sequence[str]) -> None:
-        """Check that the saved agents are the first ones of the comparison.
+        """Check that the saved agents are the first of the comparison.
 
         Raises:
-            UsageError: The names differ; says both.
+            UsageError: The names differ; has both.
         """
         if self.names is not None and list(self.names) != list(names[: len(self.names)]):
             raise UsageError(
@@ -145,7 +132,7 @@ class RunFile:
             )
 
     def saved(self, position: int) -> SavedTrajectories | None:
-        """Return the saved trajectories of an agent; None for none."""
+        """Return the saved trajectories of an agent, or None."""
         if self.source is None or position not in self.known:
             return None
         return SavedTrajectories(self.source, self.known[position])
@@ -164,15 +151,8 @@ class RunFile:
         """Return the given bounds, or else the saved ones."""
         return self.first.bounds if bounds is None and self.first is not None else bounds
 
-    # --- The journal, and the whole
-
     def begin(self, amount: Amount | Mapping[str, Any], **head: Any) -> None:
-        """Make the journal, with the saved trajectories.
-
-        Args:
-            amount: The amount, or the arguments that gave it.
-            head: Further entries of the first line.
-        """
+        """Make the journal, with the saved trajectories."""
         if self._resumed is not None and self.source is None:
             _log.warning("there is no %s to go on with yet: the run begins", self._resumed)
         if self.path is None:
@@ -187,7 +167,7 @@ class RunFile:
                 self._journal.add(position, row, name)
 
     def entry(self, position: int) -> JournalEntry | None:
-        """Return the journal's entry of an agent; None if there is no file to write."""
+        """Return the journal's entry of an agent; None without a file to write."""
         return None if self._journal is None else JournalEntry(self._journal, position)
 
     def finish(self, found: Found) -> None:
@@ -219,11 +199,11 @@ class RunFile:
 
 
 class RunFacts(NamedTuple):
-    """The facts of a saved run that its evaluations do not have.
+    """Facts of a saved run that are not in its evaluations.
 
     Attributes:
-        asked: The arguments that asked for the trajectories, as JSON has them; None if they are unknown.
-        normalise: Of a suite, the returns that become the scores 0 and 1, by task; None for none.
+        asked: The arguments of the request, as JSON values; None if unknown.
+        normalise: Of a suite, the returns of the scores 0 and 1, by task; None for none.
         bounds: Of a suite's journal, the bounds of returns, by task; None for none. A whole file has them in each
             evaluation.
     """
@@ -234,11 +214,11 @@ class RunFacts(NamedTuple):
 
 
 def _saved(path: Path, kind: type[Found]) -> tuple[dict[int, Evaluation], Sequence[str] | None, RunFacts]:
-    """Return the evaluations of a file by position, the names of their agents if it has names, and further facts.
+    """Return the evaluations of a file by position, the names of their agents if any, and further facts.
 
     Raises:
-        StorageError: It holds something else.
-        UsageError: It holds a whole evaluation, and a comparison should go on.
+        StorageError: The file has other contents.
+        UsageError: The file has a whole evaluation, but a comparison should resume.
     """
     data = read_regular(path)
     lines = journal_lines(data)
@@ -289,8 +269,8 @@ def _amount_in(journal: Path) -> str:
 def save_interrupted(found: Found, out: Path) -> Path:
     """Write the result of an interrupted run, and return the file.
 
-    Where a file of an earlier run exists, that one stays, and the result goes into the journal's file. The journal,
-    which has the same trajectories, is replaced or removed.
+    If the file of an earlier run exists, it stays, and the result goes into the journal's file. The journal, which has
+    the same trajectories, is replaced or removed.
     """
     journal = journal_beside(out)
     if out.exists():

@@ -1,4 +1,4 @@
-"""Decide which of two agents is better, or whether one is worse by more than a margin, whenever that is sure. Pure."""
+"""Decide which of two agents is better, or whether one is worse by more than a margin, after any pair. Pure."""
 
 from __future__ import annotations
 
@@ -15,16 +15,11 @@ from streamsampler.evaluation.rules import BettingSequence, DiscordantPairs, Pre
 _MOST_EXPECTED = 5_000
 
 Verdict: TypeAlias = Literal["first", "second"]
-"""Which of two agents is better."""
+"""The better of two agents."""
 
 
 class ReturnTest:
     """Bets on the differences of bounded returns, or of successes as numbers.
-
-    Args:
-        alpha: How often it may decide wrongly.
-        bounds: The least and the largest value there can be.
-        margin: By how much the second agent may be worse and still count as not worse.
 
     Attributes:
         alpha: The same.
@@ -41,21 +36,21 @@ class ReturnTest:
 
     @property
     def interval(self) -> Interval:
-        """What the test knows of the difference, second minus first."""
+        """The interval of the difference, second minus first."""
         return self._betting.interval
 
     def add(self, first: float, second: float) -> None:
         """Add the next pair of values.
 
         Raises:
-            UsageError: One is outside of the bounds.
+            UsageError: A value is out of bounds.
         """
         first, second = (within(value, (self._low, self._high), "return") for value in (first, second))
         self._betting.add(second - first)
 
     @property
     def verdict(self) -> Verdict | None:
-        """Which agent is better; None while that is not sure."""
+        """The better agent; None if undecided."""
         return "second" if self.interval.low > 0 else "first" if self.interval.high < 0 else None
 
     @property
@@ -65,19 +60,16 @@ class ReturnTest:
 
 
 class SuccessTest(DiscordantPairs):
-    """Bets on which agent succeeds where the other one fails.
-
-    Args:
-        alpha: How often equal agents may be told apart.
+    """Bets on which agent succeeds where the other fails.
 
     Attributes:
         alpha: The same.
-        verdict: Which agent is better; None while that is not sure.
-        margin: The margin that it decides about, which is 0.
+        verdict: The better agent; None if undecided.
+        margin: The decided margin, which is 0.
     """
 
     method = "betting on discordant pairs"
-    interval = None  # it is a test alone
+    interval = None  # it is a test only
     margin = 0.0
 
     def __init__(self, alpha: float) -> None:
@@ -98,14 +90,14 @@ class SuccessTest(DiscordantPairs):
 
 
 PairTest: TypeAlias = ReturnTest | SuccessTest
-"""A test that may be looked at after each pair; `method` is what it is called."""
+"""A test that may be evaluated after each pair; `method` is its name."""
 
 
 def make_test(alpha: float, decide_on: PrecisionOf, bounds: Bounds | None, margin: float | None = None) -> PairTest:
-    """Return the test that the arguments of `compare` ask for.
+    """Return the test requested by arguments of `compare`.
 
     Raises:
-        UsageError: They cannot work.
+        UsageError: Arguments are out of range, or contradict each other.
     """
     if decide_on == "success":
         if bounds is not None:
@@ -119,30 +111,18 @@ def make_test(alpha: float, decide_on: PrecisionOf, bounds: Bounds | None, margi
 
 
 def anytime_interval(differences: Floats, bounds: Bounds, level: float) -> Interval:
-    """Return the interval of a mean difference that holds although the differences decided when to stop.
-
-    Args:
-        differences: (N,) differences of pairs, in index order.
-        bounds: The least and the largest difference there can be.
-        level: How often it is to hold the mean difference.
-    """
+    """Return the interval of a mean difference that stays valid although the differences decided when to stop."""
     return _bets(differences, bounds, level).interval
 
 
 def expected_pairs(differences: Floats, bounds: Bounds, level: float, margin: float) -> int | None:
-    """Return how many more pairs decide about a margin if they are those that were seen, again and again.
+    """Return how many more pairs decide about a margin if the present pairs are repeated.
 
-    Bets are at most half of the capital, so that the interval of differences that hardly vary shrinks with the number
-    of pairs, and not with its root.
-
-    Args:
-        differences: See `anytime_interval`, as for `bounds` and `level`.
-        bounds: The same.
-        level: The same.
-        margin: See `ReturnTest`.
+    Bets are at most half of the capital, so that the interval of differences with little variation shrinks with the
+    number of pairs instead of its root.
 
     Returns:
-        None where that is more than 5,000.
+        None for more than 5,000.
     """
     betting = _bets(differences, bounds, level)
     for n, difference in enumerate(islice(cycle(np.clip(differences, *bounds).tolist()), _MOST_EXPECTED), start=1):
@@ -154,7 +134,7 @@ def expected_pairs(differences: Floats, bounds: Bounds, level: float, margin: fl
 
 def _bets(differences: Floats, bounds: Bounds, level: float) -> BettingSequence:
     betting = BettingSequence(*bounds, level)
-    for difference in np.clip(differences, *bounds).tolist():  # rounding may take one beyond
+    for difference in np.clip(differences, *bounds).tolist():  # rounding may exceed the bounds
         betting.add(difference)
     return betting
 
@@ -163,7 +143,7 @@ def check_alpha(value: Any) -> float:
     """Return `until_decided` as a number.
 
     Raises:
-        UsageError: It is no probability, or not small.
+        UsageError: It is no small probability.
     """
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 0.5:
         raise UsageError(f"until_decided is how often equal agents may be told apart, such as 0.05; got {value!r}")
