@@ -79,8 +79,8 @@ SERVERS = {"transport", "_transport", "_environments", "_server"}
 RECORDERS = {
     "RolloutRecorder": {"AgentRecorder", "JointRecorder"},  # trajectories, one after the other
     "ColumnsRecorder": {"NativeRecorder", "StepRecorder", "BatchRecorder"},  # many rows, a column for each call
-    "JointRows": set(),  # a `JointRecorder` for each environment, in the place of a `StepRecorder`
-    # The steps that a manager returned: in a `StepRecorder`, and of several agents in `JointRows`.
+    "MultiAgentRows": set(),  # a `JointRecorder` for each environment, in the place of a `StepRecorder`
+    # The steps that a manager returned: in a `StepRecorder`, and of several agents in `MultiAgentRows`.
     "StepsRecorder": {"RowsRecorder", "JointStepsRecorder"},
 }
 # Of these: the script's side of a `BatchRecorder`; and what all are made of: the values of one space, and infos.

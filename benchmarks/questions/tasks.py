@@ -20,7 +20,7 @@ from benchmarks.harness.comparing import spread
 from benchmarks.harness.machine import describe
 from benchmarks.harness.question import arguments, save
 from streamsampler import MultiprocessingSampler, evaluate
-from streamsampler.samplers.of_tasks import OfTasks, TaskRun
+from streamsampler.samplers.of_tasks import PerTask, TaskRun
 
 N_TASKS, N_WORKERS = 20, 2
 
@@ -71,7 +71,7 @@ def in_turn(agent: Any, env: Any, options: list[dict[str, Any]]) -> None:
 def together(agent: Any, env: Any, options: list[dict[str, Any]]) -> None:
     """Stream all tasks in one call."""
     runs = [TaskRun(task, 0, len(options)) for task in range(N_TASKS)]
-    with MultiprocessingSampler(agent, OfTasks([env] * N_TASKS), n_workers=N_WORKERS, seed=1) as sampler:
+    with MultiprocessingSampler(agent, PerTask([env] * N_TASKS), n_workers=N_WORKERS, seed=1) as sampler:
         found = sum(1 for _ in sampler.task_stream(runs, reset_options=options if any(options) else None))
     assert found == N_TASKS * len(options)
 

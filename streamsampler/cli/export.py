@@ -120,14 +120,14 @@ def _check_kinds(paths: list[Path], name: str) -> None:
 def _export_trajectories(paths: list[Path], name: str, out: Path, options: dict[str, Any], bar: Any) -> dict[str, Any]:
     """Write trajectories, and return a description of the export."""
     from streamsampler.data.folder import TrajectoryFolder
-    from streamsampler.data.leaves import Leaves
+    from streamsampler.data.leaves import LeafSelection
     from streamsampler.formats.export import export as exported
     from streamsampler.formats.export import format_named
     from streamsampler.formats.sources import open_source
 
     if options["timesteps"]:
         raise click.UsageError("--timesteps needs --to sb3, because it belongs to evaluations.")
-    leaves, policy = Leaves(without=options.pop("without")), options.pop("policy")
+    leaves, policy = LeafSelection(without=options.pop("without")), options.pop("policy")
     metadata = by_key(options["metadata"], "key=text", "--metadata")
     # An absent flag is False, which equals 0, and 0 may be a valid value of another option.
     given = {

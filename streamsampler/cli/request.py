@@ -22,7 +22,7 @@ from streamsampler.cli.targets import unused_beside
 from streamsampler.core.errors import DamagedShardError, SamplerError, UnwritableInfoError
 from streamsampler.core.version import __version__
 from streamsampler.data.batch import TrajectoryBatch
-from streamsampler.data.kept_infos import KeptInfos
+from streamsampler.data.kept_infos import InfoSelection
 from streamsampler.data.shards import MANIFEST, read_manifest
 from streamsampler.data.space_codec import check_writable
 from streamsampler.data.statistics import Stats
@@ -82,12 +82,12 @@ class Request:
         return command_line([argument for argument in self.command if argument != "--resume"], *options)
 
     @property
-    def kept_infos(self) -> KeptInfos:
+    def kept_infos(self) -> InfoSelection:
         """The infos for the file or the folder."""
         without = self.options["without_infos"]
         if without is None:
-            return KeptInfos()
-        return KeptInfos(without=frozenset(without)) if without else KeptInfos.of(False)
+            return InfoSelection()
+        return InfoSelection(without=frozenset(without)) if without else InfoSelection.of(False)
 
     @cached_property
     def described(self) -> dict[str, Any]:

@@ -83,7 +83,7 @@ _PER_TIMESTEP = "observations", "actions", "rewards"
 _PER_TRAJECTORY = "last_observations", "terminated", "truncated", "lengths"
 
 
-class Played(NamedTuple):
+class AgentTicketRollouts(NamedTuple):
     """An agent's trajectories in a ticket.
 
     Attributes:
@@ -110,10 +110,10 @@ class _AgentTrajectory(NamedTuple):
     episode: int
     number: int
     position: int
-    played: Played
+    played: AgentTicketRollouts
 
 
-def put_together(agents: Sequence[Played], allocate: Allocate) -> tuple[PolicyRollouts, ...]:
+def put_together(agents: Sequence[AgentTicketRollouts], allocate: Allocate) -> tuple[PolicyRollouts, ...]:
     of_policies: dict[str, list[_AgentTrajectory]] = {}
     for played in agents:
         for position, (episode, name, number) in enumerate(played.of):

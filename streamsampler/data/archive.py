@@ -40,7 +40,7 @@ class Claim(NamedTuple):
 
 
 @contextlib.contextmanager
-def opened_npz(path: Path) -> Iterator[Npz]:
+def opened_npz(path: Path) -> Iterator[NpzArchive]:
     """Open a file; raise a `StorageError` if it is no `.npz` file or truncated."""
     if path.is_dir():
         raise StorageError(f"{path} is a folder, not a file: load it with streamsampler.load")
@@ -52,10 +52,10 @@ def opened_npz(path: Path) -> Iterator[Npz]:
                 f"{path} is no trajectory batch: it is not an .npz file, or it is truncated ({reason})"
             ) from None
         with archive:
-            yield Npz(path, archive)
+            yield NpzArchive(path, archive)
 
 
-class Npz:
+class NpzArchive:
     """The arrays of an open `.npz` file, with their names in `names`; errors name the path."""
 
     def __init__(self, path: Path, archive: zipfile.ZipFile) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from streamsampler.core.errors import DataError
-from streamsampler.data.archive import Npz
+from streamsampler.data.archive import NpzArchive
 from streamsampler.data.space_codec import decode_space
 from streamsampler.data.spaces import validate
 from streamsampler.data.trees import leaves
@@ -27,7 +27,7 @@ _COLUMNS = {*_ARRAYS, "raw_rewards", "fragments", "agents"}
 _SPACES = {"observations": "observation_space", "last_observations": "observation_space", "actions": "action_space"}
 
 
-def check_claims(archive: Npz, header: Mapping[str, Any], names: Collection[str]) -> None:
+def check_claims(archive: NpzArchive, header: Mapping[str, Any], names: Collection[str]) -> None:
     """Raise a `DataError` unless the arrays `names` fit the header, or any exception if the header is damaged."""
     n_trajectories = len(header["seeds"])
     _check_part(archive, header, names, (n_trajectories, n_trajectories))
@@ -35,7 +35,7 @@ def check_claims(archive: Npz, header: Mapping[str, Any], names: Collection[str]
         _check_part(archive, part, names, (0, n_trajectories * len(part["agent_ids"])))
 
 
-def _check_part(archive: Npz, part: Mapping[str, Any], names: Collection[str], between: tuple[int, int]) -> None:
+def _check_part(archive: NpzArchive, part: Mapping[str, Any], names: Collection[str], between: tuple[int, int]) -> None:
     """Check the arrays of the batch or of a policy; `between` bounds the number of trajectories."""
     structure = {name: {"array": name} for name in _ARRAYS} | part["structure"]
     entry = structure["lengths"]["array"]
@@ -69,7 +69,7 @@ def entries_of(structure: Mapping[str, Any]) -> list[str]:
     return own + [entry for child in children for entry in entries_of(child)]
 
 
-def _claimed(archive: Npz, structure: Mapping[str, Any]) -> Any:
+def _claimed(archive: NpzArchive, structure: Mapping[str, Any]) -> Any:
     """Return a structure as a tree of stand-in arrays."""
     if "dict" in structure:
         return {key: _claimed(archive, child) for key, child in structure["dict"].items()}

@@ -18,23 +18,23 @@ _WRITABLE = (bool, int, float, str, complex, type(None))
 
 
 @dataclass(frozen=True)
-class KeptInfos:
+class InfoSelection:
     """The infos for a file, by their outermost keys: `names` (None for all), but not those in `without`."""
 
     names: frozenset[str] | None = None
     without: frozenset[str] = frozenset()
 
     @staticmethod
-    def of(infos: InfosArgument) -> KeptInfos:
+    def of(infos: InfosArgument) -> InfoSelection:
         """Interpret an argument `infos`: True for all, False for none, or the names to keep."""
-        if isinstance(infos, KeptInfos):
+        if isinstance(infos, InfoSelection):
             return infos
         if isinstance(infos, bool):
-            return KeptInfos() if infos else KeptInfos(frozenset())
+            return InfoSelection() if infos else InfoSelection(frozenset())
         names = None if isinstance(infos, str) or not isinstance(infos, Iterable) else list(infos)
         if names is None or not all(isinstance(name, str) for name in names):
             raise UsageError(f'infos must be True, False, or the names to keep, such as ["x", "y"], got {infos!r}')
-        return KeptInfos(frozenset(names))
+        return InfoSelection(frozenset(names))
 
     @property
     def is_all(self) -> bool:
@@ -86,7 +86,7 @@ class KeptInfos:
         return InfoColumns(columns.length, kept)
 
 
-InfosArgument: TypeAlias = bool | Iterable[str] | KeptInfos
+InfosArgument: TypeAlias = bool | Iterable[str] | InfoSelection
 """True for all infos, False for none, or the names to keep."""
 
 

@@ -15,7 +15,7 @@ from streamsampler.core.errors import UsageError
 from streamsampler.data.spaces import AnySpace
 
 
-class Leaves:
+class LeafSelection:
     """A selection of leaves: `fields` are paths to keep (None for all), `without` paths to omit.
 
     A tree not named in `fields` is kept whole. `roots` has the names of the mentioned trees, in order.

@@ -25,7 +25,7 @@ from streamsampler.data.batch_fields import RawRows, value_of
 from streamsampler.data.claims import check_claims, entries_of
 from streamsampler.data.codec import decode, encode
 from streamsampler.data.json_facts import damage_raised, read_facts
-from streamsampler.data.kept_infos import InfosArgument, KeptInfos, policies_of, unwritable_infos
+from streamsampler.data.kept_infos import InfosArgument, InfoSelection, policies_of, unwritable_infos
 from streamsampler.data.space_codec import decode_space, encode_space
 from streamsampler.data.spaces import short
 from streamsampler.data.trees import Array, object_array
@@ -69,7 +69,7 @@ def save(
         OSError: The file cannot be written.
     """
     target = _with_suffix(Path(path))
-    batch = KeptInfos.of(infos).of_batch(batch)
+    batch = InfoSelection.of(infos).of_batch(batch)
     try:
         entries = _entries(batch, provenance)
     except StorageError:

@@ -19,7 +19,7 @@ from streamsampler.data import npz as storage
 from streamsampler.data import trees
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.infos import take_infos
-from streamsampler.data.leaves import Leaves
+from streamsampler.data.leaves import LeafSelection
 from streamsampler.data.spaces import AnySpace
 from streamsampler.data.trees import Array
 
@@ -61,11 +61,11 @@ class SequenceDataset(IterableDataset):  # type: ignore[misc]
         super().__init__()
         if sequence_length is not None:
             positive("sequence_length", sequence_length)
-        self._leaves = leaves = Leaves(fields)
+        self._leaves = leaves = LeafSelection(fields)
         self._fields = leaves.roots
         if unknown := sorted(set(self._fields) - set(FIELDS)):
             raise UsageError(f"sequences cannot hold {' or '.join(unknown)}, only {', '.join(FIELDS)}")
-        self._leaves = Leaves(fields, without)
+        self._leaves = LeafSelection(fields, without)
         self._check_leaves(spaces)
         if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
             raise UsageError(f"seed should be an integer of at least 0, not {seed!r}")

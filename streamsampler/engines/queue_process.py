@@ -33,7 +33,7 @@ _STACKS_SECONDS = 1.0
 _UNREPORTED = 255
 """Exit code of `multiprocessing` after the loss of a fork server, which reports the codes of its children."""
 
-_links: weakref.WeakSet[QueueProcess] = weakref.WeakSet()
+_links: weakref.WeakSet[QueueProcessLink] = weakref.WeakSet()
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class QueueStart:
     most_answers: int | None = None
 
 
-class QueueProcess(Link):
+class QueueProcessLink(Link):
     """A worker process and this process's ends of its queues; its constructor starts the process.
 
     A thread reads the worker's answers: a worker that stops in the middle of an answer blocks only its own thread. Each

@@ -23,7 +23,7 @@ from streamsampler.core.settings import SettingsInForce
 from streamsampler.engines.launch.child import ignore_terminal, kill_at_end_of, own_group, run_as_child
 from streamsampler.engines.launch.exit_handlers import forget_foreign_handlers, run_finalizers
 from streamsampler.engines.worker_channel import WorkerChannel
-from streamsampler.engines.worker_side import Begun, ProcessSetup
+from streamsampler.engines.worker_side import ProcessSetup, StartedProcess
 from streamsampler.protocol.messages import Answer, Exit, Message
 from streamsampler.workers.base import WorkerContext
 from streamsampler.workers.board import StatusBoard
@@ -116,7 +116,7 @@ def main(number: int, ends: WorkerEnds, setup: Any, board: Any, *, forked: bool)
     run_process(_work, number, ends, setup, board, forked=forked)
 
 
-def _work(process: QueueBegun) -> WorkerChannel:
+def _work(process: StartedQueueProcess) -> WorkerChannel:
     setup: ProcessSetup
     (setup,) = process.setup
     channel = QueueChannel(process.ends, process.keeper, process.threads, process.settings)
@@ -125,7 +125,7 @@ def _work(process: QueueBegun) -> WorkerChannel:
 
 
 @dataclass(frozen=True)
-class QueueBegun(Begun):
+class StartedQueueProcess(StartedProcess):
     """A started worker process with queues."""
 
     ends: WorkerEnds
@@ -139,14 +139,22 @@ class SendsRecords(Protocol):
 
 
 def run_process(
-    work: Callable[[QueueBegun], SendsRecords], number: int, ends: WorkerEnds, setup: Any, board: Any, *, forked: bool
+    work: Callable[[StartedQueueProcess], SendsRecords],
+    number: int,
+    ends: WorkerEnds,
+    setup: Any,
+    board: Any,
+    *,
+    forked: bool,
 ) -> None:
     """Give this new process the settings of its starter, let it `work` until `Exit`, and end it."""
     forget_foreign_handlers(forked=forked)
     run_as_child(lambda: _run(work, number, ends, setup, board))
 
 
-def _run(work: Callable[[QueueBegun], SendsRecords], number: int, ends: WorkerEnds, setup: Any, board: Any) -> None:
+def _run(
+    work: Callable[[StartedQueueProcess], SendsRecords], number: int, ends: WorkerEnds, setup: Any, board: Any
+) -> None:
     process = _begin(number, ends, setup, board)
     channel = work(process)
     process.end()
@@ -155,7 +163,7 @@ def _run(work: Callable[[QueueBegun], SendsRecords], number: int, ends: WorkerEn
     run_finalizers()
 
 
-def _begin(number: int, ends: WorkerEnds, setup: Any, board: Any) -> QueueBegun:
+def _begin(number: int, ends: WorkerEnds, setup: Any, board: Any) -> StartedQueueProcess:
     ignore_terminal()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a fork would inherit a handler of the user's program
     own_group()
@@ -173,7 +181,7 @@ def _begin(number: int, ends: WorkerEnds, setup: Any, board: Any) -> QueueBegun:
     if number == 0 and of_process.hash_seed == "0" and sys.flags.hash_randomization:
         logging.getLogger("streamsampler").warning(_RANDOM_HASHES)
     row = StatusBoard(memoryview(board)).row(number)
-    return QueueBegun(number, setup, row, keeper, threads=threads, settings=settings, ends=ends)
+    return StartedQueueProcess(number, setup, row, keeper, threads=threads, settings=settings, ends=ends)
 
 
 def _listen(ends: WorkerEnds) -> None:

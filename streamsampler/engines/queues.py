@@ -23,7 +23,7 @@ from streamsampler.core.serialization import Payload
 from streamsampler.engines.base import Event
 from streamsampler.engines.launch.start_methods import StartMethod
 from streamsampler.engines.linked import EngineLink, LinkedEngine
-from streamsampler.engines.queue_process import QueueProcess
+from streamsampler.engines.queue_process import QueueProcessLink
 from streamsampler.engines.queue_worker import main
 from streamsampler.engines.queued_workers import QueuedWorkers
 from streamsampler.engines.worker_side import ProcessSetup
@@ -34,7 +34,7 @@ _MOST_COMMANDS = CAPACITY + 3  # tickets, two Stop and an Exit; see `protocol.st
 _MOST_ANSWERS = CAPACITY + 2  # to tickets, a failure to close the environment, and the last log records
 
 
-class QueueLink(QueueProcess, EngineLink):
+class QueueLink(QueueProcessLink, EngineLink):
     """The sampler's ends of a worker's queues, and its process."""
 
     def send(self, message: Message) -> None:

@@ -66,7 +66,7 @@ class ProcessSetup:
 
 
 @dataclass(frozen=True)
-class Begun:
+class StartedProcess:
     """A started worker process with the settings of its starter."""
 
     number: int

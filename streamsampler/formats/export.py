@@ -11,7 +11,7 @@ from typing import Any
 from streamsampler.core.errors import UsageError
 from streamsampler.core.keywords import meant
 from streamsampler.core.progress import ProgressArgument, display
-from streamsampler.data.leaves import Leaves
+from streamsampler.data.leaves import LeafSelection
 from streamsampler.formats import minari, parquet
 from streamsampler.formats.export_folder import check_out
 from streamsampler.formats.sources import Sourced, open_source
@@ -86,7 +86,7 @@ def export(
     kind = format_named(to, options)
     target = Path(out)
     check_out(target)
-    opened = open_source(source, Leaves(fields, without), policy)
+    opened = open_source(source, LeafSelection(fields, without), policy)
     with display(progress, opened.n_timesteps, "timesteps", doing="exporting") as shown:
         kind.write(opened, target, shown, **options)
         shown.update(lambda: (opened.n_timesteps, opened.n_trajectories), complete=True)

@@ -9,7 +9,7 @@ import numpy as np
 
 from streamsampler.core.extras import needed
 from streamsampler.core.keywords import suggesting
-from streamsampler.data.leaves import Leaves
+from streamsampler.data.leaves import LeafSelection
 from streamsampler.formats.columns import ColumnRows
 from streamsampler.formats.sources import Sourced, open_source
 
@@ -57,7 +57,7 @@ def to_pandas(
     """
     pd = needed("pandas", "to_pandas", "pandas")
     frames: tuple[list[Any], list[Any]] = [], []
-    for shard in tables(open_source(source, Leaves(fields, without), policy)):
+    for shard in tables(open_source(source, LeafSelection(fields, without), policy)):
         for columns, parts in zip(shard, frames, strict=True):
             parts.append(pd.DataFrame({name: _series(pd, rows) for name, rows in columns.items()}))
     return Frames(*(pd.concat(parts, ignore_index=True) if len(parts) > 1 else parts[0] for parts in frames))

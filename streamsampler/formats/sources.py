@@ -17,7 +17,7 @@ from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.batch_fields import INFOS, replaced
 from streamsampler.data.folder import TrajectoryFolder
 from streamsampler.data.info_columns import KeyPath
-from streamsampler.data.leaves import Leaves
+from streamsampler.data.leaves import LeafSelection
 from streamsampler.data.multi_agent import MultiAgentBatch
 from streamsampler.data.shards import load_with_header
 from streamsampler.data.spaces import AnySpace
@@ -43,10 +43,10 @@ class Source:
         sizes: Sequence[tuple[int, int]],
         facts: Mapping[str, Any],
         files: Sequence[Path] = (),
-        leaves: Leaves | None = None,
+        leaves: LeafSelection | None = None,
     ) -> None:
         self._shards, self._sizes, self._files = shards, sizes, files
-        self._leaves = Leaves()
+        self._leaves = LeafSelection()
         self.n_trajectories = sum(trajectories for trajectories, _ in sizes)
         self.n_timesteps = sum(timesteps for _, timesteps in sizes)
         self.facts = facts
@@ -61,7 +61,7 @@ class Source:
         if leaves:
             self._select(leaves)
 
-    def _select(self, leaves: Leaves) -> None:
+    def _select(self, leaves: LeafSelection) -> None:
         """Restrict the export to these leaves."""
         named = [name for name in INFOS if name in leaves.roots]
         found = self.survey()[0] if named else {}
@@ -150,7 +150,7 @@ Sourced = TrajectoryBatch[Any, Any] | TrajectoryFolder[Any, Any] | Source | str 
 """The possible sources of an export."""
 
 
-def open_source(source: Sourced, leaves: Leaves | None = None, policy: str | None = None) -> Source:
+def open_source(source: Sourced, leaves: LeafSelection | None = None, policy: str | None = None) -> Source:
     """Open a batch, a folder, or the path of either; return a `Source` unchanged.
 
     Raises:
@@ -182,7 +182,7 @@ def open_source(source: Sourced, leaves: Leaves | None = None, policy: str | Non
 
 def _source(
     shards: Sequence[TrajectoryBatch[Any, Any]], sizes: Sequence[tuple[int, int]], facts: Mapping[str, Any],
-    files: Sequence[Path], leaves: Leaves | None, policy: str | None,
+    files: Sequence[Path], leaves: LeafSelection | None, policy: str | None,
 ) -> Source:  # fmt: skip
     if policy is None:
         return Source(shards, sizes, facts, files, leaves)
@@ -201,7 +201,7 @@ def _source(
     return Source(_OfPolicy(shards, [*played], policy), [*played.values()], facts, leaves=leaves)
 
 
-def _of_folder(folder: TrajectoryFolder[Any, Any], leaves: Leaves | None, policy: str | None) -> Source:
+def _of_folder(folder: TrajectoryFolder[Any, Any], leaves: LeafSelection | None, policy: str | None) -> Source:
     if not folder.shards:
         raise DataError("there are no trajectories to export: the folder has none yet")
     if not folder.complete:

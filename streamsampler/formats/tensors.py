@@ -14,7 +14,7 @@ from streamsampler.core.extras import needed
 from streamsampler.core.keywords import suggesting
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.info_columns import KeyPath
-from streamsampler.data.leaves import Leaves, way_out
+from streamsampler.data.leaves import LeafSelection, way_out
 from streamsampler.formats.columns import Column, info_rows, leaf_column, space_columns
 from streamsampler.formats.sources import Source, Sourced, open_source
 
@@ -58,7 +58,7 @@ def to_tensordict(
         DataError: The source has no trajectories.
         StorageError: The file or the folder is damaged, or a space has values that are no numbers.
     """
-    parts = list(_parts(open_source(source, Leaves(fields, without), policy)))
+    parts = list(_parts(open_source(source, LeafSelection(fields, without), policy)))
     return parts[0] if len(parts) == 1 else import_module("torch").cat(parts)
 
 

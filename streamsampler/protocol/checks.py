@@ -18,7 +18,7 @@ _CHECKS = 0
 _NONE = range(0)
 
 
-class PurityChecks:
+class RunTwiceChecks:
     """Decides whether worker 0 checks its environment before the first ticket of its next `Start`.
 
     A check is due at the first call, and when the environment may be a new one. With mode "error" all other workers
@@ -76,7 +76,7 @@ class PurityChecks:
         return new
 
 
-class TaskChecks(PurityChecks):
+class TaskChecks(RunTwiceChecks):
     """Decides which tasks are checked, each by the worker of its first trajectory; no worker waits for a check."""
 
     def __init__(self, mode: CheckMode) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from streamsampler.protocol.checks import PurityChecks
+from streamsampler.protocol.checks import RunTwiceChecks
 from streamsampler.protocol.gathering import Assignment, Gathering
 from streamsampler.protocol.instructions import Instruction, Launch, Send
 from streamsampler.protocol.known_worker import KnownWorker
@@ -19,7 +19,7 @@ class Dispatch:
     Examining every worker after each answer would cost more than all else with thousands of workers.
     """
 
-    def __init__(self, workers: Sequence[KnownWorker], checks: PurityChecks, instructions: list[Instruction]) -> None:
+    def __init__(self, workers: Sequence[KnownWorker], checks: RunTwiceChecks, instructions: list[Instruction]) -> None:
         self._workers, self._checks, self._instructions = workers, checks, instructions
         # In order of arrival: without an unanswered ticket, and with a single ticket.
         self.idle: dict[int, None] = {}

@@ -56,7 +56,7 @@ class LaunchPossible:
 
 @dataclass(frozen=True, slots=True)
 class ProgressSeen:
-    """The progress of the workers named in a `Look`, by worker."""
+    """The progress of the workers named in a `ReadProgress`, by worker."""
 
     progress: Mapping[int, Progress]
 

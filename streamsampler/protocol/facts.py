@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from streamsampler.core.errors import SpentQuota
 from streamsampler.protocol.faults import WorkerFault
-from streamsampler.protocol.restarts import Incident
-from streamsampler.protocol.result import LeftOut, Result
+from streamsampler.protocol.restarts import Loss
+from streamsampler.protocol.result import DroppedReport, Result
 from streamsampler.protocol.sections import Section, TaskName
 
 
@@ -26,7 +26,7 @@ class LostInClosing:
 
 
 @dataclass(frozen=True, slots=True)
-class NotNeeded:
+class UnneededFault:
     """A fault in work the call did not need."""
 
     fault: WorkerFault
@@ -79,7 +79,7 @@ class FaultEndsCall:
 
     fault: WorkerFault
     quota: SpentQuota | None = None  # the spent quota, if the ticket would run again otherwise
-    history: tuple[Incident, ...] = ()  # all losses since the last error, including this
+    history: tuple[Loss, ...] = ()  # all losses since the last error, including this
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class RunsBlocks:
 
 
 @dataclass(frozen=True, slots=True)
-class NoMiddle:
+class StartsInsideBlock:
     """A stream cannot start in the middle of growing blocks; the first have `block` trajectories."""
 
     block: int
@@ -108,14 +108,14 @@ class NoMiddle:
 class TooManyDropped:
     """Nearly every trajectory of the call, or of a task, is dropped."""
 
-    last: LeftOut
+    last: DroppedReport
     version: int
     n_dropped: int
     n_kept: int
     task: TaskName | None = None
 
     @classmethod
-    def of(cls, last: LeftOut, version: int, result: Result, section: Section | None) -> TooManyDropped:
+    def of(cls, last: DroppedReport, version: int, result: Result, section: Section | None) -> TooManyDropped:
         """Describe the call, or a section of it, at the last dropped trajectory."""
         if section is None:
             return cls(last, version, result.n_dropped, result.n_trajectories)
@@ -124,7 +124,7 @@ class TooManyDropped:
 
 
 WarningFact = (
-    LossReplaced | LostInClosing | NotNeeded | NotClosed | AlwaysTooLarge | LongTrajectory | FilesOverwritten
+    LossReplaced | LostInClosing | UnneededFault | NotClosed | AlwaysTooLarge | LongTrajectory | FilesOverwritten
     | OtherKernels
 )  # fmt: skip
-ErrorFact = FaultEndsCall | NotReproducible | RunsBlocks | NoMiddle | TooManyDropped | OtherKernels
+ErrorFact = FaultEndsCall | NotReproducible | RunsBlocks | StartsInsideBlock | TooManyDropped | OtherKernels

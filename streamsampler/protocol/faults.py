@@ -15,7 +15,7 @@ from streamsampler.protocol.events import WorkerDied
 from streamsampler.protocol.messages import Failure
 from streamsampler.protocol.plans import GatherPlan
 from streamsampler.protocol.progress import Progress
-from streamsampler.protocol.restarts import Incident, Likeness, cause_of_death, cause_of_exception, unready, was_killed
+from streamsampler.protocol.restarts import Loss, LossKind, cause_of_death, cause_of_exception, unready, was_killed
 from streamsampler.protocol.sections import Section, TaskName
 
 AGENT_PHASES = {Phase.AGENT_CONSTRUCTION, Phase.AGENT_UPDATE}
@@ -37,7 +37,7 @@ class WorkerFault:
     failure: Failure | None = None  # for an exception
     number: int = -1  # of the event; the sampler finds the exception by it
     is_of_engine: bool = False  # whether the engine failed, and not a trajectory
-    incident: Incident | None = None  # the loss; None for an exception that ends the call
+    incident: Loss | None = None  # the loss; None for an exception that ends the call
     task: TaskName | None = None  # where workers run several
 
     @property
@@ -93,7 +93,7 @@ class Hang:
 def loss_by_death(
     event: WorkerDied, hang: Hang | None, version: int | None, seconds: float, *, is_ready: bool,
     section: Section | None = None, tasks: Mapping[int, TaskName] = NO_TASKS,
-) -> Incident:  # fmt: skip
+) -> Loss:  # fmt: skip
     """Describe a death or hang as a loss, `seconds` after the sampler was made; `section` is the current ticket's."""
     seen = event.progress if hang is None else hang.progress
     task = None if section is None else section.task
@@ -103,7 +103,7 @@ def loss_by_death(
     if section is not None and trajectory is not None:
         trajectory = section.own_index(trajectory)
     is_starting = version is None and not is_ready and hang is None
-    incident = Incident(
+    incident = Loss(
         event.worker,
         event.why or cause_of_death(event.exitcode) if hang is None else f"made no progress for {hang.seconds:.3g} s",
         Phase.STARTING if is_starting and task is None else seen.phase,
@@ -120,27 +120,27 @@ def loss_by_death(
     return replace(incident, likeness=_likeness_of(incident, is_ready=is_ready))
 
 
-def is_before_ready(incident: Incident, *, is_ready: bool) -> bool:
+def is_before_ready(incident: Loss, *, is_ready: bool) -> bool:
     """Return whether a worker was lost before it could work, as its replacement may be."""
     return incident.trajectory is None and not (is_ready and incident.version is None)
 
 
-def _likeness_of(incident: Incident, *, is_ready: bool) -> Likeness | None:
+def _likeness_of(incident: Loss, *, is_ready: bool) -> LossKind | None:
     killed = was_killed(incident.exitcode)
     if incident.hung:
         killed = 'File "' not in incident.stack  # without stacks it may have been stopped from outside
     cause = incident.phase, incident.stack if incident.hung else incident.what
     if incident.in_closing:
-        return Likeness(f"the environment of {incident.task}", cause, by_chance=killed, of_call=True)
+        return LossKind(f"the environment of {incident.task}", cause, by_chance=killed, of_call=True)
     if is_before_ready(incident, is_ready=is_ready):
-        return Likeness(unready(incident.worker), cause, by_chance=killed)
+        return LossKind(unready(incident.worker), cause, by_chance=killed)
     if incident.trajectory is None:
         return None
     of_task = "" if incident.task is None else f" of {incident.task}"
-    return Likeness(f"trajectory {incident.trajectory}{of_task}", cause, by_chance=killed, of_call=True)
+    return LossKind(f"trajectory {incident.trajectory}{of_task}", cause, by_chance=killed, of_call=True)
 
 
-def loss_by_exception(worker: int, failure: Failure, seconds: float, task: TaskName | None = None) -> Incident:
+def loss_by_exception(worker: int, failure: Failure, seconds: float, task: TaskName | None = None) -> Loss:
     """Describe an exception named in `restart_on` as a loss, `seconds` after the sampler was made."""
     version, subject, of_call = None, unready(worker), False
     if failure.ticket is not None:
@@ -150,9 +150,9 @@ def loss_by_exception(worker: int, failure: Failure, seconds: float, task: TaskN
             subject = f"trajectory {failure.trajectory}" if known else f"trajectories {indices[0]} to {indices[-1]}"
             subject += "" if task is None else f" of {task}"
     cause = failure.phase, *cause_of_exception(failure.kinds[0], failure.traceback)
-    likeness = Likeness(subject, cause, of_call=of_call)
+    likeness = LossKind(subject, cause, of_call=of_call)
     what = f"raised {failure.summary}"
-    return Incident(worker, what, failure.phase, failure.trajectory, version, seconds, likeness=likeness, task=task)
+    return Loss(worker, what, failure.phase, failure.trajectory, version, seconds, likeness=likeness, task=task)
 
 
 def place_of(failure: Failure, indices: range, plan: GatherPlan, *, names_place: bool) -> tuple[int | None, int | None]:

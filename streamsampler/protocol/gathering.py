@@ -28,7 +28,7 @@ from streamsampler.protocol.in_flight import InFlight
 from streamsampler.protocol.index_queue import IndexQueue
 from streamsampler.protocol.messages import Dropped
 from streamsampler.protocol.plans import Exactly, GatherPlan, Layout, Streamed, endless
-from streamsampler.protocol.result import HeldFailure, Order, Result, too_many_dropped
+from streamsampler.protocol.result import Order, PendingFailure, Result, too_many_dropped
 from streamsampler.protocol.throughput import Throughput
 from streamsampler.protocol.tickets import (
     SHORTEST_TICKET_SECONDS,
@@ -361,9 +361,9 @@ class Gathering:
         for piece in [*lost, *copied] if final else lost:
             if trajectory in piece:
                 block = next(block for block in queue.blocks_of(piece) if trajectory in block)
-                self.result.hold_failure(HeldFailure(block, reason, final))
+                self.result.hold_failure(PendingFailure(block, reason, final))
 
-    def retry(self, held: HeldFailure) -> None:
+    def retry(self, held: PendingFailure) -> None:
         self._put_back(held.indices)
         self.result.remove_failure(held)
 

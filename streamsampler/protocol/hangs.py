@@ -32,7 +32,7 @@ class Stillness:
         self.row = self.seconds = None
 
 
-class Watch:
+class HangWatch:
     """Finds workers without progress for longer than the limit of their phase."""
 
     def __init__(self, limits: Mapping[Hashable, float]) -> None:

@@ -51,7 +51,7 @@ class AbandonOlder:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ReadProgress:
     """Read the progress of these workers, for an event at once."""
 
     workers: tuple[int, ...]
@@ -72,7 +72,7 @@ class Forget:
 
 
 @dataclass(frozen=True, slots=True)
-class CountFailure:
+class AccountFailure:
     """Count a failure; `Keep` and `Discard` count reports."""
 
     number: int
@@ -125,6 +125,6 @@ class Raise:
 
 
 Instruction = (
-    Send | Launch | Retire | Kill | Forget | AbandonOlder | Look | RequestProgress
-    | CountFailure | Keep | Discard | Warn | Raise
+    Send | Launch | Retire | Kill | Forget | AbandonOlder | ReadProgress | RequestProgress
+    | AccountFailure | Keep | Discard | Warn | Raise
 )  # fmt: skip

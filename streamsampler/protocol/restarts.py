@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from streamsampler.core.errors import SpentQuota, UsageError, positive_seconds
-from streamsampler.protocol.hangs import Watch
+from streamsampler.protocol.hangs import HangWatch
 from streamsampler.protocol.limits import Limits, Quota, check_quota
 from streamsampler.protocol.messages import Phase
 from streamsampler.protocol.sections import TaskName
@@ -68,7 +68,7 @@ class Policy(Limits):
         """Whether an exception counts as a loss, by the names of its class and bases (see `messages.Failure`)."""
         return any(f"{kind.__module__}.{kind.__qualname__}" in kinds for kind in self.restart_on)
 
-    def watch(self, *, closes: bool = False) -> Watch | None:
+    def watch(self, *, closes: bool = False) -> HangWatch | None:
         """Return the watch for hangs, with a limit for each `Doing`, or None.
 
         Args:
@@ -80,11 +80,11 @@ class Policy(Limits):
         limits: dict[Hashable, float] = {"steps": self.step_timeout or math.inf, "constructs": construction}
         if closes:
             limits["closes"] = self.close_timeout
-        return None if min(limits.values()) == math.inf else Watch(limits)
+        return None if min(limits.values()) == math.inf else HangWatch(limits)
 
 
 @dataclass(frozen=True, slots=True)
-class Likeness:
+class LossKind:
     """The common features of equal losses."""
 
     subject: str  # "trajectory 7", "environment 3", or what `unready` returns
@@ -98,7 +98,7 @@ def unready(worker: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Incident:
+class Loss:
     """A loss."""
 
     worker: int
@@ -111,7 +111,7 @@ class Incident:
     stack: str = ""  # the Python stacks of a hung worker, if known
     hung: bool = False  # whether the worker was killed for lack of progress
     hopeless: bool = False  # whether a new worker would be lost, too, so none is started
-    likeness: Likeness | None = None  # None if a similar loss would be chance
+    likeness: LossKind | None = None  # None if a similar loss would be chance
     task: TaskName | None = None  # if workers run several
     in_closing: bool = False  # of that task's environment; see `WorkerFault.costs_nothing_in`
 
@@ -130,10 +130,10 @@ class Losses:
 
     policy: Policy
     n_workers: int = 1
-    incidents: deque[Incident] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))  # since the last error
+    incidents: deque[Loss] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))  # since the last error
     _recent: deque[float] = field(default_factory=deque)
     _n: int = 0
-    _equal: dict[Likeness, int] = field(default_factory=dict)
+    _equal: dict[LossKind, int] = field(default_factory=dict)
 
     def begin_call(self) -> None:
         if self._equal:
@@ -148,7 +148,7 @@ class Losses:
         if self._equal:
             self._equal = {likeness: n for likeness, n in self._equal.items() if likeness.subject != subject}
 
-    def count(self, incident: Incident) -> SpentQuota | None:
+    def count(self, incident: Loss) -> SpentQuota | None:
         """Count a loss; return the quota it exceeds, or None.
 
         After an exceeded quota or a hopeless loss the count starts at 0 again.
@@ -170,7 +170,7 @@ class Losses:
             self._n = 0
         return spent
 
-    def _repeated(self, likeness: Likeness) -> SpentQuota | None:
+    def _repeated(self, likeness: LossKind) -> SpentQuota | None:
         n = self._equal[likeness] = self._equal.get(likeness, 0) + 1
         quotas = {"max_restarts": self.policy.max_restarts, _IN_ALL: self.policy.max_lifetime_restarts}
         unlimited = [name for name, quota in quotas.items() if quota is None]
@@ -195,7 +195,7 @@ class Losses:
             return max(default, math.ceil(default * self.n_workers / _WORKERS))
         return quota
 
-    def history(self) -> tuple[Incident, ...]:
+    def history(self) -> tuple[Loss, ...]:
         history = tuple(self.incidents)
         self.incidents.clear()
         return history

@@ -38,7 +38,7 @@ class Span(NamedTuple):
     indices: range
 
 
-class LeftOut(NamedTuple):
+class DroppedReport(NamedTuple):
     """A trajectory dropped from the result because it raised."""
 
     worker: int
@@ -48,7 +48,7 @@ class LeftOut(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class HeldFailure:
+class PendingFailure:
     """A failed block or trajectory, held back until its turn."""
 
     indices: range  # a block, or a single trajectory
@@ -78,10 +78,10 @@ class Result:
         self._plan = plan
         self._in_order = order == "index"
         self._first = first
-        self._pending: dict[int, _Arrived | LeftOut] = {}  # by their first index
-        self._held: dict[int, HeldFailure] = {}
+        self._pending: dict[int, _Arrived | DroppedReport] = {}  # by their first index
+        self._held: dict[int, PendingFailure] = {}
         self._spans: list[Span | None] = []  # None after `forget_spans`
-        self._left_out: list[LeftOut] = []
+        self._left_out: list[DroppedReport] = []
         self._passed = 0  # indices in the result, or dropped
         self._skipped = 0  # indices never run
         n, limit = plan.n_of_task, plan.limit
@@ -91,7 +91,7 @@ class Result:
         self.complete = False
         self.n_popped = 0  # `_passed` at the last call of `pop_spans`
         self.end = _NEVER  # the first index with a final failure: none from it on is needed
-        self.one_too_many: LeftOut | None = (
+        self.one_too_many: DroppedReport | None = (
             None  # the dropped trajectory that exceeded the limit; then nothing is added
         )
         self._is_open = True  # whether more may be added
@@ -111,11 +111,11 @@ class Result:
                 start += n
             position = left_out.position + 1
             index = indices[left_out.position]
-            self._queue(index, LeftOut(worker, index, left_out, 0))
+            self._queue(index, DroppedReport(worker, index, left_out, 0))
         if own := indices[position:]:
             self._queue(own[0], _Arrived(report, start, own, lengths[start:]))
 
-    def _queue(self, first: int, entry: _Arrived | LeftOut) -> None:
+    def _queue(self, first: int, entry: _Arrived | DroppedReport) -> None:
         self._pending[first] = entry
         if self._in_order:
             while self._is_open and (following := self._pending.pop(self.next, None)) is not None:
@@ -123,20 +123,20 @@ class Result:
         elif self._is_open:
             self._accept(self._pending.pop(first))
 
-    def hold_failure(self, held: HeldFailure) -> None:
+    def hold_failure(self, held: PendingFailure) -> None:
         self._held[held.turn] = held
         if held.final:
             self.end = min(self.end, held.turn)
 
-    def remove_failure(self, held: HeldFailure) -> None:
+    def remove_failure(self, held: PendingFailure) -> None:
         del self._held[held.turn]
         if held.final:
             self.end = min((other.turn for other in self._held.values() if other.final), default=_NEVER)
 
-    def _accept(self, entry: _Arrived | LeftOut) -> None:
+    def _accept(self, entry: _Arrived | DroppedReport) -> None:
         """Add the needed part of `entry`; the rest stays pending."""
         plan = self._plan
-        if isinstance(entry, LeftOut):
+        if isinstance(entry, DroppedReport):
             self._leave_out(entry)
         else:
             self._record(entry)
@@ -160,7 +160,7 @@ class Result:
             rest = _Arrived(entry.report, entry.start + n, entry.indices[n:], entry.lengths[n:])
             self._pending[rest.indices[0]] = rest
 
-    def _leave_out(self, entry: LeftOut) -> None:
+    def _leave_out(self, entry: DroppedReport) -> None:
         self._passed += 1
         self._left_out.append(entry._replace(n_before=self.n_trajectories))
         plan = self._plan
@@ -202,13 +202,13 @@ class Result:
         return self._first + self._passed + self._skipped
 
     @property
-    def due(self) -> HeldFailure | None:
+    def due(self) -> PendingFailure | None:
         """The failure at its turn, or None."""
         if not self._held or not self._is_open:
             return None
         return self._held.get(self.next) if self._in_order else next(iter(self._held.values()))
 
-    def held_failures(self) -> list[HeldFailure]:
+    def held_failures(self) -> list[PendingFailure]:
         return list(self._held.values())
 
     @property
@@ -232,7 +232,7 @@ class Result:
         self.n_popped = self._passed
         return spans
 
-    def pop_left_out(self, n_before: int | None = None) -> list[LeftOut]:
+    def pop_left_out(self, n_before: int | None = None) -> list[DroppedReport]:
         """Return and forget dropped trajectories: all, or those with fewer than `n_before` before them."""
         if not self._left_out:
             return []

@@ -7,7 +7,7 @@ carries out the instructions.
 All events of a wait are handled before any decision, in an order independent of timing: first faults outside of
 trajectories, by worker; then failures at their turn; then tickets are assigned. So the seed decides whether a call
 fails, and with which error. The sampler has the contents of reports, the scheduler their numbers and lengths. Progress
-comes as an event, requested by `Look`, so plans and events reproduce every decision; `trace` records the last.
+comes as an event, requested by `ReadProgress`, so plans and events reproduce every decision; `trace` records the last.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from operator import attrgetter
 from typing import Any
 
 from streamsampler.core.fingerprints import Fingerprint
-from streamsampler.protocol.checks import PurityChecks, TaskChecks
+from streamsampler.protocol.checks import RunTwiceChecks, TaskChecks
 from streamsampler.protocol.dispatch import Dispatch
 from streamsampler.protocol.events import (
     Event,
@@ -34,13 +34,13 @@ from streamsampler.protocol.facts import (
     FaultEndsCall,
     LossReplaced,
     LostInClosing,
-    NoMiddle,
     NotClosed,
-    NotNeeded,
     NotReproducible,
     OtherKernels,
     RunsBlocks,
+    StartsInsideBlock,
     TooManyDropped,
+    UnneededFault,
 )  # fmt: skip
 from streamsampler.protocol.faults import (
     AGENT_PHASES,
@@ -55,13 +55,13 @@ from streamsampler.protocol.faults import (
 from streamsampler.protocol.gathering import Gathering
 from streamsampler.protocol.instructions import (
     AbandonOlder,
-    CountFailure,
+    AccountFailure,
     Discard,
     Forget,
     Instruction,
     Keep,
-    Look,
     Raise,
+    ReadProgress,
     Reason,
     Refused,
     Send,
@@ -91,7 +91,7 @@ class Scheduler:
     def __init__(
         self, n_workers: int, *, policy: Policy | None = None, order: Order = "index", version: int = 0,
         capacity: int = CAPACITY, layout: Layout = Layout(), concurrent: bool = True, can_retire: bool = True,
-        shortest_ticket: float = SHORTEST_TICKET_SECONDS, checks: PurityChecks | None = None,
+        shortest_ticket: float = SHORTEST_TICKET_SECONDS, checks: RunTwiceChecks | None = None,
         fingerprints: Fingerprints | None = None, trace: SchedulerTrace | None = None, now: float = 0.0,
     ) -> None:  # fmt: skip
         made_with = {name: value for name, value in locals().items() if name not in ("self", "trace")}
@@ -109,7 +109,7 @@ class Scheduler:
         self._throughputs: dict[int, Throughput] = {}  # by task number
         self.losses = LossesByTask(self.policy, n_workers)
         self._tasks: dict[int, TaskName] = {}  # of all calls so far, by number
-        self.checks = checks or PurityChecks(None)
+        self.checks = checks or RunTwiceChecks(None)
         self.fingerprints = fingerprints or Fingerprints(None)
         self.gathering: Gathering | None = None  # None before the first call
         self._gathering: Gathering  # the same, once the first call has started
@@ -233,7 +233,7 @@ class Scheduler:
             self._stop_workers()
             for held in self._gathering.result.held_failures():
                 if not held.final:  # a loss: its worker is replaced all the same
-                    self._instructions.append(Warn(NotNeeded(held.reason)))
+                    self._instructions.append(Warn(UnneededFault(held.reason)))
         self._warn_of_kernels()
         return self.pop_instructions()
 
@@ -301,7 +301,7 @@ class Scheduler:
         workers = {*self._overdue, *self._gathering.late} if "copies" in questions else set[int]()
         if questions != {"copies"}:
             workers.update(known.worker for known in self.workers if known.side.unanswered)
-        self._instructions.append(Look(tuple(sorted(workers))))
+        self._instructions.append(ReadProgress(tuple(sorted(workers))))
 
     def seconds_to_wait(self, now: float) -> float | None:
         """Return the most seconds to wait for events, or None."""
@@ -392,7 +392,7 @@ class Scheduler:
         elif report.runs_longer_blocks and isinstance(plan, Streamed) and plan.begins_in_the_middle(indices):
             section = plan.section_of(indices)
             task = None if section is None else section.task
-            self._refuse(Raise(NoMiddle(self._layout.block, task), Refused.AGENT))
+            self._refuse(Raise(StartsInsideBlock(self._layout.block, task), Refused.AGENT))
         else:
             return True
         return False
@@ -415,14 +415,14 @@ class Scheduler:
         if failure.checked is not None:
             self._record_files(known, failure.checked.files)
         if failure.ticket is None:
-            self._instructions.append(CountFailure(event.number))
+            self._instructions.append(AccountFailure(event.number))
             self._instructions.append(Warn(NotClosed(WorkerFault(event.worker, failure, event.number))))
             return
         indices = failure.ticket.indices
         if not known.side.record_answer(failure):
             self._instructions.append(Discard(event.number, Reason.STALE))
             return
-        self._instructions.append(CountFailure(event.number))
+        self._instructions.append(AccountFailure(event.number))
         section = gathering.plan.section_of(indices)
         if failure.phase is Phase.CHECK and section is None:
             fault = WorkerFault(event.worker, failure, event.number, event.is_of_engine)
@@ -483,7 +483,7 @@ class Scheduler:
         if fault is not None and (has_begun or seen.trajectory is None) and not fault.is_over(section, self._tasks):
             self._outside.append(fault)
         elif fault is not None:
-            self._instructions.append(Warn(NotNeeded(fault)))
+            self._instructions.append(Warn(UnneededFault(fault)))
 
     def _fault_of_death(self, event: WorkerDied, version: int | None, section: Section | None) -> WorkerFault | None:
         """Return a death as a fault; None for a retiring worker."""
@@ -552,7 +552,7 @@ class Scheduler:
     def _decide_outside(self, fault: WorkerFault) -> bool:
         if self._gathering.result.complete:
             # If an update is the cause, the next call fails: it sends this worker all updates.
-            self._instructions.append(Warn(NotNeeded(fault)))
+            self._instructions.append(Warn(UnneededFault(fault)))
             return True
         return self._can_retry(fault)
 

@@ -15,7 +15,7 @@ from streamsampler.engines.base import EnvsRestored, Logged
 from streamsampler.protocol.gathering import Gathering
 from streamsampler.protocol.instructions import Reason
 from streamsampler.protocol.messages import Report
-from streamsampler.protocol.result import LeftOut
+from streamsampler.protocol.result import DroppedReport
 from streamsampler.protocol.sections import TaskName
 from streamsampler.samplers.session import Session
 from streamsampler.workers.logs import handle_records
@@ -102,7 +102,7 @@ class CallAccounts:
                 if start <= anomaly.position < stop:
                     self.anomalies[indices[anomaly.position - start]] = anomaly
 
-    def add_dropped(self, segments: Sequence[Segment], left_out: Sequence[LeftOut]) -> None:
+    def add_dropped(self, segments: Sequence[Segment], left_out: Sequence[DroppedReport]) -> None:
         self.add_anomalies(segments)
         if not left_out:
             return

@@ -14,15 +14,15 @@ from streamsampler.protocol.events import Event, LaunchPossible, ProgressSeen, W
 from streamsampler.protocol.facts import FaultEndsCall, LossReplaced
 from streamsampler.protocol.instructions import (
     AbandonOlder,
-    CountFailure,
+    AccountFailure,
     Discard,
     Forget,
     Instruction,
     Keep,
     Kill,
     Launch,
-    Look,
     Raise,
+    ReadProgress,
     Refused,
     RequestProgress,
     Retire,
@@ -131,7 +131,7 @@ class Call:
         try:
             while self._to_do:
                 match instruction := self._to_do.popleft():
-                    case Look():
+                    case ReadProgress():
                         workers = instruction.workers
                     case Raise():
                         ending = instruction
@@ -151,7 +151,7 @@ class Call:
         match instruction:
             case Send(worker=worker, message=message):
                 session.send(worker, message)
-            case CountFailure(number=number):
+            case AccountFailure(number=number):
                 self.accounts.count(number)
             case Keep(number=number, fingerprint=fingerprint):
                 self.batches.keep(number, fingerprint)
@@ -225,7 +225,7 @@ class Call:
     def count_the_rest(self) -> None:
         """Count and hold answers already handled by the scheduler, after an interrupt between instructions."""
         for instruction in [*self._to_do, *self._scheduler.pop_instructions()]:
-            if isinstance(instruction, CountFailure | Keep | Discard):
+            if isinstance(instruction, AccountFailure | Keep | Discard):
                 self._do(instruction)
         self._to_do.clear()
 

@@ -28,19 +28,19 @@ from streamsampler.protocol.facts import (
     LongTrajectory,
     LossReplaced,
     LostInClosing,
-    NoMiddle,
     NotClosed,
-    NotNeeded,
     NotReproducible,
     OtherKernels,
     RunsBlocks,
+    StartsInsideBlock,
     TooManyDropped,
+    UnneededFault,
     WarningFact,
 )
 from streamsampler.protocol.faults import WorkerFault
 from streamsampler.protocol.messages import Failure
-from streamsampler.protocol.restarts import Incident
-from streamsampler.protocol.result import LeftOut
+from streamsampler.protocol.restarts import Loss
+from streamsampler.protocol.result import DroppedReport
 from streamsampler.protocol.sections import TaskName
 
 logger = logging.getLogger("streamsampler")
@@ -57,7 +57,7 @@ def warning_of(fact: WarningFact) -> str:
             assert fault.incident is not None
             details = fault.incident.stack if fault.failure is None else fault.failure.traceback
             return f"{fault.incident}; a new one takes its place" + (f"\n{details}" if details else "")
-        case NotNeeded(fault=fault):
+        case UnneededFault(fault=fault):
             return f"{fault}; the call continues without it"
         case NotClosed(fault=WorkerFault(worker=worker, failure=failure)):
             assert failure is not None
@@ -98,7 +98,7 @@ def error_of(fact: ErrorFact, exceptions: Mapping[int, object], seed_of: Callabl
 
 def _task_of(fact: ErrorFact) -> TaskName | None:
     match fact:
-        case FaultEndsCall(fault=WorkerFault(task=task)) | NoMiddle(task=task) | TooManyDropped(task=task):
+        case FaultEndsCall(fault=WorkerFault(task=task)) | StartsInsideBlock(task=task) | TooManyDropped(task=task):
             return task
     return None
 
@@ -122,13 +122,13 @@ def _error_of(fact: ErrorFact, exceptions: Mapping[int, object], seed_of: Callab
                 f"worker {worker} runs trajectories in blocks since the agent's parameters were updated, but this call "
                 "needs them one by one: pass the agent itself as agent_update"
             )
-        case NoMiddle(block=block, task=task):
+        case StartsInsideBlock(block=block, task=task):
             return UsageError(_NO_MIDDLE.format(block) if task is None else f"{task}: {_NO_MIDDLE.format(block)}")
         case TooManyDropped(last=last, version=version, n_dropped=n_dropped, n_kept=n_kept, task=task):
             return dropped_error(last, version, n_dropped, n_kept, task)
 
 
-def _seed_in(incident: Incident, seed_of: Callable[[int], int]) -> str:
+def _seed_in(incident: Loss, seed_of: Callable[[int], int]) -> str:
     if incident.task is None or incident.trajectory is None:
         return ""
     return f" (seed {seed_of(incident.trajectory)})"
@@ -142,7 +142,7 @@ def _in_task(task: TaskName, trajectory: int | None, seed_of: Callable[[int], in
 
 def failure_error(
     worker: int, failure: Failure, exception: Any = None, of_task: str = "", *, quota: SpentQuota | None = None,
-    history: tuple[Incident, ...] = (),
+    history: tuple[Loss, ...] = (),
 ) -> SamplerError:  # fmt: skip
     """Return the error for a worker's failure, caused by the exception if it was raised in this process.
 
@@ -172,7 +172,7 @@ def failure_error(
 
 
 def dropped_error(
-    last: LeftOut, version: int, n_dropped: int, n_kept: int, task: TaskName | None = None
+    last: DroppedReport, version: int, n_dropped: int, n_kept: int, task: TaskName | None = None
 ) -> RolloutError:
     worker, index, (_, phase, summary), _ = last
     where = f"agent version {version}" if task is None else str(task)
@@ -200,7 +200,7 @@ def unpickled(exception: bytes | None) -> BaseException | None:
 
 
 def loss_error(
-    incident: Incident, quota: SpentQuota | None, history: tuple[Incident, ...], what: str = "", *, of_seed: str = ""
+    incident: Loss, quota: SpentQuota | None, history: tuple[Loss, ...], what: str = "", *, of_seed: str = ""
 ) -> WorkerError:
     """Return the error for a loss that ends a call."""
     what = what or f"{incident}{of_seed}" + ("" if quota is not None else "; a new worker would do the same")

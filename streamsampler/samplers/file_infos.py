@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from streamsampler.data.assembly import info_pieces
 from streamsampler.data.batch_fields import INFOS
 from streamsampler.data.info_columns import InfoColumns
-from streamsampler.data.kept_infos import KeptInfos, check_pieces, info_name
+from streamsampler.data.kept_infos import InfoSelection, check_pieces, info_name
 from streamsampler.data.multi_agent import segments_of_policies
 from streamsampler.data.recorder import Rollouts
 from streamsampler.data.segments import Segment
@@ -19,11 +19,11 @@ class FileInfos:
     """Applies the `infos` argument of a call that writes files; inactive while `kept` is None."""
 
     def __init__(self) -> None:
-        self.kept: KeptInfos | None = None
+        self.kept: InfoSelection | None = None
         self._missing: set[str] = set()  # requested names not seen in any info so far
 
     @contextlib.contextmanager
-    def entered(self, kept: KeptInfos) -> Iterator[None]:
+    def entered(self, kept: InfoSelection) -> Iterator[None]:
         """Be active until the context is left; then warn of requested names that no info had."""
         self.kept, self._missing = kept, set(kept.mentioned)
         try:

@@ -16,7 +16,7 @@ from streamsampler.data.segments import Delivery
 from streamsampler.data.statistics import EndedEpisodes
 from streamsampler.protocol.plans import Fragments
 from streamsampler.samplers.failures import logger
-from streamsampler.workers.resets import FragmentOrder, Standing, Standings
+from streamsampler.workers.resets import EpisodeCheckpoint, EpisodeCheckpoints, FragmentOrder
 
 
 class EpisodeSoFar(NamedTuple):
@@ -30,7 +30,9 @@ NOTHING_SO_FAR = EpisodeSoFar()
 _OF_STATE = " of the loaded state"
 
 
-def order_of(plan: Fragments, base_version: int, standings: Mapping[int, Standing] | None = None) -> FragmentOrder:
+def order_of(
+    plan: Fragments, base_version: int, standings: Mapping[int, EpisodeCheckpoint] | None = None
+) -> FragmentOrder:
     return FragmentOrder(plan.n_timesteps, plan.n_envs, base_version, standings or {}, plan.restore_limit)
 
 
@@ -42,7 +44,7 @@ class FragmentLedger:
         self.base_version = base_version  # the agent version in which the environments started
         self._plan = plan
         self._options: dict[str, Any] | None = None
-        self._standings = Standings()
+        self._standings = EpisodeCheckpoints()
         self._arrived: set[int] = set()  # environments with a fragment in this call
         self._earlier: dict[int, EpisodeSoFar] = {}  # by environment, for the first episode in this call, if continued
         self.ended = EndedEpisodes()  # in this call so far
@@ -82,7 +84,7 @@ class FragmentLedger:
             "agent_is_replaced": self._is_to_be_replaced,
         }
 
-    def _state_of(self, number: int, standing: Standing, memories: list[bytes]) -> dict[str, Any]:
+    def _state_of(self, number: int, standing: EpisodeCheckpoint, memories: list[bytes]) -> dict[str, Any]:
         state, earlier, place = standing.state, self._so_far.get(number, NOTHING_SO_FAR), None
         if state is not None and state.memory is not None:
             packed, position = state.memory
@@ -105,7 +107,7 @@ class FragmentLedger:
     def of_state(cls, state: Mapping[str, Any], plan: Fragments) -> FragmentLedger:
         ledger = cls(plan, state["base_version"])
         ledger._is_to_be_replaced = state["agent_is_replaced"]
-        standings: dict[int, Standing] = {}
+        standings: dict[int, EpisodeCheckpoint] = {}
         for number, it in enumerate(state["environments"]):
             of_episode = None
             if it["length"]:
@@ -114,7 +116,7 @@ class FragmentLedger:
                 ledger._so_far[number] = EpisodeSoFar(*it["earlier"])
             actions = None if it["actions"] is None else tree_of(it["actions"])
             options = None if it["options"] is None else pickle.loads(it["options"])
-            standings[number] = Standing(it["episode"], of_episode, actions, it["agent"], options)
+            standings[number] = EpisodeCheckpoint(it["episode"], of_episode, actions, it["agent"], options)
         ledger._standings.put(standings)
         ledger._arrived, ledger._loaded = set(standings), set(standings)
         return ledger

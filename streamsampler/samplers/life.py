@@ -19,7 +19,7 @@ from streamsampler.core.timing import ScriptTimes
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.statistics import Stats
 from streamsampler.engines.base import Answered, Engine, Event, Logged
-from streamsampler.protocol.checks import PurityChecks, TaskChecks
+from streamsampler.protocol.checks import RunTwiceChecks, TaskChecks
 from streamsampler.protocol.kernels import Fingerprints
 from streamsampler.protocol.messages import Failure, Phase, Report
 from streamsampler.protocol.plans import GatherPlan
@@ -89,7 +89,7 @@ class SamplerLife:
         self.n_workers = setup.workers.n_workers
         self.stats = Stats.of(self.n_workers, script=ScriptTimes())
         self._lock = threading.RLock()
-        self.checks = TaskChecks(setup.workers.check) if setup.tasks else PurityChecks(setup.workers.check)
+        self.checks = TaskChecks(setup.workers.check) if setup.tasks else RunTwiceChecks(setup.workers.check)
         self.fingerprints = Fingerprints(setup.workers.fingerprint)
         self.file_infos = FileInfos()
         self.salvaged: TrajectoryBatch[Any, Any] | None = None  # finished prefix of the last interrupted call

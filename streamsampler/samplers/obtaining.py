@@ -15,7 +15,7 @@ from streamsampler.core.keywords import suggesting
 from streamsampler.core.progress import ProgressArgument, display
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.batch_fields import ActionsT, ObservationsT, replaced
-from streamsampler.data.kept_infos import InfosArgument, KeptInfos
+from streamsampler.data.kept_infos import InfosArgument, InfoSelection
 from streamsampler.protocol.checks import TaskChecks
 from streamsampler.protocol.plans import AtLeast, Exactly, ExactlyPerWorker, GatherPlan, Layout, Streamed
 from streamsampler.samplers.call import Call
@@ -394,7 +394,7 @@ class ObtainingSampler(LifeOwner, Generic[ObservationsT, ActionsT]):
     def task_stream(
         self, runs: Sequence[TaskRun], *, seeds: Iterable[int] | None = None, reset_options: ResetOptions | None = None
     ) -> TaskStream:
-        """Return an iterator over trajectories of several tasks; for samplers made with `OfTasks`.
+        """Return an iterator over trajectories of several tasks; for samplers made with `PerTask`.
 
         Workers start the next run during the last trajectories of the current run. Each trajectory equals that of the
         first call of a sampler with this seed and this task alone.
@@ -410,7 +410,7 @@ class ObtainingSampler(LifeOwner, Generic[ObservationsT, ActionsT]):
         """
         life, tasks = self._life, self._setup.tasks
         if not tasks:
-            raise UsageError("task_stream needs a sampler made with envs=OfTasks([…])")
+            raise UsageError("task_stream needs a sampler made with envs=PerTask([…])")
         names = [task.name for task in tasks]
         checks = life.checks
         to_check = {name.number for name in names if isinstance(checks, TaskChecks) and checks.is_due(name.number)}
@@ -428,7 +428,7 @@ class ObtainingSampler(LifeOwner, Generic[ObservationsT, ActionsT]):
 
     @property
     def tasks(self) -> tuple[TaskFacts, ...]:
-        """The tasks of a sampler made with `OfTasks`; empty for others."""
+        """The tasks of a sampler made with `PerTask`; empty for others."""
         return self._setup.tasks
 
     def writable_infos(self, infos: InfosArgument = True) -> AbstractContextManager[None]:
@@ -443,7 +443,7 @@ class ObtainingSampler(LifeOwner, Generic[ObservationsT, ActionsT]):
         Raises:
             UsageError: `infos` is something else. Calls raise `UnwritableInfoError`.
         """
-        return self._life.file_infos.entered(KeptInfos.of(infos))
+        return self._life.file_infos.entered(InfoSelection.of(infos))
 
     def salvage(self) -> TrajectoryBatch[ObservationsT, ActionsT] | None:
         """Return, once, the finished prefix of the call interrupted by Ctrl-C, or None."""

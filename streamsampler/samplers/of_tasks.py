@@ -18,7 +18,7 @@ OPEN_ENVS = 2
 
 
 @suggesting()
-class OfTasks(Generic[Item]):
+class PerTask(Generic[Item]):
     """Give each task its own environment (`envs`) or agent (`agents`); for samplers with the call `task_stream` alone.
 
     Args:
@@ -35,16 +35,16 @@ class OfTasks(Generic[Item]):
         self, items: Iterable[Item], names: Iterable[str] | None = None, *, open_envs: int = OPEN_ENVS
     ) -> None:
         if not isinstance(items, Iterable) or isinstance(items, str | bytes | Mapping | Set):
-            raise UsageError(f"OfTasks takes a list with one item for each task, not a {type(items).__qualname__}")
+            raise UsageError(f"PerTask takes a list with one item for each task, not a {type(items).__qualname__}")
         self.items = tuple(items)
         self.names: tuple[str | int, ...] = tuple(range(len(self.items))) if names is None else tuple(names)
         self.open_envs = positive("open_envs", open_envs)
         if isinstance(names, str | bytes):
             raise UsageError(f"names must be a list with one name for each task, got {names!r}")
         if not self.items:
-            raise UsageError("OfTasks got an empty list: pass at least one item")
+            raise UsageError("PerTask got an empty list: pass at least one item")
         if len(self.names) != len(self.items):
-            raise UsageError(f"OfTasks has {count(len(self.items), 'item')}, but {count(len(self.names), 'name')}")
+            raise UsageError(f"PerTask has {count(len(self.items), 'item')}, but {count(len(self.names), 'name')}")
         if len(set(self.names)) < len(self.names):
             twice = next(name for name in self.names if self.names.count(name) > 1)
             raise UsageError(f"two tasks have the name {twice!r}: names must differ")
@@ -59,7 +59,7 @@ class OfTasks(Generic[Item]):
         return self.items[task]
 
     def __repr__(self) -> str:
-        return f"OfTasks({list(self.items)!r}, {list(self.names)!r})"
+        return f"PerTask({list(self.items)!r}, {list(self.names)!r})"
 
     @property
     def tasks(self) -> list[TaskName]:

@@ -20,7 +20,7 @@ from streamsampler.engines.registry import PARENT, EngineName
 from streamsampler.protocol.limits import Limits, Quota
 from streamsampler.protocol.restarts import OnFailure
 from streamsampler.protocol.result import Order
-from streamsampler.samplers.of_tasks import OfTasks
+from streamsampler.samplers.of_tasks import PerTask
 from streamsampler.samplers.per_worker import PerWorker, items_by_worker
 from streamsampler.samplers.provenance import EnvironmentFacts
 from streamsampler.workers.base import Worker
@@ -66,7 +66,7 @@ def check_with_agent_here(
 
 
 def refuse_items(agents: Any, envs: Any) -> None:
-    if isinstance(agents, OfTasks) or isinstance(envs, OfTasks):
+    if isinstance(agents, PerTask) or isinstance(envs, PerTask):
         raise UsageError('inference="parent" runs one task: use inference="worker", or a sampler for each task')
     for what, given in (("agent", agents), ("environment", envs)):
         if (items := items_by_worker(given)) is None:

@@ -10,7 +10,7 @@ from streamsampler.core.errors import UsageError
 from streamsampler.core.keywords import suggesting
 from streamsampler.core.words import count
 from streamsampler.environments.updates import EnvLike
-from streamsampler.samplers.of_tasks import OfTasks
+from streamsampler.samplers.of_tasks import PerTask
 
 Item = TypeVar("Item")
 
@@ -59,10 +59,10 @@ class PerWorker(Generic[Item]):
         return f"PerWorker({list(self.items)!r})"
 
 
-Agents: TypeAlias = AgentLike | PerWorker[Any] | OfTasks[Any] | Sequence[AgentLike] | Mapping[str, AgentLike]
+Agents: TypeAlias = AgentLike | PerWorker[Any] | PerTask[Any] | Sequence[AgentLike] | Mapping[str, AgentLike]
 """An agent for all workers, or an agent for each; or several, by policy name."""
 
-Envs: TypeAlias = EnvLike | PerWorker[Any] | OfTasks[Any] | Sequence[EnvLike | None]
+Envs: TypeAlias = EnvLike | PerWorker[Any] | PerTask[Any] | Sequence[EnvLike | None]
 """An environment for all workers, or an environment for each; in an update, None changes nothing for a worker."""
 
 

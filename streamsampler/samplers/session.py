@@ -13,7 +13,7 @@ from streamsampler.core.seeding import Indices, TrajectorySeeds
 from streamsampler.core.serialization import Payload, dumps
 from streamsampler.data.taken import TakenActions
 from streamsampler.engines.base import Answered, Engine, Logged
-from streamsampler.protocol.checks import PurityChecks
+from streamsampler.protocol.checks import RunTwiceChecks
 from streamsampler.protocol.kernels import Fingerprints
 from streamsampler.protocol.messages import Answer, Message, Report, Start, Ticket
 from streamsampler.protocol.plans import Fragments, GatherPlan, Layout
@@ -39,7 +39,7 @@ class Session:
     def __init__(
         self, engine: Engine, updates: Updates[Any], *, seed: int, order: Order, version: int,
         capacity: int = CAPACITY, layout: Layout = Layout(), policy: Policy | None = None,
-        checks: PurityChecks | None = None, fingerprints: Fingerprints | None = None,
+        checks: RunTwiceChecks | None = None, fingerprints: Fingerprints | None = None,
         file_infos: FileInfos | None = None, record_taken: str | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:  # fmt: skip

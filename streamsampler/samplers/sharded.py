@@ -15,7 +15,7 @@ from streamsampler.core.keywords import suggesting
 from streamsampler.core.progress import Display, ProgressArgument, display
 from streamsampler.data.batch_fields import ActionsT, ObservationsT
 from streamsampler.data.folder import TrajectoryFolder
-from streamsampler.data.kept_infos import InfosArgument, KeptInfos
+from streamsampler.data.kept_infos import InfosArgument, InfoSelection
 from streamsampler.data.portions import Target
 from streamsampler.data.shard_writer import ShardWriter
 from streamsampler.data.shards import Manifest
@@ -98,7 +98,7 @@ def sample_to_folder(
     if not isinstance(sampler, Sampler):
         raise UsageError(f"sample_to_folder takes a sampler first, not a {type(sampler).__qualname__}")
     amount = _amount(n_timesteps, n_trajectories)
-    kept = KeptInfos.of(infos)
+    kept = InfoSelection.of(infos)
     wanted = Manifest(
         seed=sampler.seed,
         shard_size=positive("shard_size", shard_size),
@@ -135,7 +135,7 @@ def _amount(n_timesteps: int | None, n_trajectories: int | None) -> Target:
     return Target("trajectories", positive("n_trajectories", n_trajectories))
 
 
-def _provenance(sampler: Sampler[Any, Any], given: Mapping[str, Any] | None, kept: KeptInfos) -> dict[str, Any]:
+def _provenance(sampler: Sampler[Any, Any], given: Mapping[str, Any] | None, kept: InfoSelection) -> dict[str, Any]:
     """Return the identification of the data, as read back; refuse samplers without resumable calls."""
     own = sampler.provenance()
     own.pop("fingerprints", None)  # those are from earlier calls
@@ -160,7 +160,7 @@ def _provenance(sampler: Sampler[Any, Any], given: Mapping[str, Any] | None, kep
 
 
 def _write_missing(
-    sampler: Sampler[Any, Any], writer: ShardWriter, path: Path, kept: KeptInfos, shown: Display
+    sampler: Sampler[Any, Any], writer: ShardWriter, path: Path, kept: InfoSelection, shown: Display
 ) -> None:
     manifest = writer.begun
     compared = frozenset[str]()

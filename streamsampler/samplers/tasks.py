@@ -16,7 +16,7 @@ from streamsampler.core.serialization import Payload
 from streamsampler.core.words import count
 from streamsampler.environments.updates import as_env_update
 from streamsampler.protocol.sections import TaskName
-from streamsampler.samplers.of_tasks import OfTasks
+from streamsampler.samplers.of_tasks import PerTask
 from streamsampler.samplers.options import check_policies, policies_of, refuse_agents, say_size_of_copies
 from streamsampler.samplers.payloads import are_asynchronous, check_side_by_side, pickled_environments, put, put_agents
 from streamsampler.samplers.per_worker import items_by_worker
@@ -69,7 +69,7 @@ class UpdatesChecker:
 
     def given(self, agents: Any, envs: Any) -> CheckedUpdates:
         """Check and pickle agents and environments for all workers, each worker, or each task; errors name the task."""
-        if isinstance(agents, OfTasks) or isinstance(envs, OfTasks):
+        if isinstance(agents, PerTask) or isinstance(envs, PerTask):
             return self._of_tasks(agents, envs)
         factory, given = self.factory, agents
         agents = policies_of(agents, self.policy_of)
@@ -92,14 +92,14 @@ class UpdatesChecker:
         return CheckedUpdates(updates, factory, policy_names)
 
     def _of_tasks(self, agents: Any, envs: Any) -> CheckedUpdates:
-        if not isinstance(envs, OfTasks):
-            raise UsageError("agents is OfTasks, but envs is not: each task needs its own environment")
-        if isinstance(agents, OfTasks) and agents.names != envs.names:
+        if not isinstance(envs, PerTask):
+            raise UsageError("agents is PerTask, but envs is not: each task needs its own environment")
+        if isinstance(agents, PerTask) and agents.names != envs.names:
             raise UsageError(f"agents and envs have different tasks: {agents.names} and {envs.names}")
         of_tasks: list[CheckedUpdates] = []
         facts: list[TaskFacts] = []
         for task in envs.tasks:
-            agent = agents[task.number] if isinstance(agents, OfTasks) else agents
+            agent = agents[task.number] if isinstance(agents, PerTask) else agents
             with naming(task):
                 given = self._of_task(agent, envs[task.number])
             self._pickled[id(agent)] = first_payload(given.updates.of_workers("agent"))

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from streamsampler.core.errors import ActionError, Phase, RolloutError, SpentQuota, WorkerDiedError
-from streamsampler.protocol.restarts import Incident
+from streamsampler.protocol.restarts import Loss
 
 IT_RAISED = "it raised "
 """Start of the reason why an environment was not restored, if it raised."""
@@ -44,9 +44,9 @@ class EnvsFailed:
         return cls([env_id], error, error.worker_number, env_id, is_final=is_of_action(error))
 
     @property
-    def loss(self) -> Incident | None:
+    def loss(self) -> Loss | None:
         """The loss counted against the quotas, if any."""
-        losses: tuple[Incident, ...] = getattr(self.error, "incidents", ())
+        losses: tuple[Loss, ...] = getattr(self.error, "incidents", ())
         return losses[-1] if losses else None
 
     @property
@@ -188,7 +188,7 @@ class RaiseFailure:
 
     error: BaseException
     quota: SpentQuota | None = None  # if it is exhausted
-    history: tuple[Incident, ...] = ()  # then the losses since the last error
+    history: tuple[Loss, ...] = ()  # then the losses since the last error
 
 
 EnvInstruction = (

@@ -21,9 +21,9 @@ from streamsampler.stepping.joint_env import Turn
 from streamsampler.stepping.recorder import StepsRecorder
 from streamsampler.stepping.several import SeveralAgents
 from streamsampler.stepping.steps import Steps
-from streamsampler.workers.several.players import Table
+from streamsampler.workers.several.players import EnvAgents
 from streamsampler.workers.vec.batch_infos import BatchInfos, info_of_row
-from streamsampler.workers.vec.joint import JointRows
+from streamsampler.workers.vec.joint import MultiAgentRows
 from streamsampler.workers.vec.steps import RowTrajectory
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class JointStepsRecorder(StepsRecorder[_FirstTurn, RowTrajectory]):
     def __init__(self, manager: BaseEnvManager, several: SeveralAgents, episodes: EnvEpisodes, max_held: int) -> None:
         super().__init__(manager, episodes, max_held)
         self._games = [game_of(it) for it in several.facts]
-        self._rows = JointRows(self._games)
+        self._rows = MultiAgentRows(self._games)
         self._callers = _CallersPlayers(several.names, self._games)
         players: Any = self._callers
         self._rows.play_with(players)
@@ -144,7 +144,7 @@ class JointStepsRecorder(StepsRecorder[_FirstTurn, RowTrajectory]):
 
 
 class _CallersPlayers:
-    """Stands in for `Players`: the caller plays all agents, so recorders need the policies' names alone."""
+    """Stands in for `PolicySet`: the caller plays all agents, so recorders need the policies' names alone."""
 
     asked = ()
 
@@ -152,7 +152,7 @@ class _CallersPlayers:
         self.names = names
         self.policies: dict[str, _CallersPolicy] = {}
         players: Any = self
-        self.tables = [Table(players, game, place) for place, game in enumerate(games)]
+        self.tables = [EnvAgents(players, game, place) for place, game in enumerate(games)]
 
     def begin_trajectory(self, place: int) -> None:
         """Do nothing: policies are the caller's."""
@@ -163,7 +163,7 @@ class _CallersPlayers:
 
 
 class _CallersPolicy:
-    """Stands in for a `PlayingPolicy`."""
+    """Stands in for a `PolicyInPlay`."""
 
     crosses = False
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from streamsampler.core.errors import SpentQuota
-from streamsampler.protocol.restarts import Incident, Losses, Policy
+from streamsampler.protocol.restarts import Loss, Losses, Policy
 from streamsampler.stepping.env_messages import (
     EnvInstruction,
     EnvReport,
@@ -125,7 +125,7 @@ class LossScheduler(OpenRequests):
                 self._attempts.pop((env_id, True), None)
                 self._attempts.pop((env_id, False), None)
 
-    def _count(self, loss: Incident | None) -> tuple[SpentQuota | None, tuple[Incident, ...]]:
+    def _count(self, loss: Loss | None) -> tuple[SpentQuota | None, tuple[Loss, ...]]:
         quota = None if loss is None else self.losses.count(loss)
         return quota, () if quota is None else self.losses.history()
 

@@ -14,7 +14,7 @@ from streamsampler.agents.policies import PolicyNames, PolicyOf
 from streamsampler.core.errors import UsageError, positive, positive_seconds
 from streamsampler.core.serialization import dumps, loads
 from streamsampler.environments.updates import EnvUpdate, NewEnvUpdate, SpecEnvUpdate, as_env_update
-from streamsampler.protocol.hangs import Watch
+from streamsampler.protocol.hangs import HangWatch
 from streamsampler.protocol.messages import Phase
 from streamsampler.protocol.restarts import LEAST_CONSTRUCTION_SECONDS, Policy
 from streamsampler.samplers.per_worker import items_by_worker
@@ -95,7 +95,7 @@ class ManagerOptions:
 
 def watch_of(
     step_timeout: float | None, reset_timeout: float | None, construction_timeout: float | None
-) -> Watch | None:
+) -> HangWatch | None:
     """Return the watch for hung workers; None without a time limit.
 
     Timeouts are seconds without progress. By default a reset has the `step_timeout`; the construction, counted from a
@@ -111,7 +111,7 @@ def watch_of(
     longest = max(filter(None, (step_timeout, reset)), default=math.inf)
     construction = max(LEAST_CONSTRUCTION_SECONDS, longest) if construction_timeout is None else construction_timeout
     limits = {Phase.STEP: step_timeout, Phase.RESET: reset, Phase.ENV_CONSTRUCTION: construction}
-    return Watch({phase: math.inf if seconds is None else seconds for phase, seconds in limits.items()})
+    return HangWatch({phase: math.inf if seconds is None else seconds for phase, seconds in limits.items()})
 
 
 def n_envs_of(envs: Any, n_envs: int | None) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 
 from streamsampler.core.serialization import Payload
 from streamsampler.engines.launch.descriptor_limit import make_room
-from streamsampler.engines.processes.pool import CAME_BACK, HAS_ROOM, PipeLink, ProcessPool, WorkerStart
+from streamsampler.engines.processes.pool import CAME_BACK, HAS_ROOM, PipeLink, PipeStart, ProcessPool
 from streamsampler.engines.processes.shared_files import SharedFiles
 from streamsampler.engines.processes.shared_memory import anonymous_file
 from streamsampler.engines.processes.wire import GarbageError
@@ -36,7 +36,7 @@ class EnvFiles(SharedFiles):
 class PipeEnvLink(PipeLink, EnvLink):
     """A worker's two pipes."""
 
-    def __init__(self, start: WorkerStart, number: int) -> None:
+    def __init__(self, start: PipeStart, number: int) -> None:
         super().__init__(start, number)
         self._reader = FrameReader(self.answers_fd)
         self.unsent = bytearray()  # bytes for which the pipe was too full

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 
 from streamsampler.engines.launch.exit_handlers import run_finalizers
-from streamsampler.engines.processes.worker_main import PipeBegun, begin
+from streamsampler.engines.processes.worker_main import StartedPipeProcess, begin
 from streamsampler.stepping.frames import COPY_FRAME, FrameReader
 from streamsampler.stepping.rows import EnvSpaces, Rows, buffer_rows
 from streamsampler.stepping.worker_main import EnvChannel, new_worker
@@ -26,7 +26,7 @@ def main(number: int, fds: Sequence[int]) -> None:
 class PipeEnvChannel(EnvChannel):
     """A worker's ends of its pipes, and the rows."""
 
-    def __init__(self, begun: PipeBegun) -> None:
+    def __init__(self, begun: StartedPipeProcess) -> None:
         self._reader = FrameReader(begun.commands_fd)
         self._answers_fd = begun.answers_fd
         (self._rows_fd,) = begun.others

@@ -36,7 +36,7 @@ from streamsampler.core.serialization import Payload, dumps, loads
 from streamsampler.core.settings import ProcessSettings
 from streamsampler.engines.base import Died
 from streamsampler.protocol.faults import Hang
-from streamsampler.protocol.hangs import Watch
+from streamsampler.protocol.hangs import HangWatch
 from streamsampler.protocol.messages import Phase
 from streamsampler.protocol.restarts import Losses, Policy, cause_of_death, unready
 from streamsampler.samplers.failures import unpickled
@@ -80,7 +80,7 @@ class ProcessTransport(Transport):
 
     def __init__(
         self, updates: Mapping[int, Any], n_workers: int, new_server: NewServer, policy: Policy,
-        watch: Watch | None, threads: int | None, restart_wait: float = 0.0, *, new_pool: NewPool,
+        watch: HangWatch | None, threads: int | None, restart_wait: float = 0.0, *, new_pool: NewPool,
     ) -> None:  # fmt: skip
         n_envs = len(updates)
         self._updates = updates
@@ -354,7 +354,7 @@ class ProcessTransport(Transport):
             self._kill_hung(watch)
         return events
 
-    def _kill_hung(self, watch: Watch) -> None:
+    def _kill_hung(self, watch: HangWatch) -> None:
         rows, seen = {}, {}
         for link in self._pool:
             if link.is_busy and not link.ended:

@@ -13,7 +13,7 @@ import numpy as np
 
 from streamsampler.core.serialization import Payload
 from streamsampler.engines.launch.start_methods import StartMethod
-from streamsampler.engines.queue_process import QueueProcess
+from streamsampler.engines.queue_process import QueueProcessLink
 from streamsampler.engines.queued_workers import QueuedWorkers
 from streamsampler.stepping.frames import split
 from streamsampler.stepping.links import EnvLink, EnvPool, WorkerMessage, setup_of
@@ -21,7 +21,7 @@ from streamsampler.stepping.queue_worker import main
 from streamsampler.stepping.rows import EnvSpaces, Rows
 
 
-class QueueEnvLink(QueueProcess, EnvLink):
+class QueueEnvLink(QueueProcessLink, EnvLink):
     """A worker's pair of queues."""
 
     n_moved = 0  # bytes received from it

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from streamsampler.engines.queue_worker import QueueBegun, WorkerEnds, run_process
+from streamsampler.engines.queue_worker import StartedQueueProcess, WorkerEnds, run_process
 from streamsampler.stepping.frames import split
 from streamsampler.stepping.rows import EnvSpaces, Rows
 from streamsampler.stepping.worker_main import EnvChannel, EnvWorker, new_worker
@@ -17,7 +17,7 @@ def main(number: int, ends: WorkerEnds, setup: Any, board: Any, *, forked: bool)
     run_process(_work, number, ends, setup, board, forked=forked)
 
 
-def _work(begun: QueueBegun) -> EnvWorker:
+def _work(begun: StartedQueueProcess) -> EnvWorker:
     worker = new_worker(begun, QueueEnvChannel(begun.ends))
     worker.run()
     return worker

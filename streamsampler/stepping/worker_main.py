@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from streamsampler.core.by_value import dumps_by_value
 from streamsampler.core.serialization import Payload, dumps, loads
-from streamsampler.engines.worker_side import Begun
+from streamsampler.engines.worker_side import StartedProcess
 from streamsampler.stepping import episode_server, rollout_server  # noqa: F401 - before workers are forked
 from streamsampler.stepping.frames import IDS, TOGETHER, ids_frame, ids_in, log_frame, pickle_frame
 from streamsampler.stepping.objects import packed_result, put_actions
@@ -45,7 +45,7 @@ class EnvChannel(ABC):
         """Report, if possible, that this process is a forked copy of the worker."""
 
 
-def new_worker(begun: Begun, channel: EnvChannel) -> EnvWorker:
+def new_worker(begun: StartedProcess, channel: EnvChannel) -> EnvWorker:
     """Return a worker; its setup has the pickled server of its environments, and log levels."""
     setup, levels = begun.setup
     number = begun.number
@@ -66,7 +66,7 @@ class EnvWorker(Answers):
     failures = (BaseException,)  # user code may raise anything, even SystemExit
     are_awaited = True
 
-    def __init__(self, server: EnvServer, channel: EnvChannel, begun: Begun) -> None:
+    def __init__(self, server: EnvServer, channel: EnvChannel, begun: StartedProcess) -> None:
         self._server, self._channel = server, channel
         self._keeper, self._threads, self._settings = begun.keeper, begun.threads, begun.settings
         self._pid = os.getpid()

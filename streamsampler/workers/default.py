@@ -31,9 +31,9 @@ from streamsampler.workers.masks import finder_of
 from streamsampler.workers.recorders import recorder_for
 from streamsampler.workers.resets import reset_function
 from streamsampler.workers.seams import Seams, WorkerWithSeams
-from streamsampler.workers.several.fragments import FragmentEnvOfAgents
+from streamsampler.workers.several.fragments import MultiAgentFragmentEnv
 from streamsampler.workers.several.loop import ParallelLoop
-from streamsampler.workers.several.players import Players, Table
+from streamsampler.workers.several.players import EnvAgents, PolicySet
 from streamsampler.workers.several.recorder import JointRecorder
 from streamsampler.workers.single import SingleDriver
 
@@ -56,7 +56,7 @@ class DefaultWorker(LendingWorker, WorkerWithSeams):
         super().__init__(context)
         self._given: Any = None  # the user's agent, or agents by policy name
         self._agent: Agent | None = None  # returns the loops' actions; for several agents, their table
-        self._players: Players | None = None
+        self._players: PolicySet | None = None
         self._reset_agent: Callable[[int], None] | None = None
         self._masks: MaskFinder | None = None  # for an agent with an argument for masks
         self._env: gymnasium.Env[Any, Any] | None = None
@@ -121,12 +121,12 @@ class DefaultWorker(LendingWorker, WorkerWithSeams):
             if self._players is not None and self._players.given is given:
                 self._players.move_to([several])
             else:
-                self._players = Players(given, [several], self.warn_once)
+                self._players = PolicySet(given, [several], self.warn_once)
             self._agent = table = self._players.tables[0]
             self._reset_agent = partial(self._begin_table, table)
         self._recorder = self._new_recorder(self.context.allocate)
 
-    def _begin_table(self, table: Table, seed: int) -> None:
+    def _begin_table(self, table: EnvAgents, seed: int) -> None:
         assert self.trajectory is not None
         table.begin(self.trajectory, seed)
 
@@ -162,7 +162,7 @@ class DefaultWorker(LendingWorker, WorkerWithSeams):
         """Run the ticket's trajectories."""
         if self.resets is not None and (order := self.resets.fragments) is not None:
             if self._running is None:
-                kind = FragmentEnv if self._players is None else FragmentEnvOfAgents
+                kind = FragmentEnv if self._players is None else MultiAgentFragmentEnv
                 self._running = RunningEnvs(self, order.base_version, kind)
             return self._running.run(ticket, self.resets, order)
         self._take_environments()

@@ -16,7 +16,7 @@ from streamsampler.workers.base import Worker
 from streamsampler.workers.finishing import UNKNOWN
 from streamsampler.workers.generators import set_states
 from streamsampler.workers.hooks import HookCaller
-from streamsampler.workers.resets import Standing
+from streamsampler.workers.resets import EpisodeCheckpoint
 from streamsampler.workers.restoring import (
     Compared,
     Digests,
@@ -26,8 +26,8 @@ from streamsampler.workers.restoring import (
     compared_of,
     compared_of_agents,
 )
-from streamsampler.workers.several.parts import Suspended
-from streamsampler.workers.several.players import Table
+from streamsampler.workers.several.parts import SuspendedEpisode
+from streamsampler.workers.several.players import EnvAgents
 from streamsampler.workers.several.recorder import JointRecorder
 from streamsampler.workers.trajectory_context import Kept
 
@@ -65,8 +65,8 @@ class FragmentRow:
         self.info: Any = None
         self.continued, self.lost = False, ""
         self.script: Script | None = None
-        self.table: Table | None = None
-        self.suspended: Suspended | None = None
+        self.table: EnvAgents | None = None
+        self.suspended: SuspendedEpisode | None = None
         self.sent: list[Any] | None = None
         self._digests = Digests()
         self._fresh: tuple[Any, ...] = ()  # states of the global generators, freshly seeded for the current episode
@@ -99,7 +99,9 @@ class FragmentRow:
         self.lost = why
         self._begin_next()
 
-    def restore(self, worker: Worker, standing: Standing, version: int, *, agent_is_known: bool) -> Pendings[int]:
+    def restore(
+        self, worker: Worker, standing: EpisodeCheckpoint, version: int, *, agent_is_known: bool
+    ) -> Pendings[int]:
         """Restore the suspended episode of a lost worker, if any; return the timesteps run for it.
 
         Raises:

@@ -41,7 +41,7 @@ from streamsampler.workers.generators import (
 )
 from streamsampler.workers.hooks import HookCaller
 from streamsampler.workers.masks import finder_of
-from streamsampler.workers.resets import FragmentOrder, Resets, Standing, reset_one
+from streamsampler.workers.resets import EpisodeCheckpoint, FragmentOrder, Resets, reset_one
 from streamsampler.workers.restoring import (
     AbandonedError,
     NotRestoredError,
@@ -320,7 +320,7 @@ class FragmentEnv(FragmentRow):
             give_memory(self._agent, memory)
             self._agent_is_new = False
 
-    def take_over(self, standing: Standing, version: int) -> Pendings[int]:
+    def take_over(self, standing: EpisodeCheckpoint, version: int) -> Pendings[int]:
         """Restore the environment of a lost worker; see `FragmentRow.restore`."""
         known = standing.state is not None and standing.state.restorable
         ran = yield from self.restore(self._worker, standing, version, agent_is_known=known)
@@ -332,7 +332,7 @@ class FragmentEnv(FragmentRow):
                 self.lose(str(error))
         return ran
 
-    def _restore_agent(self, standing: Standing) -> Any:
+    def _restore_agent(self, standing: EpisodeCheckpoint) -> Any:
         assert standing.state is not None
         packed = standing.state.memory
         memory, generators, self.kept = (None, None, None) if packed is None else _unpacked(*packed)
@@ -381,7 +381,7 @@ class RunningEnvs(Running):
         places = [None if memory is None else (packed, place) for place, memory in enumerate(memories)]
         rollouts.fragments = tuple(told(envs, rollouts, [env.restorable for env in envs], places))
 
-    def env_of(self, number: int, order: FragmentOrder) -> tuple[FragmentEnv, Standing | None]:
+    def env_of(self, number: int, order: FragmentOrder) -> tuple[FragmentEnv, EpisodeCheckpoint | None]:
         """Return an environment with an updated agent, and its last state if it must be restored."""
         worker, env = self._worker, self._of_number.get(number)
         worker.trajectory = None  # construction and updates belong to no trajectory

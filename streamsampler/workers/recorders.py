@@ -9,12 +9,12 @@ import numpy as np
 from streamsampler.data.copying import Allocate
 from streamsampler.data.recorder import RolloutRecorder
 from streamsampler.environments.multi_agent import agents_of
-from streamsampler.workers.several.players import Table
+from streamsampler.workers.several.players import EnvAgents
 from streamsampler.workers.several.recorder import JointRecorder
 
 
-def recorder_for(env: Any, table: Table | None, allocate: Allocate = np.empty) -> RolloutRecorder:
+def recorder_for(env: Any, table: EnvAgents | None, allocate: Allocate = np.empty) -> RolloutRecorder:
     """Return a recorder for an environment's trajectories."""
     if (several := agents_of(env)) is None:
         return RolloutRecorder(env.observation_space, env.action_space, allocate)
-    return JointRecorder(several, cast("Table", table), allocate)
+    return JointRecorder(several, cast("EnvAgents", table), allocate)

@@ -1,6 +1,6 @@
 """Check and store a call's seeds, reset options and tasks, and reset environments with them.
 
-`Resets` travels to workers with a `Start`. `Standings` records the environments of fragments, to restore them.
+`Resets` travels to workers with a `Start`. `EpisodeCheckpoints` records the environments of fragments, to restore them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Options: TypeAlias = Mapping[str, Any]
 ResetOptions: TypeAlias = Options | Sequence[Options | None]
 
 
-class Standing(NamedTuple):
+class EpisodeCheckpoint(NamedTuple):
     """Holds the state of an environment of fragments, for a worker which restores it.
 
     Attributes:
@@ -64,7 +64,7 @@ class FragmentOrder:
     n_timesteps: int
     n_envs: int
     base_version: int
-    standings: Mapping[int, Standing] = field(default_factory=dict)
+    standings: Mapping[int, EpisodeCheckpoint] = field(default_factory=dict)
     restore_limit: int = 100_000
 
 
@@ -367,7 +367,7 @@ def _with_task(result: Any, order: ResetOrder, drawn: Any) -> Any:
     return with_info(result, TASK_INDEX, order.task_number, _ADVICE)
 
 
-class Standings:
+class EpisodeCheckpoints:
     """Holds each environment's state after its last reported fragment, and the actions of its suspended episode.
 
     With `agents_stay`, agents survive the loss of environments: actions are then stored even if agents are not
@@ -376,17 +376,17 @@ class Standings:
 
     def __init__(self, *, agents_stay: bool = False) -> None:
         self._agents_stay = agents_stay
-        self._standings: dict[int, Standing] = {}
+        self._standings: dict[int, EpisodeCheckpoint] = {}
         self._actions: dict[int, list[Tree]] = {}  # of the suspended episodes
 
-    def known(self, numbers: Container[int]) -> dict[int, Standing]:
+    def known(self, numbers: Container[int]) -> dict[int, EpisodeCheckpoint]:
         return {
             number: standing._replace(actions=self.actions_of(number))
             for number, standing in self._standings.items()
             if number in numbers
         }
 
-    def put(self, standings: Mapping[int, Standing]) -> None:
+    def put(self, standings: Mapping[int, EpisodeCheckpoint]) -> None:
         for number, standing in standings.items():
             self._standings[number] = standing._replace(actions=None, agent_is_replaced=False)
             self._actions.pop(number, None)
@@ -415,10 +415,10 @@ class Standings:
             last = fragment.first + fragment.n_episodes
             if state is None:
                 self._actions.pop(number, None)
-                self._standings[number] = Standing(last, None, None, fragment.agent)
+                self._standings[number] = EpisodeCheckpoint(last, None, None, fragment.agent)
                 continue
             its_options = self._standings[number].options if began_before else options
-            self._standings[number] = Standing(
+            self._standings[number] = EpisodeCheckpoint(
                 last - 1, state._replace(actions=None), None, fragment.agent, its_options
             )
             if state.length > restore_limit or not (state.restorable or self._agents_stay):

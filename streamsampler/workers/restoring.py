@@ -32,7 +32,7 @@ from streamsampler.protocol.messages import Phase
 from streamsampler.rollouts.script import Binding, Cut, End, Script, own_error, trajectory
 from streamsampler.workers.board import WorkerRow
 from streamsampler.workers.explain import summary_of
-from streamsampler.workers.resets import Resets, Standing, reset_one
+from streamsampler.workers.resets import EpisodeCheckpoint, Resets, reset_one
 from streamsampler.workers.vec.rows import singles_of
 
 # An environment receives a copy of the agent's action: it may modify the action, for example clip it in place, and with
@@ -297,7 +297,7 @@ class RestoredEpisode(NamedTuple):
 def apply_actions(
     env: Any,
     seed: int,
-    standing: Standing,
+    standing: EpisodeCheckpoint,
     row: WorkerRow,
     spaces: Any,
     version: int,

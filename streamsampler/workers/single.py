@@ -47,7 +47,7 @@ for a resumed script, None for a new script; and the number of timesteps after w
 
 
 class SingleDriver:
-    """Drives scripts in sequence, with a single environment and agent, or the `Players` of several agents.
+    """Drives scripts in sequence, with a single environment and agent, or the `PolicySet` of several agents.
 
     It abandons a trajectory whose version may no longer run. `seams` replace environment and agent, and receive each
     timestep; `info` belongs to the observation on which an episode resumes.

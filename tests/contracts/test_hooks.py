@@ -302,7 +302,7 @@ def test_what_cannot_work_is_said_at_construction(options, words):
         make(**options)
 
 
-class OfTasks:
+class PerTask:
     """Says which task a trajectory has, and what it sees of observations, which filters do not change for it."""
 
     def on_trajectory_start(self, context: Any) -> None:
@@ -319,7 +319,7 @@ class OfTasks:
 @on("local", "processes", *slow("queues fork", PARENT), RAY)
 @pytest.mark.parametrize("options", [{}, {"worker_class": VecWorker, "worker_args": {"n_envs": 3}}])
 def test_hooks_go_with_tasks_and_filters(options, make_sampler: Maker):
-    given: dict[str, Any] = {"seed": SEED, "hooks": OfTasks(), "observation_filter": RunningNorm(clip=3.0), **options}
+    given: dict[str, Any] = {"seed": SEED, "hooks": PerTask(), "observation_filter": RunningNorm(clip=3.0), **options}
     sampler = make_sampler(Independent(always_zero), Tasked, n_workers=2, **given)
     with LocalSampler(Independent(always_zero), Tasked, n_workers=3, **given) as local:
         for _ in range(3):

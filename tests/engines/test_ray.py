@@ -29,7 +29,7 @@ from streamsampler import (
     WorkerHungError,
 )
 from streamsampler.engines import registry
-from streamsampler.samplers.of_tasks import OfTasks, TaskRun
+from streamsampler.samplers.of_tasks import PerTask, TaskRun
 from tests.ray_clusters import start_head
 from tests.samplers.task_programs import digests
 from tests.scripted.agents import Batched, always_zero
@@ -139,7 +139,7 @@ class Large:
 
 
 def test_agents_of_several_tasks_come_from_the_object_store(make):
-    agents, envs = OfTasks([Large(0), Large(1), Large(0)]), OfTasks(["CartPole-v1"] * 3)
+    agents, envs = PerTask([Large(0), Large(1), Large(0)]), PerTask(["CartPole-v1"] * 3)
     runs = [TaskRun(task, 0, 20) for task in range(3)]
     with LocalSampler(agents, envs, seed=1) as local:
         expected = digests(local.task_stream(runs))

@@ -12,7 +12,7 @@ import pytest
 from gymnasium import spaces
 
 from streamsampler import LocalSampler, sample_to_folder
-from streamsampler.data.leaves import Leaves
+from streamsampler.data.leaves import LeafSelection
 from streamsampler.errors import DataError, StorageError, UsageError
 from streamsampler.formats import export, to_pandas, to_tensordict
 from tests.cli.harness import invoke
@@ -159,10 +159,10 @@ def test_a_data_set_refuses_a_path_that_leads_nowhere(arguments, words, missions
 
 def test_masks_go_with_their_infos():
     infos: dict[str, Any] = {"a": 1, "_a": 2, "b": {"c": 3, "_c": 4, "d": 5}, "_b": 6, "_own": 7}
-    assert Leaves(without=("env_infos.a", "env_infos.b.c")).infos("env_infos", infos) == {
+    assert LeafSelection(without=("env_infos.a", "env_infos.b.c")).infos("env_infos", infos) == {
         "b": {"d": 5}, "_b": 6, "_own": 7,
     }  # fmt: skip
-    assert Leaves(("env_infos.a",)).infos("env_infos", infos) == {"a": 1, "_a": 2}
+    assert LeafSelection(("env_infos.a",)).infos("env_infos", infos) == {"a": 1, "_a": 2}
 
 
 def test_the_command_leaves_out_what_it_is_told(missions, tmp_path):

@@ -347,14 +347,14 @@ def no_table() -> Any:
     raise LookupError("no such table")
 
 
-class Table:
+class EnvAgents:
     def __reduce__(self) -> Any:
         return no_table, ()
 
 
 class Tabular:
     def on_trajectory_start(self, context: Any) -> None:
-        context.memory["table"] = Table()
+        context.memory["table"] = EnvAgents()
 
 
 @pytest.mark.parametrize("options", [{}, THREE])

@@ -10,20 +10,20 @@ import pickle
 import random
 from collections import Counter
 
-from streamsampler.protocol.checks import PurityChecks
+from streamsampler.protocol.checks import RunTwiceChecks
 from streamsampler.protocol.events import FailureReceived, LaunchPossible, ProgressSeen, ReportReceived, WorkerDied
 from streamsampler.protocol.facts import FaultEndsCall
 from streamsampler.protocol.faults import Hang
 from streamsampler.protocol.instructions import (
     AbandonOlder,
-    CountFailure,
+    AccountFailure,
     Discard,
     Forget,
     Keep,
     Kill,
     Launch,
-    Look,
     Raise,
+    ReadProgress,
     Reason,
     Retire,
     Send,
@@ -89,7 +89,7 @@ class World:
         self.doomed, self.unsendable, self.lag, self.order = frozenset(doomed), unsendable, lag, order
         self.made_with = capacity, slowness, lanes
         self.block = 1 if lanes else layout.block  # how many fail together
-        self.checks = PurityChecks(check)
+        self.checks = RunTwiceChecks(check)
         self.scheduler = Scheduler(
             n_workers, policy=policy, order=order, capacity=capacity, layout=layout, checks=self.checks,
         )  # fmt: skip
@@ -277,7 +277,7 @@ class World:
     def handle(self, *events):
         """Let the scheduler handle events, and the progress that it asks for; then the call may be over."""
         ending = self.carry_out(self.scheduler.handle(events, 0.0))
-        while isinstance(ending, Look):
+        while isinstance(ending, ReadProgress):
             seen = ProgressSeen({worker: self.processes[worker].progress for worker in ending.workers})
             ending = self.carry_out(self.scheduler.handle([seen], 0.0))
         if not self.is_open:
@@ -304,7 +304,7 @@ class World:
                     self.keep(number)
                 case Discard(number=number, reason=reason):
                     self.discard(number, reason)
-                case CountFailure(number=number):
+                case AccountFailure(number=number):
                     self.count_failure(number)
                 case AbandonOlder(version=version):
                     assert version >= self.oldest, "the word never goes back"
@@ -320,7 +320,7 @@ class World:
                 case Forget(worker=worker):
                     self.unaccounted.remove(worker)
                     self.owed[worker] = []
-                case Look() | Raise():
+                case ReadProgress() | Raise():
                     assert instruction is instructions[-1], "something follows an error or a question"
                     return instruction
                 case _:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from streamsampler.protocol.checks import PurityChecks
+from streamsampler.protocol.checks import RunTwiceChecks
 from streamsampler.protocol.facts import FilesOverwritten
 from streamsampler.protocol.known_worker import KnownWorker
 from streamsampler.protocol.states import SamplerSide
@@ -16,7 +16,7 @@ def records():
 
 @pytest.mark.parametrize("mode", ["warn", "error"])
 def test_the_first_worker_checks_until_it_has_answered(mode, records):
-    checks = PurityChecks(mode)
+    checks = RunTwiceChecks(mode)
     for _ in range(2):
         assert [checks.may_work(record.worker) for record in records] == [True, mode == "warn", mode == "warn"]
         assert [checks.is_due_in(record) for record in records] == [True, False, False]
@@ -32,7 +32,7 @@ def test_the_first_worker_checks_until_it_has_answered(mode, records):
 
 @pytest.mark.parametrize(("mode", "again"), [("warn", False), ("error", True)])
 def test_a_worker_that_dies_while_it_checks(mode, again, records):
-    checks = PurityChecks(mode)
+    checks = RunTwiceChecks(mode)
     checks.record_death(records[0])  # before it was told to
     assert checks.is_due_in(records[0])
     checks.record_death(records[1])
@@ -42,14 +42,14 @@ def test_a_worker_that_dies_while_it_checks(mode, again, records):
 
 
 def test_nothing_is_checked_where_nothing_is_to_be_checked(records):
-    checks = PurityChecks(None)
+    checks = RunTwiceChecks(None)
     checks.renew()
     assert not checks.is_due_in(records[0])
     assert checks.may_work(1)
 
 
 def test_places_that_several_write_to(records):
-    checks = PurityChecks("warn")
+    checks = RunTwiceChecks("warn")
 
     def said_of(worker, *files):
         return checks.record_files(records[worker], records, files)

@@ -159,7 +159,18 @@ LONG: list[tuple[list[Any], dict[str, Any], set[str]]] = [
     (
         [Exactly(5), AtLeast(4), Exactly(6), AtLeast(7)],
         {**ALL_IN_ONE, "deaths": 3, "failures": 3, "hangs": 3, "refusals": 1, "without_room": 1, "others": 1},
-        {"call of a lag", "another call", "check", "copy", "STALE", "SURPLUS", "Launch", "Kill", "Retire", "Look"},
+        {
+            "call of a lag",
+            "another call",
+            "check",
+            "copy",
+            "STALE",
+            "SURPLUS",
+            "Launch",
+            "Kill",
+            "Retire",
+            "ReadProgress",
+        },
     ),
     (
         [Exactly(5), AtLeast(9), Exactly(4)],

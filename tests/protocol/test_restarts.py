@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamsampler.errors import UsageError
-from streamsampler.protocol.hangs import Stillness, Watch
+from streamsampler.protocol.hangs import HangWatch, Stillness
 from streamsampler.protocol.long_trajectories import LengthWatch
 from streamsampler.protocol.messages import Phase
 from streamsampler.protocol.restarts import (
-    Incident,
-    Likeness,
+    Loss,
     Losses,
+    LossKind,
     Policy,
     cause_of_death,
     cause_of_exception,
@@ -26,7 +26,7 @@ from streamsampler.protocol.restarts import (
 
 
 def death(seconds=0.0, worker=0, **more):
-    return Incident(worker, "was killed by SIGKILL", Phase.STEP, 7, 3, seconds, **more)
+    return Loss(worker, "was killed by SIGKILL", Phase.STEP, 7, 3, seconds, **more)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_an_error_spends_the_quota_and_the_history():
 
 
 def equal(line=7, subject="trajectory 7", **more):
-    return death(likeness=Likeness(subject, ("ValueError", line), **more))
+    return death(likeness=LossKind(subject, ("ValueError", line), **more))
 
 
 NONE: dict[str, Any] = {"max_restarts": None, "max_lifetime_restarts": None}
@@ -193,7 +193,7 @@ def test_an_incident_in_words():
     assert str(death()) == (
         "worker 0 was killed by SIGKILL while stepping the environment in trajectory 7 of agent version 3"
     )
-    early = Incident(1, cause_of_death(3), Phase.WAITING, None, None, 0.0)
+    early = Loss(1, cause_of_death(3), Phase.WAITING, None, None, 0.0)
     assert str(early) == "worker 1 ended with exit code 3 while waiting for work"
 
 
@@ -216,7 +216,7 @@ class Waits:
     """A sampler that looks at one worker's row, with time that passes as it is told to."""
 
     def __init__(self, step_timeout=8.0, construction_timeout=80.0):
-        self.watch = Watch({False: step_timeout, True: construction_timeout})
+        self.watch = HangWatch({False: step_timeout, True: construction_timeout})
         self.stillness = Stillness()
         self.suspected = 0
 

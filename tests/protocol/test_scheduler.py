@@ -6,7 +6,7 @@ import pytest
 
 from streamsampler.core.fingerprints import Fingerprint
 from streamsampler.core.times import Times
-from streamsampler.protocol.checks import PurityChecks
+from streamsampler.protocol.checks import RunTwiceChecks
 from streamsampler.protocol.events import (
     FailureReceived,
     LaunchPossible,
@@ -15,7 +15,7 @@ from streamsampler.protocol.events import (
     Waited,
     WorkerDied,
 )
-from streamsampler.protocol.facts import AlwaysTooLarge, FaultEndsCall, LossReplaced, NotNeeded
+from streamsampler.protocol.facts import AlwaysTooLarge, FaultEndsCall, LossReplaced, UnneededFault
 from streamsampler.protocol.faults import WorkerFault
 from streamsampler.protocol.instructions import (
     AbandonOlder,
@@ -24,8 +24,8 @@ from streamsampler.protocol.instructions import (
     Keep,
     Kill,
     Launch,
-    Look,
     Raise,
+    ReadProgress,
     Reason,
     Refused,
     RequestProgress,
@@ -55,8 +55,8 @@ class Driven:
 
     def handle(self, *events):
         said = self.scheduler.handle(events, self.now)
-        looked = [it for it in said if isinstance(it, Look)]
-        said = [it for it in said if not isinstance(it, Look)]
+        looked = [it for it in said if isinstance(it, ReadProgress)]
+        said = [it for it in said if not isinstance(it, ReadProgress)]
         for look in looked:
             seen = ProgressSeen(dict.fromkeys(look.workers, self.progress))
             said += self.scheduler.handle([seen], self.now)
@@ -165,7 +165,7 @@ def test_a_late_ticket_is_copied_after_a_look_at_its_worker_alone():
     assert driven.tickets(1)
     driven.now += 100.0
     (look,) = driven.scheduler.handle((), driven.now)
-    assert look == Look((1,))
+    assert look == ReadProgress((1,))
     copies = driven.scheduler.handle([ProgressSeen({1: Progress(1, 0, 2, Phase.STEP)})], driven.now)
     copied = {index for send in of(Send, copies) for ticket in send.message.tickets for index in ticket.indices}
     assert copied <= {index for ticket in driven.tickets(1) for index in ticket.indices}
@@ -174,7 +174,7 @@ def test_a_late_ticket_is_copied_after_a_look_at_its_worker_alone():
 
 
 def test_while_one_worker_checks_for_all_no_other_one_has_work():
-    driven = Driven(2, Exactly(100), checks=PurityChecks("error"))
+    driven = Driven(2, Exactly(100), checks=RunTwiceChecks("error"))
     assert {send.worker for send in of(Send, driven.said)} == {0}
     assert of(Send, driven.said)[0].message.check
     assert 1 in {send.worker for send in of(Send, driven.handle(driven.report(0)))}
@@ -247,7 +247,7 @@ def test_a_death_after_the_end_is_a_loss_that_no_call_needed():
     driven.scheduler.end(0.0)
     driven.scheduler.begin(AtLeast(10), 0.0)
     said = driven.handle(driven.death(1))
-    assert isinstance(of(Warn, said)[0].fact, NotNeeded)
+    assert isinstance(of(Warn, said)[0].fact, UnneededFault)
 
 
 def test_deaths_that_something_outside_may_have_caused_are_losses_by_chance():

@@ -11,7 +11,7 @@ import pytest
 from streamsampler.core.errors import SpentQuota
 from streamsampler.core.times import Times
 from streamsampler.protocol.checks import TaskChecks
-from streamsampler.protocol.facts import FaultEndsCall, LossReplaced, LostInClosing, NotNeeded, TooManyDropped
+from streamsampler.protocol.facts import FaultEndsCall, LossReplaced, LostInClosing, TooManyDropped, UnneededFault
 from streamsampler.protocol.gathering import Assignment
 from streamsampler.protocol.index_queue import IndexQueue
 from streamsampler.protocol.instructions import Keep, Kill, Launch, Raise, Retire, Send, Warn
@@ -284,7 +284,7 @@ def test_a_death_in_a_task_of_an_earlier_call_counts_for_nothing():
     driven.scheduler.begin(plan, driven.now)
     said = driven.handle(driven.death(1, progress=Progress(1, 0, None, Phase.ENV_CONSTRUCTION, task=1)))
     (warning,) = of(Warn, said)
-    assert isinstance(warning.fact, NotNeeded)
+    assert isinstance(warning.fact, UnneededFault)
     assert str(warning.fact.fault).endswith("while making the environment of task 't1'")
     assert not of(Raise, said)
 
@@ -298,7 +298,7 @@ def test_a_worker_that_answers_after_it_seemed_to_hang_is_none_of_a_task(progres
     assert driven.until_killed() == [Kill(0, hangs=True)]
     driven.handle(driven.report(lengths=[10]), driven.death(progress=Progress(1, 0, None, Phase.WAITING)))
     assert not of(Raise, driven.said)
-    assert [type(it.fact) for it in of(Warn, driven.said)] == [NotNeeded]
+    assert [type(it.fact) for it in of(Warn, driven.said)] == [UnneededFault]
 
 
 def test_a_worker_that_hangs_before_it_has_begun_is_a_loss_of_the_sampler():

@@ -16,7 +16,7 @@ from typing import Any
 from streamsampler import AsyncWorker, LocalSampler, VecWorker
 from streamsampler.environments import PerEnv
 from streamsampler.filters import RunningNorm
-from streamsampler.samplers.of_tasks import OfTasks, TaskRun
+from streamsampler.samplers.of_tasks import PerTask, TaskRun
 from tests.contracts.scenarios import Block, Lanes, Measuring, Memory, World, is_odd, red_and_blue_in_turn
 from tests.proofs._programs import add, seen_of
 from tests.scripted.agents import Attentive, Linear
@@ -41,7 +41,7 @@ class Program:
         amounts: How many trajectories, by task.
         given: What a call is given for trajectories.
         block: How many trajectories are run together.
-        open_envs: See `OfTasks`.
+        open_envs: See `PerTask`.
     """
 
     kind: str
@@ -63,10 +63,10 @@ class Program:
                 found.append({int(it.indices[0]): digest_of(seen_of(it)) for it in trajectories if it.indices[0] < n})
         return found
 
-    def of_tasks(self) -> tuple[OfTasks[Any], OfTasks[Any]]:
+    def of_tasks(self) -> tuple[PerTask[Any], PerTask[Any]]:
         """Return all agents, and all environments."""
         names = [f"task {number}" for number in range(len(self.envs))]
-        return OfTasks(self.agents, names), OfTasks(self.envs, names, open_envs=self.open_envs)
+        return PerTask(self.agents, names), PerTask(self.envs, names, open_envs=self.open_envs)
 
     def calls(self, dice: random.Random) -> list[list[TaskRun]]:
         """Return calls that take all trajectories: in pieces of whole blocks, a task's in order."""

@@ -22,7 +22,7 @@ from gymnasium import spaces
 from streamsampler import Limits, LocalSampler, MultiprocessingSampler, PerWorker, VecWorker
 from streamsampler.environments import PerEnv
 from streamsampler.errors import NotReproducibleError, RolloutError, SamplerError, UsageError, WorkerError
-from streamsampler.samplers.of_tasks import OfTasks, TaskRun
+from streamsampler.samplers.of_tasks import PerTask, TaskRun
 from streamsampler.testing import FailPoint
 from tests.faults.test_ends import gone
 from tests.proofs._kills import disturbed
@@ -34,8 +34,8 @@ from tests.tiers import mostly_slow
 NAMES = ("reach", "push", "pick")
 
 
-def tasks_of(*envs: Any, **options: Any) -> OfTasks[Any]:
-    return OfTasks(envs, NAMES[: len(envs)], **options)
+def tasks_of(*envs: Any, **options: Any) -> PerTask[Any]:
+    return PerTask(envs, NAMES[: len(envs)], **options)
 
 
 def whole(n: int = 4, *tasks: int) -> list[TaskRun]:
@@ -199,7 +199,7 @@ ENDS = {
 @pytest.mark.parametrize("how", mostly_slow(ENDS, quick=1))
 def test_a_worker_that_is_lost_in_closing_names_the_task_and_costs_it_nothing(how, n_workers, engine, caplog):
     envs, calls = tasks_of(partial(Deadly, how), AnyLength, partial(Deadly, how), open_envs=1), [whole(), whole()]
-    with LocalSampler(always_zero, OfTasks([AnyLength] * 3, NAMES), seed=3) as sampler:
+    with LocalSampler(always_zero, PerTask([AnyLength] * 3, NAMES), seed=3) as sampler:
         expected = [digests(sampler.task_stream(runs)) for runs in calls]
     options: dict[str, Any] = {"engine": engine, "n_workers": n_workers, "limits": Limits(close_timeout=0.5)}
     with MultiprocessingSampler(always_zero, envs, seed=3, max_restarts=0, **options) as sampler:
@@ -267,7 +267,7 @@ WRONG: dict[str, tuple[Any, Any, int, str]] = {
 @pytest.mark.parametrize("what", WRONG)
 def test_an_error_names_its_task_and_comes_after_all_that_precedes_it(make, what):
     agent, env, n_before, text = WRONG[what]
-    agents = OfTasks([always_zero, agent, always_zero], NAMES)
+    agents = PerTask([always_zero, agent, always_zero], NAMES)
     with make(agents, tasks_of(AnyLength, env, Counting), seed=3) as sampler:
         came: list[tuple[int, int]] = []
         with pytest.raises(RolloutError, match=text) as caught:
@@ -367,7 +367,7 @@ def test_anomalies_are_told_by_task(caplog):
 def test_what_workers_warn_of_names_the_task(caplog):
     """Each warns once, and so it does for another task; what is logged outside of tasks has no name."""
     vec: dict[str, Any] = {"worker_class": VecWorker, "worker_args": {"n_envs": 2}}
-    agents = OfTasks([OneByOne(), always_zero, OneByOne()], NAMES)
+    agents = PerTask([OneByOne(), always_zero, OneByOne()], NAMES)
     with LocalSampler(agents, tasks_of(AnyLength, Counting, Steps), seed=3, **vec) as sampler:
         streamed(sampler, whole())
     hint = "VecWorker: the agent (OneByOne) has no get_actions"
@@ -431,12 +431,12 @@ def test_what_cannot_be_is_refused_before_workers_start():
     each = tasks_of(Steps, AnyLength)
     refused("task 'push': an environment is an id", always_zero, tasks_of(Steps, 3))
     refused("task 'push': .*NoSuch-v0", always_zero, tasks_of(Steps, "NoSuch-v0"))
-    refused("task 'reach': .*agent", OfTasks([3, always_zero], NAMES[:2]), each)
+    refused("task 'reach': .*agent", PerTask([3, always_zero], NAMES[:2]), each)
     refused("task 'push': a task needs one environment for all workers", always_zero, tasks_of(Steps, [Steps, Steps]))
-    refused("task 'push': a task needs one agent", OfTasks(["random", PerWorker(["random"])], NAMES[:2]), each)
+    refused("task 'push': a task needs one agent", PerTask(["random", PerWorker(["random"])], NAMES[:2]), each)
     refused("task 'push': envs has 2 environments for one worker", always_zero, tasks_of(Steps, PerEnv([Steps] * 2)))
-    refused("agents is OfTasks, but envs is not", OfTasks(["random"]), Steps)
-    refused("agents and envs have different tasks", OfTasks(["random"] * 2, ["a", "b"]), each)
+    refused("agents is PerTask, but envs is not", PerTask(["random"]), Steps)
+    refused("agents and envs have different tasks", PerTask(["random"] * 2, ["a", "b"]), each)
     refused("task 'reach' needs DefaultWorker and task 'push' needs AsyncWorker", "random", tasks_of(Steps, Waits))
     refused("staleness=1 needs a sampler of one task, but this one has 2 tasks", "random", each, staleness=1)
     refused('inference="parent" runs one task', "random", each, MultiprocessingSampler, inference="parent")
@@ -445,15 +445,15 @@ def test_what_cannot_be_is_refused_before_workers_start():
 def test_tasks_that_are_none():
     for text, items, names in [
         ("empty list", [], None),
-        ("OfTasks has 2 items, but 1 name", [Steps, Steps], ["a"]),
+        ("PerTask has 2 items, but 1 name", [Steps, Steps], ["a"]),
         ("two tasks have the name 'a'", [Steps, Steps, Steps], ["b", "a", "a"]),
         ("a list with one item for each task, not a dict", {"a": Steps}, None),
         ("a list with one name for each task, got 'ab'", [Steps, Steps], "ab"),
     ]:
         with pytest.raises(UsageError, match=text):
-            OfTasks(items, names)
+            PerTask(items, names)
     with pytest.raises(UsageError, match="open_envs must be at least 1, got 0"):
-        OfTasks([Steps], open_envs=0)
+        PerTask([Steps], open_envs=0)
 
 
 def test_runs_that_cannot_be():
@@ -500,7 +500,7 @@ def test_calls_of_samplers_of_one_task_are_refused():
         with pytest.raises(UsageError, match="task 2 does not exist: this sampler has tasks 0 to 1"):
             sampler.provenance(2)
         assert streamed(sampler, whole(1, 1)) == [(1, 0)]
-    with LocalSampler(always_zero, Steps) as sampler, pytest.raises(UsageError, match="made with envs=OfTasks"):
+    with LocalSampler(always_zero, Steps) as sampler, pytest.raises(UsageError, match="made with envs=PerTask"):
         sampler.task_stream([TaskRun(0, 0, 1)])
 
 

@@ -163,7 +163,7 @@ class Chooser:
 
 
 @dataclass
-class Played:
+class AgentTicketRollouts:
     """What one agent did in one trajectory."""
 
     observations: list[Any] = field(default_factory=list)
@@ -205,17 +205,21 @@ def seated(make: Callable[[str], Any], agent_ids: Any, seed: int) -> dict[str, A
     return agents
 
 
-def played_in_parallel(env: Any, make: Callable[[str], Any], seed: int, limit: int = 10**6) -> dict[str, Played]:
+def played_in_parallel(
+    env: Any, make: Callable[[str], Any], seed: int, limit: int = 10**6
+) -> dict[str, AgentTicketRollouts]:
     """Run a trajectory of a `ParallelEnv` as anybody would."""
     observations, _ = env.reset(seed=seed)
     agents = seated(make, env.possible_agents, seed)
-    played: dict[str, Played] = {}
+    played: dict[str, AgentTicketRollouts] = {}
     t = 0
     while env.agents and t < limit:
         actions = {}
         for agent in env.possible_agents:
             if agent in env.agents:
-                actions[agent] = played.setdefault(agent, Played()).act(agents[agent], observations[agent], t)
+                actions[agent] = played.setdefault(agent, AgentTicketRollouts()).act(
+                    agents[agent], observations[agent], t
+                )
         observations, rewards, terminated, truncated, infos = env.step(actions)
         t += 1
         for agent in actions:
@@ -225,11 +229,13 @@ def played_in_parallel(env: Any, make: Callable[[str], Any], seed: int, limit: i
     return played
 
 
-def played_in_turns(env: Any, make: Callable[[str], Any], seed: int, limit: int = 10**6) -> dict[str, Played]:
+def played_in_turns(
+    env: Any, make: Callable[[str], Any], seed: int, limit: int = 10**6
+) -> dict[str, AgentTicketRollouts]:
     """Run a trajectory of an `AECEnv` as anybody would."""
     env.reset(seed=seed)
     agents = seated(make, env.possible_agents, seed)
-    played: dict[str, Played] = {}
+    played: dict[str, AgentTicketRollouts] = {}
     t = 0
     while env.agents and t < limit:
         agent, action = env.agent_selection, None
@@ -237,7 +243,7 @@ def played_in_turns(env: Any, make: Callable[[str], Any], seed: int, limit: int 
         if agent in played:
             played[agent].hear(reward, info)
         if not (terminated or truncated):
-            action = played.setdefault(agent, Played()).act(agents[agent], observation, t)
+            action = played.setdefault(agent, AgentTicketRollouts()).act(agents[agent], observation, t)
         elif agent in played:
             played[agent].end(observation, terminated, truncated)
         env.step(action)

@@ -10,7 +10,7 @@ import pytest
 
 import streamsampler
 from streamsampler import MultiAgentBatch, VecWorker
-from tests.scripted.games import Chooser, Comings, Played
+from tests.scripted.games import AgentTicketRollouts, Chooser, Comings
 
 # Calls return a `MultiAgentBatch`, which type checkers cannot know.
 LocalSampler: Any = streamsampler.LocalSampler
@@ -43,7 +43,7 @@ def sampled(agents: Any = POLICIES, env: Any = Comings, n: int = 3, **options: A
         return sampler.obtain_trajectories(n)
 
 
-def assert_as_played(batch: MultiAgentBatch, episode: int, played: Mapping[str, Played]) -> None:
+def assert_as_played(batch: MultiAgentBatch, episode: int, played: Mapping[str, AgentTicketRollouts]) -> None:
     """Check one episode: who took part, and all that they did, step for step."""
     one = batch[episode]
     found = {str(trajectory.agent_ids[0]): trajectory for each in one.policies.values() for trajectory in each}

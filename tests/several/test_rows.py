@@ -16,7 +16,7 @@ import streamsampler
 from streamsampler import NotReproducibleError, RolloutError, VecWorker
 from streamsampler.environments.per_env import PerEnv
 from streamsampler.filters import RunningNorm
-from streamsampler.workers.vec.joint import JointRows
+from streamsampler.workers.vec.joint import MultiAgentRows
 from tests.scripted.games import DEFAULT, IDS, Chooser, Comings, Stay, Turns
 from tests.several.comparing import ALL_LOOPS, LocalSampler, sampled
 from tests.several.test_equal_to_plain_loops import STAYS
@@ -396,7 +396,7 @@ def test_spaces_of_any_kind() -> None:
 def test_records_of_later_tickets_are_kept_and_recorders_used_again() -> None:
     """Tickets held ahead, in many calls: what a recorder had is gone, and nothing else is."""
     made: list[Any] = []
-    begin = JointRows.begin
+    begin = MultiAgentRows.begin
 
     def counted(self: Any, ticket: Any, position: int, index: int, row: int) -> Any:
         trajectory = begin(self, ticket, position, index, row)
@@ -404,7 +404,7 @@ def test_records_of_later_tickets_are_kept_and_recorders_used_again() -> None:
         return trajectory
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(JointRows, "begin", counted)
+        patch.setattr(MultiAgentRows, "begin", counted)
         with LocalSampler(AGENTS["both"], Comings, seed=1, check=None, **rows(3)) as sampler:
             found = [sampler.obtain_trajectories(11) for _ in range(5)]
     assert len(set(made)) <= 3 * 4

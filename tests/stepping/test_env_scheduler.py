@@ -9,7 +9,7 @@ import pytest
 import streamsampler
 from streamsampler.errors import ProtocolError, RolloutError, WorkerDiedError
 from streamsampler.protocol.messages import Phase
-from streamsampler.protocol.restarts import Incident, Likeness, Losses, Policy
+from streamsampler.protocol.restarts import Loss, Losses, LossKind, Policy
 from streamsampler.stepping.env_messages import (
     CountRestored,
     CountUnrestored,
@@ -36,9 +36,9 @@ READY, RESETTING, STEPPING = EnvState.READY, EnvState.RESETTING, EnvState.STEPPI
 NEEDS_RESET, FAILED = EnvState.NEEDS_RESET, EnvState.FAILED
 
 
-def incident(env_id: int = 0) -> Incident:
-    likeness = Likeness(subject_of(env_id), "the gearbox is stuck")
-    return Incident(0, "raised", Phase.STEP, None, None, 0.0, likeness=likeness)
+def incident(env_id: int = 0) -> Loss:
+    likeness = LossKind(subject_of(env_id), "the gearbox is stuck")
+    return Loss(0, "raised", Phase.STEP, None, None, 0.0, likeness=likeness)
 
 
 def raised(env_id: int = 0, *, phase: str = "step", is_final: bool = False) -> EnvsFailed:

@@ -20,7 +20,7 @@ from streamsampler.data.recorder import EpisodeState, RolloutRecorder
 from streamsampler.data.trees import object_array
 from streamsampler.environments.updates import as_env_update
 from streamsampler.protocol.messages import Ticket
-from streamsampler.workers.resets import FragmentOrder, Resets, Standing
+from streamsampler.workers.resets import EpisodeCheckpoint, FragmentOrder, Resets
 from streamsampler.workers.restoring import AbandonedError, Digests, NotRestoredError, apply_actions, compared_of
 from tests.scripted.agents import always_zero
 from tests.scripted.envs import Steps
@@ -48,7 +48,7 @@ def restore(ends_at: int, digests: tuple[int, ...]) -> Any:
     """Return how many steps there were, and where they led; or let it be raised why the episode is not restored."""
     board = new_board()
     env = Watched(Steps(100), board, ends_at)
-    standing = Standing(0, EpisodeState(N, None, digests, True), np.zeros(N, np.int64))
+    standing = EpisodeCheckpoint(0, EpisodeState(N, None, digests, True), np.zeros(N, np.int64))
     both = env.observation_space, env.action_space
     return env.n_steps, completed(apply_actions(env, SEED, standing, board.row(0), both, VERSION))
 
@@ -73,7 +73,7 @@ def test_a_worker_gives_up_its_ticket_when_a_restoration_is_abandoned(make):
     worker.update_env(as_env_update(lambda: env))
     worker.update_agent(always_zero)
     of_group = pickle.dumps((None, None))  # the agent's state, and the generators'
-    standing = Standing(0, EpisodeState(N, None, (), True), np.zeros(N, np.int64), of_group)
+    standing = EpisodeCheckpoint(0, EpisodeState(N, None, (), True), np.zeros(N, np.int64), of_group)
     worker.resets = Resets(fragments=FragmentOrder(5, 1, VERSION, {0: standing}))
     outcome = worker.rollout(Ticket(VERSION, range(1), 1), [SEED])
     assert outcome.rollouts is None

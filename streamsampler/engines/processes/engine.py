@@ -24,7 +24,7 @@ from streamsampler.engines.base import Event
 from streamsampler.engines.launch.descriptor_limit import make_room
 from streamsampler.engines.launch.descriptors import close_fd, own_fd
 from streamsampler.engines.linked import AnswerReader, EngineLink, LinkedEngine
-from streamsampler.engines.processes.pool import CAME_BACK, PipeLink, ProcessPool, WorkerStart
+from streamsampler.engines.processes.pool import CAME_BACK, PipeLink, PipeStart, ProcessPool
 from streamsampler.engines.processes.shared_files import PublishedFiles
 from streamsampler.engines.processes.shared_memory import ArenaReader, Region, anonymous_file
 from streamsampler.engines.processes.wire import (
@@ -47,7 +47,7 @@ _RELEASES_PER_MESSAGE = 64  # keeps a message below PIPE_BUF; an answer has a fe
 class ArenaLink(PipeLink, EngineLink):
     """The sampler's ends of a worker's pipes and arena."""
 
-    def __init__(self, start: WorkerStart, number: int, shared: PublishedFiles, answers: AnswerReader) -> None:
+    def __init__(self, start: PipeStart, number: int, shared: PublishedFiles, answers: AnswerReader) -> None:
         arena_fd = own_fd(anonymous_file(f"streamsampler-worker-{number}"))
         try:
             super().__init__(start, number, [arena_fd])

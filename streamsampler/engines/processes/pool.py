@@ -31,7 +31,7 @@ SAYS, ENDED, HAS_ROOM = range(3)
 
 
 @dataclass(frozen=True)
-class WorkerStart:
+class PipeStart:
     """How the workers of a pool are started."""
 
     main: Main
@@ -46,7 +46,7 @@ class PipeLink(Link):
     Raises an OSError if no processes or descriptors are left.
     """
 
-    def __init__(self, start: WorkerStart, number: int, fds: Sequence[int] = ()) -> None:
+    def __init__(self, start: PipeStart, number: int, fds: Sequence[int] = ()) -> None:
         super().__init__(number)
         self._start = start
         self._closed = False
@@ -131,7 +131,7 @@ PipeLinkT = TypeVar("PipeLinkT", bound=PipeLink)
 class ProcessPool(LinkedWorkers[PipeLinkT]):
     """Runs workers in processes with pipes."""
 
-    _how: WorkerStart
+    _how: PipeStart
     _selector: selectors.BaseSelector
 
     @abstractmethod
@@ -144,7 +144,7 @@ class ProcessPool(LinkedWorkers[PipeLinkT]):
         with self._ended_at_errors():
             self._selector = self._opened.enter_context(selectors.DefaultSelector())
             self.board = shared.board
-            self._how = WorkerStart(main, threads, shared, self._selector)
+            self._how = PipeStart(main, threads, shared, self._selector)
             for number in range(self.n_workers + _AT_ONCE):
                 first = number - _AT_ONCE
                 if first >= 0:

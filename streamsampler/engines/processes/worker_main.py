@@ -14,7 +14,7 @@ from streamsampler.engines.launch.exit_handlers import forget_foreign_handlers, 
 from streamsampler.engines.processes.channel import ProcessChannel
 from streamsampler.engines.processes.stacks import answer_with_stacks
 from streamsampler.engines.worker_memory import MemoryReporter
-from streamsampler.engines.worker_side import Begun, ProcessSetup
+from streamsampler.engines.worker_side import ProcessSetup, StartedProcess
 from streamsampler.workers.base import WorkerContext
 from streamsampler.workers.board import StatusBoard
 from streamsampler.workers.fail_points import armed
@@ -23,7 +23,7 @@ from streamsampler.workers.loop import run_worker
 
 
 @dataclass(frozen=True)
-class PipeBegun(Begun):
+class StartedPipeProcess(StartedProcess):
     """A started worker process with pipes."""
 
     commands_fd: int
@@ -31,7 +31,7 @@ class PipeBegun(Begun):
     others: Sequence[int]
 
 
-def begin(number: int, fds: Sequence[int]) -> PipeBegun:
+def begin(number: int, fds: Sequence[int]) -> StartedPipeProcess:
     """Give a new process the settings of its starter.
 
     `fds` are: commands, answers, the pipe at the end of which the kernel kills this process, the setup (a tuple that
@@ -48,7 +48,7 @@ def begin(number: int, fds: Sequence[int]) -> PipeBegun:
     threads, settings = of_process.apply()
     row = StatusBoard(memoryview(mmap.mmap(board_fd, 0))).row(number)
     _redirect_descriptors_of(board_fd)
-    return PipeBegun(
+    return StartedPipeProcess(
         number, setup, row, keeper, threads=threads, settings=settings, commands_fd=commands_fd, answers_fd=answers_fd,
         others=others,
     )  # fmt: skip

@@ -15,7 +15,7 @@ from streamsampler.evaluation.agents import make_sampler
 from streamsampler.evaluation.opening import closed_in_the_end
 from streamsampler.protocol.plans import Layout
 from streamsampler.samplers.base import Sampler
-from streamsampler.samplers.of_tasks import OfTasks, TaskRun
+from streamsampler.samplers.of_tasks import PerTask, TaskRun
 from streamsampler.samplers.task_streaming import TaskStream
 
 
@@ -33,7 +33,7 @@ class SharedWorkers:
         self, agents: Mapping[str, Any], envs: Mapping[str, Any], open_envs: int, options: Mapping[str, Any]
     ) -> None:
         self._names = list(envs)
-        of_tasks = partial(OfTasks, names=self._names, open_envs=open_envs)
+        of_tasks = partial(PerTask, names=self._names, open_envs=open_envs)
         self._agents, self._envs = of_tasks(list(agents.values())), of_tasks(list(envs.values()))
         self._options = options
         self._exits = ExitStack()

@@ -20,19 +20,19 @@ from streamsampler.workers.finishing import UNKNOWN
 from streamsampler.workers.fragment_rows import FragmentRow
 from streamsampler.workers.fragments import whose_memory
 from streamsampler.workers.generators import generator_states
-from streamsampler.workers.resets import FragmentOrder, Standing, Standings
+from streamsampler.workers.resets import EpisodeCheckpoint, EpisodeCheckpoints, FragmentOrder
 from streamsampler.workers.restoring import NotRestoredError, no_failure, rounding_for
 from streamsampler.workers.vec.agents import BatchedAgent
-from streamsampler.workers.vec.fragments import Group, RunningGroups
-from streamsampler.workers.vec.joint import PlayersOfRows
-from streamsampler.workers.vec.joint_fragments import GroupOfAgents
+from streamsampler.workers.vec.fragments import EnvGroup, EnvGroups
+from streamsampler.workers.vec.joint import PolicyBatches
+from streamsampler.workers.vec.joint_fragments import MultiAgentEnvGroup
 from streamsampler.workers.vec.rows import singles_of
 from streamsampler.workers.vec.worker import DRAWS
 
 _LENT = "its agent has run whole trajectories since then, and "
 
 
-class RemoteGroup(RemoteRows, Group):
+class RemoteEnvGroup(RemoteRows, EnvGroup):
     """Environments of fragments in other processes, with the worker's own agent, which `asked` returns.
 
     If the agent can wait and its rows are independent, environments have their own pace in a fragment; otherwise the
@@ -162,7 +162,7 @@ class RemoteGroup(RemoteRows, Group):
             self._left[row] -= 1
         super()._take_end(row, end)
 
-    def _restore(self, row: FragmentRow, standing: Standing, version: int, agent_is_known: bool) -> int:
+    def _restore(self, row: FragmentRow, standing: EpisodeCheckpoint, version: int, agent_is_known: bool) -> int:
         ran = super()._restore(row, standing, version, agent_is_known)
         if not row.length:
             self._environments.scheduler.end(row.number)  # its episode was abandoned: the next loss must not restore it
@@ -188,7 +188,7 @@ class RemoteGroup(RemoteRows, Group):
         return asked[0]
 
 
-class RemoteGroupOfAgents(RemoteGroup, GroupOfAgents):
+class RemoteMultiAgentEnvGroup(RemoteEnvGroup, MultiAgentEnvGroup):
     """Environments of several agents in other processes, with the worker's own policies.
 
     The policies alternate between these environments and those of whole trajectories.
@@ -196,7 +196,7 @@ class RemoteGroupOfAgents(RemoteGroup, GroupOfAgents):
 
     def _made_agent(self) -> BatchedAgent:
         agent = super()._made_agent()
-        assert isinstance(agent, PlayersOfRows)
+        assert isinstance(agent, PolicyBatches)
         agent.players.move_to([cast("MultiAgentEnv", row.env.unwrapped) for row in self.rows])
         self._play_with(agent.players)
         return agent
@@ -210,7 +210,7 @@ class RemoteGroupOfAgents(RemoteGroup, GroupOfAgents):
                 self._begin_agent(position)
 
 
-class RemoteGroups(RunningGroups):
+class RemoteEnvGroups(EnvGroups):
     """The environments of fragments, all of them rows of a single batch.
 
     A lost environment is restored to its timestep, while the others wait. If it cannot be, the fragment is run again:
@@ -218,12 +218,12 @@ class RemoteGroups(RunningGroups):
     """
 
     def __init__(
-        self, worker: Worker, base_version: int, environments: Environments, group: Callable[..., RemoteGroup]
+        self, worker: Worker, base_version: int, environments: Environments, group: Callable[..., RemoteEnvGroup]
     ) -> None:
         super().__init__(worker, base_version, environments.n_envs, group)
         self.environments = environments
         self.agent_is_lent = False  # whether whole trajectories used the agent since the last fragment
-        self._standings = Standings(agents_stay=True)
+        self._standings = EpisodeCheckpoints(agents_stay=True)
         self._agent: Any = None  # the agent of the last fragment
         environments.copies = True  # a row continues from its observation in the next call, after any restores
         # Discard other requests, even of environments without a row in this fragment.
@@ -245,7 +245,7 @@ class RemoteGroups(RunningGroups):
             return
         self.agent_is_lent = False
         for group in self._groups.values():
-            assert isinstance(group, RemoteGroup)
+            assert isinstance(group, RemoteEnvGroup)
             standings = self._standings.known(range(n_envs))
             group.restore_lent_agent(next((standing.agent for standing in standings.values() if standing.agent), None))
 
@@ -289,7 +289,7 @@ class RemoteGroups(RunningGroups):
     def _history_of(self, env_id: int, n: int) -> History | None:
         """Return an episode's first n actions without those in `Environments`; None if they are lost."""
         group = self._groups[0]
-        assert isinstance(group, RemoteGroup)
+        assert isinstance(group, RemoteEnvGroup)
         here = group.history_of(env_id, n)
         if self._standings.episode_of(env_id) != group.rows[env_id].episode:
             return here

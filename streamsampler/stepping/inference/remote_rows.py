@@ -18,7 +18,7 @@ from streamsampler.workers.base import AbnormalTrajectoryError
 from streamsampler.workers.explain import locate
 from streamsampler.workers.trajectory_context import TrajectoryContext
 from streamsampler.workers.vec.driver import RowsDriver
-from streamsampler.workers.vec.joint import JointRows
+from streamsampler.workers.vec.joint import MultiAgentRows
 from streamsampler.workers.vec.rows import singles_of
 
 
@@ -169,7 +169,7 @@ class RemoteRows(RowsDriver):
 
     def _request_steps(self, rows: list[int], actions: Any) -> None:
         recorder = self._recorder
-        if isinstance(recorder, JointRows):
+        if isinstance(recorder, MultiAgentRows):
             self._environments.step(rows, [actions[row] for row in rows])  # already copies
             return
         recorded = recorder.actions.gather(np.arange(recorder.first, recorder.step))
@@ -319,7 +319,7 @@ class RemoteRows(RowsDriver):
         """
         recorder = self._recorder
         # A row that has finished its part of a fragment does not run, but its episode goes on in the next fragment.
-        if self._scripts[row] is None or self._is_in_reset[row] or isinstance(recorder, JointRows):
+        if self._scripts[row] is None or self._is_in_reset[row] or isinstance(recorder, MultiAgentRows):
             return History([], first=earlier)  # of several agents, `Environments` has this call's actions
         numbers = recorder.numbers_of(row, recorder.rows[row].begun, n - earlier)
         actions = recorder.actions.gather(numbers)

@@ -24,7 +24,7 @@ from streamsampler.rollouts.script import End
 from streamsampler.samplers.provenance import EnvironmentFacts
 from streamsampler.stepping.inference.environments import Environments
 from streamsampler.stepping.inference.evaluation_mode import EvaluationMode
-from streamsampler.stepping.inference.fragments import RemoteGroup, RemoteGroupOfAgents, RemoteGroups
+from streamsampler.stepping.inference.fragments import RemoteEnvGroup, RemoteEnvGroups, RemoteMultiAgentEnvGroup
 from streamsampler.stepping.inference.processes import Launch, RolloutTransport
 from streamsampler.stepping.inference.remote_rows import RemoteRows
 from streamsampler.stepping.options import watch_of
@@ -108,7 +108,7 @@ class ParentWorker(VecWorker):
     shares_agent = True
     launch: Launch
     close_timeout: float  # seconds that all environments together may take
-    _running: RemoteGroups | None
+    _running: RemoteEnvGroups | None
 
     def __init__(self, context: WorkerContext, *, groups: int = 1, **worker_args: Any) -> None:
         super().__init__(context, **worker_args)
@@ -205,14 +205,14 @@ class ParentWorker(VecWorker):
         finally:
             self.ran_timesteps += lost
 
-    def _make_groups(self, base_version: int) -> RemoteGroups:
+    def _make_groups(self, base_version: int) -> RemoteEnvGroups:
         assert self._environments is not None
-        kind = RemoteGroup if self._players is None else RemoteGroupOfAgents
+        kind = RemoteEnvGroup if self._players is None else RemoteMultiAgentEnvGroup
         group = partial(
             kind, batch_rows=self._batch_rows, environments=self._environments, n_groups=self._n_row_groups,
             asked=lambda: self._asked(self._batch_rows()),
         )  # fmt: skip
-        return RemoteGroups(self, base_version, self._environments, group)
+        return RemoteEnvGroups(self, base_version, self._environments, group)
 
     def abandon(self) -> tuple[int, int]:
         """Forget running trajectories of later tickets."""

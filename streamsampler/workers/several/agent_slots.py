@@ -21,8 +21,8 @@ class AgentSlot:
     Attributes:
         agent_id: The agent.
         number: Its number among all possible agents.
-        policy: Its `PlayingPolicy`.
-        table: The `Table` of its environment.
+        policy: Its `PolicyInPlay`.
+        table: The `EnvAgents` of its environment.
         row: Its row in the policy's batches.
         get_action: Of its copy of the policy; None if the policy is asked for several agents together.
         action: The policy's last action.

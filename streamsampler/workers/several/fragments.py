@@ -13,19 +13,19 @@ from streamsampler.rollouts.script import End
 from streamsampler.workers.base import Worker
 from streamsampler.workers.fragments import FragmentEnv
 from streamsampler.workers.recorders import recorder_for
-from streamsampler.workers.several.players import Players, Table, updated_players
+from streamsampler.workers.several.players import EnvAgents, PolicySet, updated_players
 from streamsampler.workers.several.recorder import JointRecorder
 
 
-class FragmentEnvOfAgents(FragmentEnv):
+class MultiAgentFragmentEnv(FragmentEnv):
     """A `FragmentEnv` with several agents and its own copies of the policies."""
 
     _recorder: JointRecorder
-    table: Table
+    table: EnvAgents
 
     def __init__(self, worker: Worker, *args: Any) -> None:
         super().__init__(worker, *args)
-        self._players: Players | None = None
+        self._players: PolicySet | None = None
 
     @staticmethod
     def new_recorder(worker: Worker, allocate: Allocate = np.empty) -> RolloutRecorder:
@@ -35,7 +35,7 @@ class FragmentEnvOfAgents(FragmentEnv):
         return recorder
 
     @property
-    def players(self) -> Players:
+    def players(self) -> PolicySet:
         assert self._players is not None
         return self._players
 

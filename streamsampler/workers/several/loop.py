@@ -1,7 +1,7 @@
 """A fast loop for a `ParallelEnv` with policies asked for a single agent at a time.
 
-It gives the same bits as the script with `Players` and a `JointRecorder`, in half of the time. Those two handle all but
-ordinary steps: starts and ends of trajectories, and agents with an end, a start, or an incomplete answer.
+It gives the same bits as the script with `PolicySet` and a `JointRecorder`, in half of the time. Those two handle all
+but ordinary steps: starts and ends of trajectories, and agents with an end, a start, or an incomplete answer.
 """
 
 from __future__ import annotations

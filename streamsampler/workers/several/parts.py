@@ -35,7 +35,7 @@ class EarlierParts(NamedTuple):
     last_info: Any = None
 
 
-class Suspended(NamedTuple):
+class SuspendedEpisode(NamedTuple):
     """An unfinished episode's state for the next recorder.
 
     Attributes:
@@ -64,6 +64,6 @@ class Suspended(NamedTuple):
         """Return the policies' infos of actions without an answer, which no environment has."""
         return {each.agent_id: each.info for each in self.unanswered}
 
-    def with_infos(self, infos: Mapping[str, Any]) -> Suspended:
+    def with_infos(self, infos: Mapping[str, Any]) -> SuspendedEpisode:
         told = tuple(each._replace(info=infos.get(each.agent_id, each.info)) for each in self.unanswered)
         return self._replace(unanswered=told)

@@ -1,7 +1,7 @@
 """Assign the agents of environments to policies, and call each policy for the acting agents.
 
-`Players` owns the policies, and a `Table` for each environment. A `Table` has the interface of an agent: drivers and
-hooks use it as such.
+`PolicySet` owns the policies, and an `EnvAgents` for each environment, which has the interface of an agent for drivers and
+hooks.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from streamsampler.environments.multi_agent import MultiAgentEnv
 from streamsampler.workers.masks import Warn
 from streamsampler.workers.restoring import own_copy
 from streamsampler.workers.several.agent_slots import AgentSlot
-from streamsampler.workers.several.policies import PlayingPolicy, PolicyCall
+from streamsampler.workers.several.policies import PolicyCall, PolicyInPlay
 
 
-class Table:
+class EnvAgents:
     """The agents of an environment, each with its policy; it has the interface of an agent.
 
     `place` is the environment's number. With `waits`, policies may be awaited.
@@ -39,7 +39,7 @@ class Table:
 
     awaited: tuple[str, str | None] = ("", None)
 
-    def __init__(self, players: Players, env: MultiAgentEnv, place: int = 0, *, waits: bool = False) -> None:
+    def __init__(self, players: PolicySet, env: MultiAgentEnv, place: int = 0, *, waits: bool = False) -> None:
         self._players, self._env, self.place = players, env, place
         self._numbers = env.numbers
         self._seats: dict[str, AgentSlot] = {}
@@ -59,13 +59,13 @@ class Table:
         self._players.begin_trajectory(self.place)
         self._begin_for(self._env.env.agents)
 
-    def begin_with(self, policy: PlayingPolicy) -> None:
+    def begin_with(self, policy: PolicyInPlay) -> None:
         """Begin a policy in the middle of an episode."""
         if slots := [it for it in self._seats.values() if it.policy is policy and self._env.lists(it.agent_id)]:
             policy.begin(slots, self._seed)
 
     def _begin_for(self, agent_ids: Sequence[str]) -> None:
-        new: dict[PlayingPolicy, list[AgentSlot]] = {}
+        new: dict[PolicyInPlay, list[AgentSlot]] = {}
         for agent_id in sorted((it for it in agent_ids if it in self._numbers), key=self._numbers.__getitem__):
             policy = self._players.policy_of(agent_id, self._index)
             policy.join(agent_id, self._env)
@@ -116,15 +116,15 @@ class Table:
 
 
 def updated_players(
-    players: Players | None, update: Any, envs: Sequence[MultiAgentEnv], warn: Warn, **how: Any
-) -> Players:
+    players: PolicySet | None, update: Any, envs: Sequence[MultiAgentEnv], warn: Warn, **how: Any
+) -> PolicySet:
     if players is not None and not is_agent(update):
         players.update(update)
         return players
-    return Players(updated_agent(None if players is None else players.given, update, None), envs, warn, **how)
+    return PolicySet(updated_agent(None if players is None else players.given, update, None), envs, warn, **how)
 
 
-class Players:
+class PolicySet:
     """The policies of the agents of environments.
 
     Args:
@@ -151,7 +151,7 @@ class Players:
         self._is_shared = not isinstance(given, Policies)
         self._chosen = Policies({SHARED: given}) if self._is_shared else given
         self.policies = {
-            name: PlayingPolicy(name, agent, warn, across=across, waits=waits)
+            name: PolicyInPlay(name, agent, warn, across=across, waits=waits)
             for name, agent in self._chosen.agents.items()
         }
         self._applied: dict[str, tuple[Any, Any]] = {}
@@ -163,18 +163,18 @@ class Players:
     def move_to(self, envs: Sequence[MultiAgentEnv]) -> None:
         """Play in other environments, from the beginning of their trajectories."""
         self._envs = envs
-        self.tables = [Table(self, env, place, waits=self._waits) for place, env in enumerate(envs)]
+        self.tables = [EnvAgents(self, env, place, waits=self._waits) for place, env in enumerate(envs)]
         self.asked: list[PolicyCall] = []
         self._grouped: list[list[AgentSlot]] = []
         for name, policy in self.policies.items():
             may_play = self._chosen.may_play(name, envs[0].numbers)
             policy.move_to(envs, [envs[0].numbers[it] for it in may_play], self._n_envs or len(envs))
 
-    def new_table(self, env: MultiAgentEnv, place: int) -> Table:
+    def new_table(self, env: MultiAgentEnv, place: int) -> EnvAgents:
         """Return a table for a further environment, and discard the policies' state at this place."""
         for policy in self.policies.values():
             policy.discard_place(place)
-        return Table(self, env, place, waits=self._waits)
+        return EnvAgents(self, env, place, waits=self._waits)
 
     def update(self, update: Any) -> None:
         self._grouped = []
@@ -196,7 +196,7 @@ class Players:
     def one_by_one(self) -> bool:
         return not any(policy.together for policy in self.policies.values())
 
-    def _update_policy(self, policy: PlayingPolicy, agent: Any, parameters: Any, mark: bytes | None) -> None:
+    def _update_policy(self, policy: PolicyInPlay, agent: Any, parameters: Any, mark: bytes | None) -> None:
         """Apply changes since the last update: updates repeat those of earlier calls."""
         its_mark, before = self._applied.get(policy.name, (None, None))
         if agent is not None and mark != its_mark:
@@ -243,10 +243,10 @@ class Players:
         for policy in self.policies.values():
             policy.begin_trajectory(place)
 
-    def policy_of(self, agent_id: str, index: int) -> PlayingPolicy:
+    def policy_of(self, agent_id: str, index: int) -> PolicyInPlay:
         return self.policies[self._chosen.name_for(agent_id, index)]
 
-    def choose(self, tables: Sequence[Table], take_in_hand: Callable[[int], None] | None = None) -> None:
+    def choose(self, tables: Sequence[EnvAgents], take_in_hand: Callable[[int], None] | None = None) -> None:
         """Choose the actions of the acting agents at some tables: set `action` and `info` of their slots.
 
         `take_in_hand` receives each environment's place before its request, and -1 for all environments.
@@ -268,7 +268,7 @@ class Players:
                     raise
                 _take_answer(slot, chosen)
 
-    async def choose_awaited(self, table: Table) -> None:
+    async def choose_awaited(self, table: EnvAgents) -> None:
         """Choose the actions at a table as `choose` does, and await policies one after the other.
 
         So policies with common random generators draw in the order of the agents.
@@ -292,7 +292,7 @@ class Players:
                 _take_answer(slot, chosen)
 
     def _group(self, acting: list[list[AgentSlot]]) -> None:
-        groups: dict[tuple[PlayingPolicy, int], list[AgentSlot]] = {}
+        groups: dict[tuple[PolicyInPlay, int], list[AgentSlot]] = {}
         for slots in acting:
             for slot in slots:
                 groups.setdefault((slot.policy, -1 if slot.policy.crosses else slot.table.place), []).append(slot)

@@ -102,7 +102,7 @@ class PolicyCall:
         infos: The policy's last infos of all rows.
     """
 
-    def __init__(self, policy: PlayingPolicy, slots: list[AgentSlot]) -> None:
+    def __init__(self, policy: PolicyInPlay, slots: list[AgentSlot]) -> None:
         self.policy, self.slots = policy, slots
         place = slots[0].table.place
         self.row = -1 if policy.crosses else place
@@ -116,7 +116,7 @@ class PolicyCall:
         self.infos: dict[str, Any] = {}
 
 
-class PlayingPolicy:
+class PolicyInPlay:
     """A policy in play: its agent, the copies of it, and the rows of its batches.
 
     Args:
@@ -124,7 +124,7 @@ class PlayingPolicy:
         agent: Its agent.
         warn: See `MaskFinder`.
         across: Whether to ask it across environments, if its rows are independent.
-        waits: See `Players`: the agent itself then never plays, because copies are made of it while others play.
+        waits: See `PolicySet`: the agent itself then never plays, because copies are made of it while others play.
 
     Attributes:
         name: Its name.

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from streamsampler.core.errors import ActionError, DataError, ObservationError, UsageError
 from streamsampler.data import trees
-from streamsampler.data.agent_rows import OF_AGENTS, Played, put_together
+from streamsampler.data.agent_rows import OF_AGENTS, AgentTicketRollouts, put_together
 from streamsampler.data.copying import Allocate
 from streamsampler.data.recorder import RolloutRecorder, Rollouts
 from streamsampler.data.spaces import flag_of
@@ -33,8 +33,8 @@ from streamsampler.workers.several.agent_recorder import (
     sum_in_order,
 )
 from streamsampler.workers.several.agent_slots import AgentSlot, OwnInfo
-from streamsampler.workers.several.parts import EarlierParts, Suspended, UnansweredTimestep
-from streamsampler.workers.several.players import Table
+from streamsampler.workers.several.parts import EarlierParts, SuspendedEpisode, UnansweredTimestep
+from streamsampler.workers.several.players import EnvAgents
 
 
 class _NoReward:
@@ -63,14 +63,14 @@ class JointRecorder(RolloutRecorder):
 
     reward_class = _NoReward
 
-    def __init__(self, env: MultiAgentEnv, table: Table, allocate: Allocate = np.empty) -> None:
+    def __init__(self, env: MultiAgentEnv, table: EnvAgents, allocate: Allocate = np.empty) -> None:
         nothing = gym_spaces.Dict({})
         super().__init__(nothing, nothing)
         self.env, self.table, self._allocate = env, table, allocate
         self._known = env.numbers.keys()
-        self.suspended: Suspended | None = None
+        self.suspended: SuspendedEpisode | None = None
         self.sent: list[dict[str, Any]] | None = None
-        self._resumed: Suspended | None = None
+        self._resumed: SuspendedEpisode | None = None
         self._agents: dict[str, AgentRecorder] = {}
         self._remarks: dict[str, str] = {}
         self.record_observation = self._record_observations
@@ -81,13 +81,13 @@ class JointRecorder(RolloutRecorder):
         self.record_agent_info = self._record_agent_infos
         self._forget_trajectory()
 
-    def sit_at(self, env: MultiAgentEnv, table: Table) -> None:
+    def sit_at(self, env: MultiAgentEnv, table: EnvAgents) -> None:
         """Continue with another environment and its table."""
         self.env, self.table = env, table
         self._known = env.numbers.keys()
         self._forget_trajectory()
 
-    def go_on(self, suspended: Suspended) -> None:
+    def go_on(self, suspended: SuspendedEpisode) -> None:
         """Make the next trajectory another part of an episode."""
         self._resumed = suspended
 
@@ -129,7 +129,7 @@ class JointRecorder(RolloutRecorder):
         self._reset_infos = self._infos = reset_info
         return first
 
-    def _resume(self, it: Suspended) -> None:
+    def _resume(self, it: SuspendedEpisode) -> None:
         self._resumed = None
         self._forget_trajectory()
         self.n_before, self._ended, self._last_ends, self._early = it.n_timesteps, it.ended, it.last_ends, it.early
@@ -500,7 +500,7 @@ class JointRecorder(RolloutRecorder):
             own.kept = own.n_trajectories
         if self._about:
             self._episode_infos.record(self.n_trajectories, {OF_AGENTS: self._about})
-        self.suspended = Suspended(
+        self.suspended = SuspendedEpisode(
             self._timestep + 1, self._ended, self._last_ends, self._early, self._infos, self._reset_infos,
             self._first_infos, before, tuple(unanswered),
         )  # fmt: skip
@@ -560,9 +560,9 @@ class JointRecorder(RolloutRecorder):
         rollouts.policies = put_together(found, self._allocate)
         return rollouts
 
-    def parts(self) -> tuple[Rollouts, list[Played]]:
+    def parts(self) -> tuple[Rollouts, list[AgentTicketRollouts]]:
         """Return the joint rollouts, and the trajectories of each agent."""
-        found: list[Played] = []
+        found: list[AgentTicketRollouts] = []
         errors: list[DataError] = []
         is_open, numbers = self.env.is_open, self.env.numbers
         for agent in sorted(self._agents) if is_open else [it for it in numbers if it in self._agents]:
@@ -570,7 +570,9 @@ class JointRecorder(RolloutRecorder):
                 spaces = own.spaces if is_open else None
                 try:
                     env_timesteps = np.array(own.env_timesteps, np.int64)
-                    found.append(Played(agent, own.played, own.finish(), env_timesteps, spaces, own.before))
+                    found.append(
+                        AgentTicketRollouts(agent, own.played, own.finish(), env_timesteps, spaces, own.before)
+                    )
                 except DataError as error:
                     if error.position is not None:
                         error.position = own.played[error.position][0]

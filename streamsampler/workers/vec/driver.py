@@ -27,7 +27,7 @@ from streamsampler.workers.seams import ShownTrajectory
 from streamsampler.workers.trajectory_context import TrajectoryContext, reset_of
 from streamsampler.workers.vec.agents import BatchedAgent
 from streamsampler.workers.vec.batch_infos import info_of_row
-from streamsampler.workers.vec.joint import JointRows
+from streamsampler.workers.vec.joint import MultiAgentRows
 from streamsampler.workers.vec.rows import padded, singles_of
 from streamsampler.workers.vec.steps import BatchRecorder
 
@@ -63,9 +63,9 @@ class RowsDriver:
         self._worker, self._envs, self.spaces, self._n_rows = worker, envs, spaces, n_rows
         self._in_order = in_order
         several = [each for env in envs if isinstance(each := getattr(env, "unwrapped", None), MultiAgentEnv)]
-        self._recorder: BatchRecorder | JointRows
+        self._recorder: BatchRecorder | MultiAgentRows
         if several:
-            self._recorder = JointRows(several)
+            self._recorder = MultiAgentRows(several)
         else:
             self._recorder = self._new_recorder(is_shared=in_order and not callers)
         self._hooks = [ShownTrajectory(worker, caller) for caller in callers]
@@ -98,7 +98,7 @@ class RowsDriver:
 
     def _bind(self) -> None:
         """Compute the bindings of new scripts, if each row keeps its recorder."""
-        if not isinstance(self._recorder, JointRows):
+        if not isinstance(self._recorder, MultiAgentRows):
             self._bindings = list(map(self._binding, range(len(self._envs))))
 
     def _bound(self, row: int) -> Binding:
@@ -107,7 +107,7 @@ class RowsDriver:
     def _binding(self, row: int) -> Binding:
         hooks: Any = self._hooks[row] if self._hooks else None
         recorder: Any = self._recorder.rows[row]
-        env, is_called = self._envs[row], bool(self._hooks) or isinstance(self._recorder, JointRows)
+        env, is_called = self._envs[row], bool(self._hooks) or isinstance(self._recorder, MultiAgentRows)
         return Binding(env.step, recorder, hooks, outer=None if is_called else OuterWrappers(env))
 
     def _start(self, row: int, script: Script, binding: Binding | None = None) -> None:
@@ -156,7 +156,7 @@ class RowsDriver:
         seconds[2] += perf_counter() - between
 
     def _singles_of(self, actions: Any) -> list[Any]:
-        return actions if isinstance(self._recorder, JointRows) else singles_of(self.spaces[1], actions)
+        return actions if isinstance(self._recorder, MultiAgentRows) else singles_of(self.spaces[1], actions)
 
     def _choose(self, rows: list[int], sources: NDArray[np.int64] | None) -> Any:
         """Ask the agent for the actions of ascending rows, and record them; return those of all rows of the batch.
@@ -176,7 +176,7 @@ class RowsDriver:
         worker.phase = _ACTION
         if sources is not None:
             actions = padded(self.spaces[1], actions, sources)
-        if isinstance(recorder, JointRows):
+        if isinstance(recorder, MultiAgentRows):
             return recorder.record_actions(rows, actions, rounds=self._rounds)
         recorded = recorder.record_actions(rows, actions)
         if infos:
@@ -245,7 +245,7 @@ class RowsDriver:
         assert hooks.context is not None
         self._worker.enter(_STEP)
         hooks.context.action = self._singles[row]
-        if isinstance(self._recorder, JointRows):
+        if isinstance(self._recorder, MultiAgentRows):
             hooks.agent_info = self._recorder.infos_of(row)
         else:
             hooks.agent_info = self._info_of.get(row) or info_of_row(self._batch_infos, row)

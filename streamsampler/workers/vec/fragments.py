@@ -25,14 +25,14 @@ from streamsampler.workers.fragment_rows import FragmentRow, told
 from streamsampler.workers.fragments import InForce, Running, packed_memory, whose_memory
 from streamsampler.workers.generators import drawn_states, set_states
 from streamsampler.workers.masks import RowMasks
-from streamsampler.workers.resets import FragmentOrder, Standing, reset_function
+from streamsampler.workers.resets import EpisodeCheckpoint, FragmentOrder, reset_function
 from streamsampler.workers.restoring import AS_GIVEN, AbandonedError, NotRestoredError, no_failure, rounding_for
 from streamsampler.workers.vec.agents import AgentPool, BatchedAgent
 from streamsampler.workers.vec.driver import RowsDriver
 from streamsampler.workers.vec.steps import RowTrajectory
 
 
-class Group(RowsDriver):
+class EnvGroup(RowsDriver):
     """Environments that take each timestep together; their episodes continue from call to call.
 
     `batch_rows` returns the number of rows in the current agent's batches, at least the number of environments.
@@ -257,7 +257,7 @@ class Group(RowsDriver):
     def _gathered(self, parts: Sequence[RowTrajectory]) -> Rollouts:
         return self._recorder.gather(parts, self._worker.context.allocate)
 
-    def take_over(self, standings: Mapping[int, Standing], version: int, *, agent_is_replaced: bool) -> int:
+    def take_over(self, standings: Mapping[int, EpisodeCheckpoint], version: int, *, agent_is_replaced: bool) -> int:
         """Continue the episodes of a lost worker; return the timesteps run to restore them.
 
         `standings` has the state of each row, by environment number. Raises an AbandonedError if the version may not
@@ -278,7 +278,7 @@ class Group(RowsDriver):
                     self._begin_agent(position)
         return ran
 
-    def _restore(self, row: FragmentRow, standing: Standing, version: int, agent_is_known: bool) -> int:
+    def _restore(self, row: FragmentRow, standing: EpisodeCheckpoint, version: int, agent_is_known: bool) -> int:
         """Restore a row's suspended episode; return the timesteps run for it."""
         return completed(row.restore(self._worker, standing, version, agent_is_known=agent_is_known))
 
@@ -297,16 +297,18 @@ class Group(RowsDriver):
         self.agent.begin_block(self._seed)
 
 
-class RunningGroups(Running):
+class EnvGroups(Running):
     """The groups of a worker, of `n_rows` environments each; see `Running`.
 
     `base_version` is the agent version at the start of these environments.
     """
 
-    def __init__(self, worker: Worker, base_version: int, n_rows: int, group: Callable[..., Group] = Group) -> None:
+    def __init__(
+        self, worker: Worker, base_version: int, n_rows: int, group: Callable[..., EnvGroup] = EnvGroup
+    ) -> None:
         super().__init__(worker, base_version)
         self._n_rows, self._group = n_rows, group
-        self._groups: dict[int, Group] = {}
+        self._groups: dict[int, EnvGroup] = {}
         # The order that replaced a lost worker, maybe some calls ago, and the agent then: groups that were complete are
         # run again in the next call.
         self._known: tuple[FragmentOrder | None, Any] = None, None
@@ -353,7 +355,7 @@ class RunningGroups(Running):
     def _has_all(self, envs: Iterable[int]) -> bool:
         return all(env // self._n_rows in self._groups for env in envs)
 
-    def _new_group(self, number: int, n_envs: int) -> Group:
+    def _new_group(self, number: int, n_envs: int) -> EnvGroup:
         first = number * self._n_rows
         numbers = range(first, min(first + self._n_rows, n_envs))
         envs = zip(numbers, self._claimed(len(numbers)), strict=True)

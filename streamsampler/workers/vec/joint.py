@@ -1,6 +1,6 @@
 """Several agents in many environments: ask their policies across rows, and record each environment's agents.
 
-`PlayersOfRows` stands in a driver for the agent, `JointRows` for the recorder.
+`PolicyBatches` stands in a driver for the agent, `MultiAgentRows` for the recorder.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from streamsampler.core.errors import DataError
 from streamsampler.core.seeding import SeedUse, derived_seeds
-from streamsampler.data.agent_rows import Played, in_order, put_together
+from streamsampler.data.agent_rows import AgentTicketRollouts, in_order, put_together
 from streamsampler.data.copying import Allocate
 from streamsampler.data.info_columns import join_undecided
 from streamsampler.data.recorder import PolicyRollouts, Rollouts
@@ -24,8 +24,8 @@ from streamsampler.protocol.messages import Phase
 from streamsampler.rollouts.script import End
 from streamsampler.workers.base import Worker
 from streamsampler.workers.restoring import rounding_for
-from streamsampler.workers.several.players import Players, Table
-from streamsampler.workers.several.policies import PlayingPolicy
+from streamsampler.workers.several.players import EnvAgents, PolicySet
+from streamsampler.workers.several.policies import PolicyInPlay
 from streamsampler.workers.several.recorder import JointRecorder
 from streamsampler.workers.vec.agents import BatchedAgent
 from streamsampler.workers.vec.batch_infos import BatchInfos
@@ -34,13 +34,13 @@ from streamsampler.workers.vec.steps import RowTrajectory
 _ACTION, _RECORDING = Phase.ACTION, Phase.RECORDING
 
 
-class PlayersOfRows(BatchedAgent):
+class PolicyBatches(BatchedAgent):
     """The policies that play in many environments, as a `BatchedAgent`: a row is an environment.
 
     `records_all_infos` lets `choose` record the infos of policies asked across environments, too.
     """
 
-    def __init__(self, players: Players, worker: Worker, *, records_all_infos: bool = False) -> None:
+    def __init__(self, players: PolicySet, worker: Worker, *, records_all_infos: bool = False) -> None:
         self.players, self._worker, self._records_all_infos = players, worker, records_all_infos
 
     @property
@@ -67,7 +67,7 @@ class PlayersOfRows(BatchedAgent):
         self.players.set_state(state)
 
     def begin_part(self) -> None:
-        """Do nothing: `Players.begin_part` receives the positions of resumed episodes."""
+        """Do nothing: `PolicySet.begin_part` receives the positions of resumed episodes."""
 
     def _get_value(self, row: int) -> Callable[[Any], Any] | None:  # noqa: ARG002 - agents' values are recorded
         return None
@@ -104,7 +104,7 @@ class PlayersOfRows(BatchedAgent):
         return actions, {}
 
 
-class JointRows:
+class MultiAgentRows:
     """Records the agents of n environments, with the interface of a `StepRecorder`.
 
     Each environment has a recorder for each of its tickets.
@@ -122,12 +122,12 @@ class JointRows:
         self.step = 0
         self._make_for(None, ())
 
-    def play_with(self, players: Players) -> None:
+    def play_with(self, players: PolicySet) -> None:
         """Record these policies, in the same environments."""
         if players.tables is not self._tables:
             self._make_for(players, players.tables)
 
-    def _make_for(self, players: Players | None, tables: Sequence[Table]) -> None:
+    def _make_for(self, players: PolicySet | None, tables: Sequence[EnvAgents]) -> None:
         self._players, self._tables = players, tables
         self._infos: dict[str, BatchInfos] = {}  # of policies asked across environments
         self.rows: list[Any] = [None] * self.n_rows
@@ -260,13 +260,15 @@ class JointRows:
         rollouts.remarks = tuple(remarks.items())
         return rollouts
 
-    def _parts(self, trajectories: Sequence[RowTrajectory]) -> tuple[dict[JointRecorder, Rollouts], list[Played]]:
+    def _parts(
+        self, trajectories: Sequence[RowTrajectory]
+    ) -> tuple[dict[JointRecorder, Rollouts], list[AgentTicketRollouts]]:
         """Return each recorder's rollouts of trajectories, and the agents' rows by position in `trajectories`."""
         positions: dict[JointRecorder, list[int]] = {}
         for position, trajectory in enumerate(trajectories):
             positions.setdefault(trajectory.recorded[0], []).append(position)
         found: dict[JointRecorder, Rollouts] = {}
-        played: list[Played] = []
+        played: list[AgentTicketRollouts] = []
         errors: list[DataError] = []
         for recorder, own in positions.items():
             if recorder.n_trajectories > len(own):
@@ -297,7 +299,7 @@ class JointRows:
         found[since < 0] = -1
         return found
 
-    def _policy(self, name: str) -> PlayingPolicy:
+    def _policy(self, name: str) -> PolicyInPlay:
         assert self._players is not None
         return self._players.policies[name]
 

@@ -7,26 +7,26 @@ from typing import Any, cast
 from streamsampler.environments.multi_agent import MultiAgentEnv
 from streamsampler.protocol.messages import Phase
 from streamsampler.rollouts.script import End, Script
-from streamsampler.workers.several.players import Players, updated_players
+from streamsampler.workers.several.players import PolicySet, updated_players
 from streamsampler.workers.vec.agents import BatchedAgent
-from streamsampler.workers.vec.fragments import Group
-from streamsampler.workers.vec.joint import JointRows, PlayersOfRows
+from streamsampler.workers.vec.fragments import EnvGroup
+from streamsampler.workers.vec.joint import MultiAgentRows, PolicyBatches
 from streamsampler.workers.vec.steps import RowTrajectory
 
 
-class GroupOfAgents(Group):
-    """A `Group` of environments with several agents."""
+class MultiAgentEnvGroup(EnvGroup):
+    """A `EnvGroup` of environments with several agents."""
 
-    _recorder: JointRows
+    _recorder: MultiAgentRows
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         self._recorder.keeps_sent = True
         self._rounds = True
-        self._players: Players | None = None
+        self._players: PolicySet | None = None
 
     @property
-    def players(self) -> Players:
+    def players(self) -> PolicySet:
         assert self._players is not None
         return self._players
 
@@ -38,9 +38,9 @@ class GroupOfAgents(Group):
 
     def _made_agent(self) -> BatchedAgent:
         self._play_with(self.players)
-        return PlayersOfRows(self.players, self._worker)
+        return PolicyBatches(self.players, self._worker)
 
-    def _play_with(self, players: Players) -> None:
+    def _play_with(self, players: PolicySet) -> None:
         """Use these policies, with the tables of this group's environments."""
         self._players = players
         self._recorder.play_with(players)

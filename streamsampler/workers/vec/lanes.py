@@ -28,7 +28,7 @@ from streamsampler.workers.masks import RowMasks
 from streamsampler.workers.resets import reset_function
 from streamsampler.workers.vec.agents import BatchedAgent
 from streamsampler.workers.vec.driver import RowsDriver
-from streamsampler.workers.vec.joint import JointRows, PlayersOfRows
+from streamsampler.workers.vec.joint import MultiAgentRows, PolicyBatches
 from streamsampler.workers.vec.steps import RowTrajectory
 from streamsampler.workers.vec.tickets import RunningTicket, RunningTickets, positions_by_row
 
@@ -143,8 +143,8 @@ class LaneRunner(RowsDriver):
         self.forget()
         self._bind()
         self._agent = agent
-        if isinstance(self._recorder, JointRows):
-            self._recorder.play_with(cast("PlayersOfRows", agent).players)
+        if isinstance(self._recorder, MultiAgentRows):
+            self._recorder.play_with(cast("PolicyBatches", agent).players)
         if agent.takes_masks != (self._masks is not None):
             masks = RowMasks(self._worker.warn_once, self._envs, self.spaces[1], self._n_rows)
             self._masks = masks if agent.takes_masks else None

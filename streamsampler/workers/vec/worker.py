@@ -38,11 +38,11 @@ from streamsampler.workers.lending import LendingWorker
 from streamsampler.workers.masks import masks_reach
 from streamsampler.workers.resets import FragmentOrder
 from streamsampler.workers.restoring import are_one, close_all, refuse_copies_of
-from streamsampler.workers.several.players import Players
+from streamsampler.workers.several.players import PolicySet
 from streamsampler.workers.vec.agents import AgentPool, BatchedAgent
-from streamsampler.workers.vec.fragments import Group, RunningGroups
-from streamsampler.workers.vec.joint import PlayersOfRows
-from streamsampler.workers.vec.joint_fragments import GroupOfAgents
+from streamsampler.workers.vec.fragments import EnvGroup, EnvGroups
+from streamsampler.workers.vec.joint import PolicyBatches
+from streamsampler.workers.vec.joint_fragments import MultiAgentEnvGroup
 from streamsampler.workers.vec.lanes import MULTIPLE, LaneRunner, rows_of_lanes
 from streamsampler.workers.vec.native import NativeRunner
 from streamsampler.workers.vec.native_seeds import using_seeds
@@ -102,7 +102,7 @@ class VecWorker(LendingWorker):
         UsageError: An argument cannot work.
     """
 
-    _running: RunningGroups | None
+    _running: EnvGroups | None
 
     further_args = frozenset({"groups"})  # for inference="parent"
     can_play_several = True
@@ -119,7 +119,7 @@ class VecWorker(LendingWorker):
         self._update_of: Callable[[int], EnvUpdate]  # returns the environments' last update for a slot
         self._n_envs = None if n_envs is None else positive("n_envs", n_envs)
         self._agents = AgentPool(hint=context.worker_number == 0)
-        self._players: PlayersOfRows | None = None  # the policies of environments with several agents
+        self._players: PolicyBatches | None = None  # the policies of environments with several agents
         self._runner: LaneRunner | NativeRunner | None = None
         self._envs: list[AnyEnv | AnyVectorEnv] = []
 
@@ -169,8 +169,8 @@ class VecWorker(LendingWorker):
         if self._players is not None and self._players.players.given is given:
             self._players.players.move_to(envs)
         else:
-            players = Players(given, envs, self.warn_once, across=True, n_envs=len(envs))
-            self._players = PlayersOfRows(players, self)
+            players = PolicySet(given, envs, self.warn_once, across=True, n_envs=len(envs))
+            self._players = PolicyBatches(players, self)
         self.runs_lanes = self._may_run_lanes
 
     def _asked(self, n_rows: int | None = None) -> BatchedAgent:
@@ -345,7 +345,7 @@ class VecWorker(LendingWorker):
         agent = (
             self._asked()
             if self._players is None
-            else PlayersOfRows(self._players.players, self, records_all_infos=True)
+            else PolicyBatches(self._players.players, self, records_all_infos=True)
         )
         agent = with_info_callback(agent, note)
         rehearsing = RehearsalRunner(list(stand_ins), self, n_rows=self._lane_runner.n_slots)
@@ -392,10 +392,10 @@ class VecWorker(LendingWorker):
             self._running = self._make_groups(order.base_version)
         return self._running.run(ticket, order)
 
-    def _make_groups(self, base_version: int) -> RunningGroups:
-        kind = Group if self._players is None else GroupOfAgents
+    def _make_groups(self, base_version: int) -> EnvGroups:
+        kind = EnvGroup if self._players is None else MultiAgentEnvGroup
         group = partial(kind, batch_rows=self._batch_rows)
-        return RunningGroups(self, base_version, self._most_envs, group)
+        return EnvGroups(self, base_version, self._most_envs, group)
 
     def _rebuilt(self) -> float:
         """Replace agent and environments, and return the seconds this took."""

@@ -26,7 +26,7 @@ from streamsampler.workers.explain import explain_rollout, locate, name_of_env
 from streamsampler.workers.finishing import value_of
 from streamsampler.workers.restoring import Rounding, own_copy
 from streamsampler.workers.seams import ShownTrajectory
-from streamsampler.workers.several.players import Table
+from streamsampler.workers.several.players import EnvAgents
 from streamsampler.workers.single import Part
 from streamsampler.workers.trajectory_context import TrajectoryContext
 from streamsampler.workers.waiting.awaited_env import AwaitedEnv
@@ -238,7 +238,7 @@ class FlightDriver:
         if name := {Phase.RESET: "reset", Phase.STEP: "step"}.get(self.phase):
             return f"{name} of {name_of_env(self._setup.env)}{when}"
         agent = self._setup.agent
-        call = agent.awaited_call if isinstance(agent, Table | RowAgent) else f"get_action of {name_of(agent)}"
+        call = agent.awaited_call if isinstance(agent, EnvAgents | RowAgent) else f"get_action of {name_of(agent)}"
         return f"{call}{when}"
 
     def _too_long(self, place: str) -> TimeoutError:

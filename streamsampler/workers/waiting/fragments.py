@@ -12,7 +12,7 @@ from streamsampler.data.recorder import RolloutRecorder
 from streamsampler.workers.base import Worker
 from streamsampler.workers.fragments import FragmentEnv, RunningEnvs
 from streamsampler.workers.generators import kept_generators, restore_generators
-from streamsampler.workers.resets import FragmentOrder, Resets, Standing
+from streamsampler.workers.resets import EpisodeCheckpoint, FragmentOrder, Resets
 from streamsampler.workers.restoring import AbandonedError
 from streamsampler.workers.trajectory_context import TrajectoryContext, reset_of
 from streamsampler.workers.waiting.driver import FlightDriver, ShownFlight, TrajectorySetup
@@ -25,7 +25,7 @@ class FragmentPlace:
     """
 
     setup: TrajectorySetup
-    standing: Standing | None = None
+    standing: EpisodeCheckpoint | None = None
 
     def __init__(self, worker: Worker, row: FragmentEnv) -> None:
         self._worker, self.row = worker, row

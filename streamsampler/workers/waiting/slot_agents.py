@@ -17,7 +17,7 @@ from streamsampler.workers.base import Worker
 from streamsampler.workers.fragments import InForce
 from streamsampler.workers.masks import finder_of
 from streamsampler.workers.recorders import recorder_for
-from streamsampler.workers.several.players import Players, Table, updated_players
+from streamsampler.workers.several.players import EnvAgents, PolicySet, updated_players
 from streamsampler.workers.waiting.driver import TrajectorySetup
 from streamsampler.workers.waiting.ready_rows import ReadyRows, refuse_rows_with_places
 
@@ -62,7 +62,7 @@ class SlotAgents:
         self._env: AnyEnv | None = None
         self._loaded: dict[str, tuple[Any, Any]] = {}  # parameters and filters: the payload, and the loaded value
         self.agent: Any = None
-        self.players: Players | None = None
+        self.players: PolicySet | None = None
         self._copies = self._shares = self._asks_for_rows = False
         self._mark = object()  # of the current agent, for slots without copies
 
@@ -96,7 +96,7 @@ class SlotAgents:
         self._copies = self._shares = self._asks_for_rows = False
         if (several := self._several) is not None:
             if self.players is None:
-                self.players = Players(self.agent, [several], self._worker.warn_once, waits=True)
+                self.players = PolicySet(self.agent, [several], self._worker.warn_once, waits=True)
             else:
                 self.players.move_to([several])
             return
@@ -143,7 +143,7 @@ class SlotAgents:
         setup.reset_agent = partial(self._begin_table, table)
         setup.recorder = recorder_for(several, table)
 
-    def _begin_table(self, table: Table, seed: int) -> None:
+    def _begin_table(self, table: EnvAgents, seed: int) -> None:
         assert self._worker.trajectory is not None
         table.begin(self._worker.trajectory, seed)
 

@@ -35,7 +35,7 @@ from streamsampler.workers.lending import LendingWorker
 from streamsampler.workers.purity import BrokenOff
 from streamsampler.workers.recorders import recorder_for
 from streamsampler.workers.resets import Resets, reset_function
-from streamsampler.workers.several.fragments import FragmentEnvOfAgents
+from streamsampler.workers.several.fragments import MultiAgentFragmentEnv
 from streamsampler.workers.single import WHOLE
 from streamsampler.workers.trajectory_context import TrajectoryContext, reset_of
 from streamsampler.workers.waiting.awaited_env import EnvsOnLoop
@@ -200,7 +200,7 @@ class AsyncWorker(LendingWorker):
             self.phase = Phase.ACTION
             raise UsageError(_FRAGMENTS_OF_ROWS.format(name_of(agents.agent)))
         if self._running is None:
-            kind = FragmentEnv if agents.players is None else FragmentEnvOfAgents
+            kind = FragmentEnv if agents.players is None else MultiAgentFragmentEnv
             self._running = AwaitedEnvs(self, base_version, kind, self._in_flight, lambda: self._may_draw)
         return self._running
 
