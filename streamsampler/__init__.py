@@ -181,10 +181,10 @@ if TYPE_CHECKING:
     from streamsampler.evaluation.replay import replay
     from streamsampler.protocol.limits import Limits
     from streamsampler.samplers.base import Sampler
+    from streamsampler.samplers.folders import sample_to_folder
     from streamsampler.samplers.per_worker import PerWorker
     from streamsampler.samplers.processes import LocalSampler, MultiprocessingSampler
     from streamsampler.samplers.ray import RaySampler
-    from streamsampler.samplers.sharded import sample_to_folder
     from streamsampler.stepping.managers import EnvManager, SerialEnvManager
     from streamsampler.stepping.steps import Steps
     from streamsampler.workers.base import Worker
@@ -273,7 +273,7 @@ _HOMES = {
     "MultiprocessingSampler": "samplers.processes",
     "RaySampler": "samplers.ray",
     "Sampler": "samplers.base",
-    "sample_to_folder": "samplers.sharded",
+    "sample_to_folder": "samplers.folders",
     "check": "checking.check",
     "compare": "evaluation.compare",
     "evaluate": "evaluation.evaluate",

@@ -39,14 +39,14 @@ _ENDS = [
     "engines.launch.worker_child._GONE_SECONDS",
     "engines.processes.pool.GRACE_SECONDS",
     "stepping.inference.environments.STUCK_SECONDS",
-    "stepping.inference.processes.STUCK_SECONDS",
-    "stepping.processes._REPORT_SECONDS",
+    "stepping.inference.env_processes.STUCK_SECONDS",
+    "stepping.process_transport._REPORT_SECONDS",
 ]
 _ENDS_EVERYWHERE = [
     "engines.linked.END_SECONDS",
     "engines.linked.GRACE_SECONDS",
     "engines.linked.STUCK_SECONDS",
-    "engines.queue_process.END_SECONDS",
+    "engines.queue_link.END_SECONDS",
     "engines.queued_workers.END_SECONDS",
     "engines.queued_workers.GRACE_SECONDS",
 ]

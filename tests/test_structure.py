@@ -31,8 +31,11 @@ UPWARDS_INSIDE_FUNCTIONS = {("data.batch", "data.npz")}
 MOST_LINES, MOST_LINES_OF_FUNCTION = 600, 60
 # Functions would cost percents here.
 MEASURED_LOOPS = [
-    "rollouts.script.trajectory", "stepping.server.step", "workers.several.loop.timesteps", "workers.single.run",
-]  # fmt: skip
+    "rollouts.script.trajectory",
+    "stepping.server.step",
+    "workers.several.parallel_loop.timesteps",
+    "workers.single.run",
+]
 
 
 # Where environments are stepped for what a sampler or a manager returns. Rules, hooks and recorders that a trajectory
@@ -40,7 +43,7 @@ MEASURED_LOOPS = [
 # why it cannot.
 STEPPED = {
     "rollouts.script.trajectory": "the script: all trajectories but those below",
-    "workers.several.loop.ParallelLoop.timesteps": "games whose steps cost nothing, in half of the script's time",
+    "workers.several.parallel_loop.ParallelLoop.timesteps": "games of free steps, in half of the script's time",
     "stepping.server.EnvServer.step": "the server of environments: steps that a manager or an agent elsewhere asks for",
     "workers.vec.native.NativeRunner._step_until_all_end": "native vector environments: all rows by one call",
 }

@@ -20,7 +20,7 @@ from benchmarks.harness.comparing import spread
 from benchmarks.harness.machine import describe
 from benchmarks.harness.question import arguments, save
 from streamsampler import MultiprocessingSampler, evaluate
-from streamsampler.samplers.of_tasks import PerTask, TaskRun
+from streamsampler.samplers.per_task import PerTask, TaskRun
 
 N_TASKS, N_WORKERS = 20, 2
 

@@ -17,7 +17,7 @@ from streamsampler.checking.choosers import chooser
 from streamsampler.checking.sampler_ways import of_processes
 from streamsampler.checking.way import Problem, Round, TooSlowError, Way
 from streamsampler.environments.updates import EnvUpdate
-from streamsampler.stepping.manager import BaseEnvManager
+from streamsampler.stepping.base_manager import BaseEnvManager
 from streamsampler.stepping.managers import EnvManager, SerialEnvManager
 from streamsampler.stepping.steps import Steps
 

@@ -120,7 +120,7 @@ def _check_kinds(paths: list[Path], name: str) -> None:
 def _export_trajectories(paths: list[Path], name: str, out: Path, options: dict[str, Any], bar: Any) -> dict[str, Any]:
     """Write trajectories, and return a description of the export."""
     from streamsampler.data.folder import TrajectoryFolder
-    from streamsampler.data.leaves import LeafSelection
+    from streamsampler.data.leaf_selection import LeafSelection
     from streamsampler.formats.export import export as exported
     from streamsampler.formats.export import format_named
     from streamsampler.formats.sources import open_source

@@ -22,14 +22,14 @@ from streamsampler.cli.targets import unused_beside
 from streamsampler.core.errors import DamagedShardError, SamplerError, UnwritableInfoError
 from streamsampler.core.version import __version__
 from streamsampler.data.batch import TrajectoryBatch
-from streamsampler.data.kept_infos import InfoSelection
+from streamsampler.data.info_selection import InfoSelection
 from streamsampler.data.shards import MANIFEST, read_manifest
 from streamsampler.data.space_codec import check_writable
 from streamsampler.data.statistics import Stats
 from streamsampler.environments.ids import with_version
 from streamsampler.evaluation.agents import make_sampler
 from streamsampler.samplers.base import Sampler
-from streamsampler.samplers.sharded import sample_to_folder
+from streamsampler.samplers.folders import sample_to_folder
 
 _DECIDING = ("agent", "max_episode_length", "order", "on_failure", "worker_threads", "vec")
 """Options that decide about the data."""

@@ -228,7 +228,7 @@ class WorkerError(SamplerError):
         worker_number: The worker, 0 to n-1.
         phase: Its activity, a value of `Phase`.
         trajectory: Index of the current trajectory; None outside trajectories.
-        incidents: Losses (`streamsampler.protocol.restarts.Loss`), oldest first; empty for an exception without
+        incidents: Losses (`streamsampler.protocol.losses.Loss`), oldest first; empty for an exception without
             retry.
         what: The message without `quota`, `outlook` and `incidents`.
         quota: The exhausted quota, or None.

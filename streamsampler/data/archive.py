@@ -1,7 +1,7 @@
 """Read `.npz` files, even if damaged or malicious: every fault is a `StorageError` with the names of file and array.
 
 An array of a few kilobytes may unpack to gigabytes. Its size in the archive's directory is compared with its header,
-itself of bounded length, before anything is unpacked; `data.claims` compares the headers of all arrays.
+itself of bounded length, before anything is unpacked; `data.array_claims` compares the headers of all arrays.
 """
 
 from __future__ import annotations

@@ -216,8 +216,8 @@ class TrajectoryFolder(Generic[ObservationsT, ActionsT]):
             seed: Seed of the shuffle.
             fields: The data of each sequence: some of observations, next_observations, actions, rewards, terminated,
                 truncated, step_types, env_infos and agent_infos, or of their leaves by path, such as
-                `"observations.image"` (see `streamsampler.data.leaves`). Infos with different keys in each sequence
-                need your own `collate_fn`.
+                `"observations.image"` (see `streamsampler.data.leaf_selection`). Infos with different keys in each
+                sequence need your own `collate_fn`.
             without: Leaves to omit, such as text: `["observations.mission"]`.
 
         Returns:

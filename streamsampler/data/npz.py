@@ -21,11 +21,11 @@ from streamsampler.core.keywords import meant
 from streamsampler.core.version import __version__
 from streamsampler.data.agent_rows import ARRAYS_OF_AGENTS, AgentRows
 from streamsampler.data.archive import opened_npz
+from streamsampler.data.array_claims import check_claims, entries_of
 from streamsampler.data.batch_fields import RawRows, value_of
-from streamsampler.data.claims import check_claims, entries_of
 from streamsampler.data.codec import decode, encode
+from streamsampler.data.info_selection import InfosArgument, InfoSelection, policies_of, unwritable_infos
 from streamsampler.data.json_facts import damage_raised, read_facts
-from streamsampler.data.kept_infos import InfosArgument, InfoSelection, policies_of, unwritable_infos
 from streamsampler.data.space_codec import decode_space, encode_space
 from streamsampler.data.spaces import short
 from streamsampler.data.trees import Array, object_array

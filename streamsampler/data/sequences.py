@@ -19,7 +19,7 @@ from streamsampler.data import npz as storage
 from streamsampler.data import trees
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.infos import take_infos
-from streamsampler.data.leaves import LeafSelection
+from streamsampler.data.leaf_selection import LeafSelection
 from streamsampler.data.spaces import AnySpace
 from streamsampler.data.trees import Array
 

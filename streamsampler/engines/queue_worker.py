@@ -22,8 +22,8 @@ from streamsampler.core.serialization import Contents, Payload, loads
 from streamsampler.core.settings import SettingsInForce
 from streamsampler.engines.launch.child import ignore_terminal, kill_at_end_of, own_group, run_as_child
 from streamsampler.engines.launch.exit_handlers import forget_foreign_handlers, run_finalizers
+from streamsampler.engines.process_setup import ProcessSetup, StartedProcess
 from streamsampler.engines.worker_channel import WorkerChannel
-from streamsampler.engines.worker_side import ProcessSetup, StartedProcess
 from streamsampler.protocol.messages import Answer, Exit, Message
 from streamsampler.workers.base import WorkerContext
 from streamsampler.workers.board import StatusBoard

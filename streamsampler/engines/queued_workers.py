@@ -20,7 +20,7 @@ from streamsampler.engines.launch.child import END_SECONDS
 from streamsampler.engines.launch.descriptor_limit import make_room
 from streamsampler.engines.launch.start_methods import StartMethod
 from streamsampler.engines.linked import GRACE_SECONDS, LinkedWorkers
-from streamsampler.engines.queue_process import QueueProcessLink, QueueStart
+from streamsampler.engines.queue_link import QueueProcessLink, QueueStart
 from streamsampler.workers.board import StatusBoard, board_bytes
 
 _start_lock = threading.Lock()

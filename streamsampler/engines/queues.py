@@ -23,10 +23,10 @@ from streamsampler.core.serialization import Payload
 from streamsampler.engines.base import Event
 from streamsampler.engines.launch.start_methods import StartMethod
 from streamsampler.engines.linked import EngineLink, LinkedEngine
-from streamsampler.engines.queue_process import QueueProcessLink
+from streamsampler.engines.process_setup import ProcessSetup
+from streamsampler.engines.queue_link import QueueProcessLink
 from streamsampler.engines.queue_worker import main
 from streamsampler.engines.queued_workers import QueuedWorkers
-from streamsampler.engines.worker_side import ProcessSetup
 from streamsampler.protocol.messages import Message
 from streamsampler.protocol.states import CAPACITY
 

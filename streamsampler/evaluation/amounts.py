@@ -12,7 +12,7 @@ from streamsampler.data.codec import decode, encode
 from streamsampler.data.trees import same
 from streamsampler.evaluation.intervals import Bounds
 from streamsampler.evaluation.rules import FLOORS, PrecisionOf, Rule, checked_bounds, make_rule
-from streamsampler.protocol.parts import Part
+from streamsampler.protocol.evaluation_parts import Part
 from streamsampler.samplers.provenance import shown_name
 
 DEFAULT_CAP = 10_000

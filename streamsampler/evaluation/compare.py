@@ -36,7 +36,7 @@ from streamsampler.evaluation.suites.decide_suite import SuiteAmount, SuiteDecis
 from streamsampler.evaluation.suites.evaluate_suite import SuiteArguments, refuse_without_suite, saved_bounds
 from streamsampler.evaluation.suites.suite_comparison import SuiteComparison, position_names
 from streamsampler.evaluation.suites.suite_evaluation import SuiteEvaluation
-from streamsampler.protocol.parts import PartArgument
+from streamsampler.protocol.evaluation_parts import PartArgument
 from streamsampler.samplers.options import ANY_SAMPLERS_OPTIONS
 from streamsampler.samplers.per_worker import Envs
 from streamsampler.workers.factory import usable_cores

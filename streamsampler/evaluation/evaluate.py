@@ -32,7 +32,7 @@ from streamsampler.evaluation.suites.evaluate_suite import (
     saved_bounds,
 )
 from streamsampler.evaluation.suites.suite_evaluation import SuiteEvaluation
-from streamsampler.protocol.parts import PartArgument
+from streamsampler.protocol.evaluation_parts import PartArgument
 from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.options import ANY_SAMPLERS_OPTIONS
 from streamsampler.samplers.per_worker import Envs

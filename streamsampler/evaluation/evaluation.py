@@ -30,7 +30,7 @@ from streamsampler.evaluation.intervals import (
 )
 from streamsampler.evaluation.journal import JournalContents
 from streamsampler.evaluation.rules import BettingSequence, within
-from streamsampler.protocol.parts import Part, part_of_facts
+from streamsampler.protocol.evaluation_parts import Part, part_of_facts
 
 # Times, paths, hosts and numbers of workers are absent from the JSON, so that the same evaluation gives the same bytes.
 # The summary is for other readers: it is computed from the trajectories, and never read back.

@@ -16,7 +16,7 @@ from streamsampler.evaluation.evaluation import Evaluation
 from streamsampler.evaluation.evaluation_call import SHOWN_FAILURES
 from streamsampler.evaluation.journal import INTERRUPTED
 from streamsampler.evaluation.origins import differences, fingerprints_of, origin_of, warn_of_kernels
-from streamsampler.protocol.parts import in_order
+from streamsampler.protocol.evaluation_parts import in_order
 
 _COLUMNS = ("returns", "lengths", "terminated", "truncated", "indices")
 _AGREE = ("guaranteed", "bounds")

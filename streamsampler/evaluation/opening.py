@@ -22,7 +22,7 @@ from streamsampler.evaluation.agents import (
     refuse_several_tasks,
 )
 from streamsampler.evaluation.amounts import Amount
-from streamsampler.protocol.parts import checked_part, part_of
+from streamsampler.protocol.evaluation_parts import checked_part, part_of
 from streamsampler.protocol.plans import Layout
 from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.per_worker import items_by_worker

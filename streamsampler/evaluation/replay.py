@@ -23,7 +23,7 @@ from streamsampler.data import npz as storage
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.folder import TrajectoryFolder
 from streamsampler.data.shards import load_with_header, read_manifest, shard_name
-from streamsampler.data.taken import check_chosen
+from streamsampler.data.taken_actions import check_chosen
 from streamsampler.environments.filming import check_renders, check_video
 from streamsampler.environments.ids import find_spec
 from streamsampler.environments.updates import EnvUpdate, as_env_update

@@ -30,7 +30,7 @@ from streamsampler.evaluation.journal import (
     whole_of,
 )
 from streamsampler.evaluation.resuming import SavedTrajectories
-from streamsampler.protocol.parts import PartArgument
+from streamsampler.protocol.evaluation_parts import PartArgument
 
 DESCRIBED = (
     "agent", "environment", "settings", "versions", "seed", "success_meaning", "guaranteed", "bounds", "part",

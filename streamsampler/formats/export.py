@@ -11,7 +11,7 @@ from typing import Any
 from streamsampler.core.errors import UsageError
 from streamsampler.core.keywords import meant
 from streamsampler.core.progress import ProgressArgument, display
-from streamsampler.data.leaves import LeafSelection
+from streamsampler.data.leaf_selection import LeafSelection
 from streamsampler.formats import minari, parquet
 from streamsampler.formats.export_folder import check_out
 from streamsampler.formats.sources import Sourced, open_source
@@ -66,8 +66,8 @@ def export(
         out: The folder to write, new or empty; its parent directory must exist.
         to: The format: "parquet", "minari" or another key of `streamsampler.formats.export.FORMATS`.
         fields: The leaves of observations, actions and infos to export, by path: `"observations.image"`,
-            `"env_infos.lap"`; see `streamsampler.data.leaves`. A tree without any path here is exported whole. None for
-            all.
+            `"env_infos.lap"`; see `streamsampler.data.leaf_selection`. A tree without any path here is exported whole.
+            None for all.
         without: The leaves to omit.
         policy: With several agents, the policy to export.
         progress: As in the samplers' `obtain_samples`.

@@ -9,7 +9,7 @@ import numpy as np
 
 from streamsampler.core.extras import needed
 from streamsampler.core.keywords import suggesting
-from streamsampler.data.leaves import LeafSelection
+from streamsampler.data.leaf_selection import LeafSelection
 from streamsampler.formats.columns import ColumnRows
 from streamsampler.formats.sources import Sourced, open_source
 

@@ -34,7 +34,7 @@ from streamsampler.core.progress import Display
 from streamsampler.data import trees
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.info_columns import KeyPath
-from streamsampler.data.leaves import way_out
+from streamsampler.data.leaf_selection import way_out
 from streamsampler.formats.columns import Column, ColumnRows, info_rows
 from streamsampler.formats.export_folder import allocate, new_folder
 from streamsampler.formats.sources import Source

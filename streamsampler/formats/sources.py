@@ -17,7 +17,7 @@ from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.batch_fields import INFOS, replaced
 from streamsampler.data.folder import TrajectoryFolder
 from streamsampler.data.info_columns import KeyPath
-from streamsampler.data.leaves import LeafSelection
+from streamsampler.data.leaf_selection import LeafSelection
 from streamsampler.data.multi_agent import MultiAgentBatch
 from streamsampler.data.shards import load_with_header
 from streamsampler.data.spaces import AnySpace

@@ -14,7 +14,7 @@ from streamsampler.core.extras import needed
 from streamsampler.core.keywords import suggesting
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.info_columns import KeyPath
-from streamsampler.data.leaves import LeafSelection, way_out
+from streamsampler.data.leaf_selection import LeafSelection, way_out
 from streamsampler.formats.columns import Column, info_rows, leaf_column, space_columns
 from streamsampler.formats.sources import Source, Sourced, open_source
 

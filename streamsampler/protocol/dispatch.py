@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from streamsampler.protocol.checks import RunTwiceChecks
 from streamsampler.protocol.gathering import Assignment, Gathering
 from streamsampler.protocol.instructions import Instruction, Launch, Send
 from streamsampler.protocol.known_worker import KnownWorker
 from streamsampler.protocol.messages import Start
+from streamsampler.protocol.run_twice_checks import RunTwiceChecks
 from streamsampler.protocol.states import Happened, SamplerState
 
 

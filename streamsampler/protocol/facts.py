@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from streamsampler.core.errors import SpentQuota
 from streamsampler.protocol.faults import WorkerFault
-from streamsampler.protocol.restarts import Loss
+from streamsampler.protocol.losses import Loss
 from streamsampler.protocol.result import DroppedReport, Result
-from streamsampler.protocol.sections import Section, TaskName
+from streamsampler.protocol.task_sections import Section, TaskName
 
 
 @dataclass(frozen=True, slots=True)

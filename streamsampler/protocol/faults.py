@@ -12,11 +12,11 @@ from types import MappingProxyType
 
 from streamsampler.core.errors import Phase
 from streamsampler.protocol.events import WorkerDied
+from streamsampler.protocol.losses import Loss, LossKind, cause_of_death, cause_of_exception, unready, was_killed
 from streamsampler.protocol.messages import Failure
 from streamsampler.protocol.plans import GatherPlan
 from streamsampler.protocol.progress import Progress
-from streamsampler.protocol.restarts import Loss, LossKind, cause_of_death, cause_of_exception, unready, was_killed
-from streamsampler.protocol.sections import Section, TaskName
+from streamsampler.protocol.task_sections import Section, TaskName
 
 AGENT_PHASES = {Phase.AGENT_CONSTRUCTION, Phase.AGENT_UPDATE}
 UPDATE_PHASES = AGENT_PHASES | {Phase.ENV_CONSTRUCTION, Phase.HOOK_CREATED, Phase.CLOSE}

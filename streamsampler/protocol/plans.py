@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 
 from streamsampler.core.errors import UsageError
-from streamsampler.protocol.sections import NO_SECTIONS, Section, Sections
+from streamsampler.protocol.task_sections import NO_SECTIONS, Section, Sections
 
 __all__ = [
     "AtLeast", "Exactly", "ExactlyPerWorker", "Fragments", "GatherPlan", "Layout", "Streamed", "endless",

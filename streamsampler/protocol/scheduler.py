@@ -19,7 +19,6 @@ from operator import attrgetter
 from typing import Any
 
 from streamsampler.core.fingerprints import Fingerprint
-from streamsampler.protocol.checks import RunTwiceChecks, TaskChecks
 from streamsampler.protocol.dispatch import Dispatch
 from streamsampler.protocol.events import (
     Event,
@@ -67,22 +66,23 @@ from streamsampler.protocol.instructions import (
     Send,
     Warn,
 )  # fmt: skip
-from streamsampler.protocol.kernels import Fingerprints
 from streamsampler.protocol.known_worker import KnownWorker
+from streamsampler.protocol.losses import LossesByTask, Policy, unready
 from streamsampler.protocol.messages import Phase, Report
 from streamsampler.protocol.plans import Fragments, GatherPlan, Layout, Streamed
 from streamsampler.protocol.prefetch import Prefetch
 from streamsampler.protocol.progress import Progress
-from streamsampler.protocol.restarts import LossesByTask, Policy, unready
 from streamsampler.protocol.result import Order, Span
-from streamsampler.protocol.sections import Section, Sections, TaskName
+from streamsampler.protocol.run_modes import RunModes, Structure
+from streamsampler.protocol.run_twice_checks import RunTwiceChecks, TaskChecks
 from streamsampler.protocol.states import CAPACITY, Happened, SamplerSide
 from streamsampler.protocol.supervision import LEAVING, Question, Supervision
 from streamsampler.protocol.task_gathering import TaskGathering
+from streamsampler.protocol.task_sections import Section, Sections, TaskName
 from streamsampler.protocol.throughput import Throughput
 from streamsampler.protocol.tickets import SHORTEST_TICKET_SECONDS
 from streamsampler.protocol.trace import LENGTHS_SHIFT, SchedulerTrace
-from streamsampler.protocol.ways import RunModes, Structure
+from streamsampler.protocol.worker_kernels import Fingerprints
 
 
 class Scheduler:

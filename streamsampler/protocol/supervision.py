@@ -12,9 +12,9 @@ from streamsampler.protocol.faults import Hang
 from streamsampler.protocol.instructions import Instruction, Kill, RequestProgress, Retire, Warn
 from streamsampler.protocol.known_worker import KnownWorker
 from streamsampler.protocol.long_trajectories import LengthWatch
+from streamsampler.protocol.losses import Doing, Policy
 from streamsampler.protocol.messages import Exit, Phase
 from streamsampler.protocol.progress import Progress
-from streamsampler.protocol.restarts import Doing, Policy
 from streamsampler.protocol.states import Happened, SamplerState
 
 Question: TypeAlias = Literal["copies", "hangs", "lengths"]

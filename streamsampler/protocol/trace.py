@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, Protocol
 
 from streamsampler.core.errors import ProtocolError
 from streamsampler.core.version import __version__
-from streamsampler.protocol.restarts import Policy
+from streamsampler.protocol.losses import Policy
 
 N_EVENTS = 10_000
 """Least number of recorded events."""

@@ -16,7 +16,7 @@ from streamsampler.protocol.gathering import Gathering
 from streamsampler.protocol.instructions import Reason
 from streamsampler.protocol.messages import Report
 from streamsampler.protocol.result import DroppedReport
-from streamsampler.protocol.sections import TaskName
+from streamsampler.protocol.task_sections import TaskName
 from streamsampler.samplers.session import Session
 from streamsampler.workers.logs import handle_records
 

@@ -18,10 +18,10 @@ from streamsampler.core.progress import ProgressArgument
 from streamsampler.core.serialization import dumps
 from streamsampler.data.batch import TrajectoryBatch, brackets
 from streamsampler.data.batch_fields import ActionsT, ObservationsT
-from streamsampler.data.taken import check_record_taken
+from streamsampler.data.taken_actions import check_record_taken
 from streamsampler.protocol.limits import DEFAULT_LIMITS, Limits, Quota, limits_of
+from streamsampler.protocol.losses import OnFailure, Policy
 from streamsampler.protocol.plans import Fragments
-from streamsampler.protocol.restarts import OnFailure, Policy
 from streamsampler.protocol.result import Order
 from streamsampler.samplers.life import SamplerLife, SamplerSetup
 from streamsampler.samplers.obtaining import ObtainingSampler
@@ -132,7 +132,7 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
             abnormal: it ends, and is dropped and counted as with `on_failure="drop"`, with the same bias. Not for
             fragments.
         record_taken: The name of an info with the action really taken, such as "action_taken", to record in place of
-            the agent's; see `streamsampler.data.taken`.
+            the agent's; see `streamsampler.data.taken_actions`.
         staleness: 0 samples each batch with its call's parameters; 1 with those of the call before, so that workers
             sample while you learn; see `streamsampler/docs/sampling.md`.
         policy_of: Which policy of `agents={"name": agent}` acts for which of an environment's agents: a function

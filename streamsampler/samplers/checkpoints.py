@@ -18,7 +18,7 @@ from streamsampler.core.by_value import dumps_by_value
 from streamsampler.core.errors import UsageError
 from streamsampler.core.serialization import HeldPayload, Payload
 from streamsampler.core.words import count
-from streamsampler.data.plain import plain_stats, stats_of
+from streamsampler.data.plain_values import plain_stats, stats_of
 from streamsampler.data.statistics import Stats
 from streamsampler.engines.base import Engine
 from streamsampler.protocol.plans import Fragments

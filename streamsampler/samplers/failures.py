@@ -38,10 +38,10 @@ from streamsampler.protocol.facts import (
     WarningFact,
 )
 from streamsampler.protocol.faults import WorkerFault
+from streamsampler.protocol.losses import Loss
 from streamsampler.protocol.messages import Failure
-from streamsampler.protocol.restarts import Loss
 from streamsampler.protocol.result import DroppedReport
-from streamsampler.protocol.sections import TaskName
+from streamsampler.protocol.task_sections import TaskName
 
 logger = logging.getLogger("streamsampler")
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from streamsampler.data.assembly import info_pieces
 from streamsampler.data.batch_fields import INFOS
 from streamsampler.data.info_columns import InfoColumns
-from streamsampler.data.kept_infos import InfoSelection, check_pieces, info_name
+from streamsampler.data.info_selection import InfoSelection, check_pieces, info_name
 from streamsampler.data.multi_agent import segments_of_policies
 from streamsampler.data.recorder import Rollouts
 from streamsampler.data.segments import Segment

@@ -10,7 +10,7 @@ import numpy as np
 
 from streamsampler.core.by_value import dumps_by_value
 from streamsampler.data.batch_fields import sums
-from streamsampler.data.plain import plain_tree, tree_of
+from streamsampler.data.plain_values import plain_tree, tree_of
 from streamsampler.data.recorder import EnvFragment, EpisodeState, Rollouts
 from streamsampler.data.segments import Delivery
 from streamsampler.data.statistics import EndedEpisodes

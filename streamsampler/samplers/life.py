@@ -19,12 +19,12 @@ from streamsampler.core.timing import ScriptTimes
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.statistics import Stats
 from streamsampler.engines.base import Answered, Engine, Event, Logged
-from streamsampler.protocol.checks import RunTwiceChecks, TaskChecks
-from streamsampler.protocol.kernels import Fingerprints
+from streamsampler.protocol.losses import Policy
 from streamsampler.protocol.messages import Failure, Phase, Report
 from streamsampler.protocol.plans import GatherPlan
-from streamsampler.protocol.restarts import Policy
 from streamsampler.protocol.result import Order
+from streamsampler.protocol.run_twice_checks import RunTwiceChecks, TaskChecks
+from streamsampler.protocol.worker_kernels import Fingerprints
 from streamsampler.samplers.call import Call
 from streamsampler.samplers.call_start import start_call
 from streamsampler.samplers.failures import failure_error, kernels_error, logger

@@ -15,11 +15,10 @@ from streamsampler.core.keywords import suggesting
 from streamsampler.core.progress import ProgressArgument, display
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.batch_fields import ActionsT, ObservationsT, replaced
-from streamsampler.data.kept_infos import InfosArgument, InfoSelection
-from streamsampler.protocol.checks import TaskChecks
+from streamsampler.data.info_selection import InfosArgument, InfoSelection
 from streamsampler.protocol.plans import AtLeast, Exactly, ExactlyPerWorker, GatherPlan, Layout, Streamed
+from streamsampler.protocol.run_twice_checks import TaskChecks
 from streamsampler.samplers.call import Call
-from streamsampler.samplers.of_tasks import TaskRun, resets_of, sections_of
 from streamsampler.samplers.options import refuse_agents, refuse_items
 from streamsampler.samplers.owner import LifeOwner
 from streamsampler.samplers.payloads import (
@@ -29,6 +28,7 @@ from streamsampler.samplers.payloads import (
     on_environments,
     pickled_updates,
 )
+from streamsampler.samplers.per_task import TaskRun, resets_of, sections_of
 from streamsampler.samplers.per_worker import Envs
 from streamsampler.samplers.provenance import provenance_of
 from streamsampler.samplers.streaming import Stream

@@ -18,9 +18,9 @@ from streamsampler.core.serialization import Payload
 from streamsampler.engines.launch.start_methods import StartMethod
 from streamsampler.engines.registry import PARENT, EngineName
 from streamsampler.protocol.limits import Limits, Quota
-from streamsampler.protocol.restarts import OnFailure
+from streamsampler.protocol.losses import OnFailure
 from streamsampler.protocol.result import Order
-from streamsampler.samplers.of_tasks import PerTask
+from streamsampler.samplers.per_task import PerTask
 from streamsampler.samplers.per_worker import PerWorker, items_by_worker
 from streamsampler.samplers.provenance import EnvironmentFacts
 from streamsampler.workers.base import Worker

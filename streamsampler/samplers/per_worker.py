@@ -10,7 +10,7 @@ from streamsampler.core.errors import UsageError
 from streamsampler.core.keywords import suggesting
 from streamsampler.core.words import count
 from streamsampler.environments.updates import EnvLike
-from streamsampler.samplers.of_tasks import PerTask
+from streamsampler.samplers.per_task import PerTask
 
 Item = TypeVar("Item")
 

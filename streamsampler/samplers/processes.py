@@ -18,7 +18,7 @@ from streamsampler.engines.launch.start_methods import StartMethod, check_start_
 from streamsampler.engines.local import LocalEngine
 from streamsampler.engines.registry import ENGINES, PARENT, EngineName, check_engine
 from streamsampler.protocol.limits import DEFAULT_LIMITS, limits_of
-from streamsampler.protocol.restarts import Policy
+from streamsampler.protocol.losses import Policy
 from streamsampler.samplers.base import Sampler, with_factory
 from streamsampler.samplers.options import (
     AllSamplerOptions,

@@ -25,7 +25,7 @@ from streamsampler.environments.updates import (
     SpecEnvUpdate,
     describe,
 )
-from streamsampler.protocol.restarts import Policy
+from streamsampler.protocol.losses import Policy
 from streamsampler.protocol.result import Order
 from streamsampler.samplers.updates import Updates
 from streamsampler.workers.base import Worker

@@ -15,7 +15,7 @@ from streamsampler.core.extras import needed
 from streamsampler.core.keywords import suggesting
 from streamsampler.data.batch_fields import ActionsT, ObservationsT
 from streamsampler.engines.base import Engine
-from streamsampler.protocol.restarts import Policy
+from streamsampler.protocol.losses import Policy
 from streamsampler.samplers.base import Sampler, with_factory
 from streamsampler.samplers.options import AllSamplerOptions, RaySamplerOptions
 from streamsampler.samplers.per_worker import Agents, Envs

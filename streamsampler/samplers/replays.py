@@ -15,7 +15,7 @@ from streamsampler.core.errors import SerializationError, UsageError, positive
 from streamsampler.core.seeding import TrajectorySeeds
 from streamsampler.core.serialization import HeldPayload, Payload, dumps, loads
 from streamsampler.data.batch import TrajectoryBatch
-from streamsampler.data.taken import check_chosen
+from streamsampler.data.taken_actions import check_chosen
 from streamsampler.environments.filming import check_renders
 from streamsampler.protocol.plans import Exactly, Fragments, GatherPlan, Streamed
 from streamsampler.samplers.life import SamplerLife

@@ -15,7 +15,7 @@ from streamsampler.core.serialization import Payload, dumps
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.multi_agent import MultiAgentBatch, assembled
 from streamsampler.data.segments import Delivery, Segment
-from streamsampler.data.taken import TakenActions
+from streamsampler.data.taken_actions import TakenActions
 from streamsampler.engines.base import Answered, Event
 from streamsampler.engines.local import LocalEngine
 from streamsampler.environments.filming import Film, FilmedEnvUpdate

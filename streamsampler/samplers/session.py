@@ -11,17 +11,17 @@ from streamsampler.core.errors import ClosedError
 from streamsampler.core.memory import Pool
 from streamsampler.core.seeding import Indices, TrajectorySeeds
 from streamsampler.core.serialization import Payload, dumps
-from streamsampler.data.taken import TakenActions
+from streamsampler.data.taken_actions import TakenActions
 from streamsampler.engines.base import Answered, Engine, Logged
-from streamsampler.protocol.checks import RunTwiceChecks
-from streamsampler.protocol.kernels import Fingerprints
+from streamsampler.protocol.losses import Policy
 from streamsampler.protocol.messages import Answer, Message, Report, Start, Ticket
 from streamsampler.protocol.plans import Fragments, GatherPlan, Layout
-from streamsampler.protocol.restarts import Policy
 from streamsampler.protocol.result import Order
+from streamsampler.protocol.run_twice_checks import RunTwiceChecks
 from streamsampler.protocol.scheduler import Scheduler
-from streamsampler.protocol.sections import TaskName
 from streamsampler.protocol.states import CAPACITY, SamplerState
+from streamsampler.protocol.task_sections import TaskName
+from streamsampler.protocol.worker_kernels import Fingerprints
 from streamsampler.samplers.arrivals import Arrivals, LaunchedWorker
 from streamsampler.samplers.failures import logger
 from streamsampler.samplers.file_infos import FileInfos

@@ -11,7 +11,7 @@ from streamsampler.data.anomalies import Anomaly
 from streamsampler.data.batch import TrajectoryBatch
 from streamsampler.data.segments import Segment
 from streamsampler.data.statistics import DroppedTrajectory, FoundAnomaly
-from streamsampler.protocol.sections import Section, Sections
+from streamsampler.protocol.task_sections import Section, Sections
 from streamsampler.samplers.call import Call
 from streamsampler.samplers.life import SamplerLife
 from streamsampler.samplers.streaming import Stream, is_over, trajectories_of

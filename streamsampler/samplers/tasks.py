@@ -15,10 +15,10 @@ from streamsampler.core.errors import SamplerError, UsageError
 from streamsampler.core.serialization import Payload
 from streamsampler.core.words import count
 from streamsampler.environments.updates import as_env_update
-from streamsampler.protocol.sections import TaskName
-from streamsampler.samplers.of_tasks import PerTask
+from streamsampler.protocol.task_sections import TaskName
 from streamsampler.samplers.options import check_policies, policies_of, refuse_agents, say_size_of_copies
 from streamsampler.samplers.payloads import are_asynchronous, check_side_by_side, pickled_environments, put, put_agents
+from streamsampler.samplers.per_task import PerTask
 from streamsampler.samplers.per_worker import items_by_worker
 from streamsampler.samplers.provenance import EnvironmentFacts
 from streamsampler.samplers.task_payloads import TaskPayloads, first_payload

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
-from streamsampler.protocol.ways import Structure
+from streamsampler.protocol.run_modes import Structure
 
 Payload = TypeVar("Payload")
 Other = TypeVar("Other")

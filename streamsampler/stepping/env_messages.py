@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from streamsampler.core.errors import ActionError, Phase, RolloutError, SpentQuota, WorkerDiedError
-from streamsampler.protocol.restarts import Loss
+from streamsampler.protocol.losses import Loss
 
 IT_RAISED = "it raised "
 """Start of the reason why an environment was not restored, if it raised."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from streamsampler.protocol.restarts import Losses
+from streamsampler.protocol.losses import Losses
 from streamsampler.stepping.env_messages import (
     CountRestored,
     CountUnrestored,

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from streamsampler.core.errors import ActionError, RemoteTraceback, RolloutError, SpentQuota, WorkerError
 from streamsampler.protocol.faults import Hang
+from streamsampler.protocol.losses import Loss, Losses, LossKind, Policy, cause_of_exception, unready, was_killed
 from streamsampler.protocol.messages import Phase
-from streamsampler.protocol.restarts import Loss, Losses, LossKind, Policy, cause_of_exception, unready, was_killed
 from streamsampler.samplers.failures import loss_error
 from streamsampler.stepping.loss_scheduler import subject_of
 

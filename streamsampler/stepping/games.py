@@ -2,7 +2,7 @@
 
 Recorders also ask an environment who is listed, who acts, and which outcome an agent without a last turn would get:
 each result carries the answers until the next, see `stepping.game_proxies`. A result is a single object, and so is an
-action: they travel outside shared memory, see `stepping.objects`.
+action: they travel outside shared memory, see `stepping.carried_values`.
 """
 
 from __future__ import annotations

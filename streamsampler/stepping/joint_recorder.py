@@ -19,15 +19,15 @@ from streamsampler.stepping.game_proxies import GameProxy, game_of
 from streamsampler.stepping.games import INFOS, OUTSTANDING, SPACES
 from streamsampler.stepping.joint_env import Turn
 from streamsampler.stepping.recorder import StepsRecorder
-from streamsampler.stepping.several import SeveralAgents
+from streamsampler.stepping.several_agents import SeveralAgents
 from streamsampler.stepping.steps import Steps
-from streamsampler.workers.several.players import EnvAgents
+from streamsampler.workers.several.policy_set import EnvAgents
 from streamsampler.workers.vec.batch_infos import BatchInfos, info_of_row
-from streamsampler.workers.vec.joint import MultiAgentRows
-from streamsampler.workers.vec.steps import RowTrajectory
+from streamsampler.workers.vec.row_recorders import RowTrajectory
+from streamsampler.workers.vec.several_agents import MultiAgentRows
 
 if TYPE_CHECKING:
-    from streamsampler.stepping.manager import BaseEnvManager
+    from streamsampler.stepping.base_manager import BaseEnvManager
 
 
 class _FirstTurn(NamedTuple):

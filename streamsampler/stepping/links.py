@@ -10,7 +10,7 @@ from streamsampler.core.errors import WorkerError
 from streamsampler.core.serialization import Payload
 from streamsampler.engines.launch.child import END_SECONDS
 from streamsampler.engines.linked import Link, LinkedWorkers
-from streamsampler.engines.worker_side import ProcessSetup
+from streamsampler.engines.process_setup import ProcessSetup
 from streamsampler.protocol.hangs import Stillness
 from streamsampler.stepping.frames import pickle_frame
 from streamsampler.stepping.rows import EnvSpaces, Rows

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from streamsampler.core.errors import SpentQuota
-from streamsampler.protocol.restarts import Loss, Losses, Policy
+from streamsampler.protocol.losses import Loss, Losses, Policy
 from streamsampler.stepping.env_messages import (
     EnvInstruction,
     EnvReport,
@@ -28,7 +28,7 @@ from streamsampler.stepping.env_messages import (
     Restored,
     RestoreEnvs,
 )  # fmt: skip
-from streamsampler.stepping.requests import OpenRequests
+from streamsampler.stepping.open_requests import OpenRequests
 
 
 def subject_of(env_id: int) -> str:

@@ -16,11 +16,11 @@ from streamsampler.engines.launch.start_methods import StartMethod, check_start_
 from streamsampler.engines.registry import EngineName, check_engine
 from streamsampler.environments.ids import JOINT_VIEW
 from streamsampler.protocol.limits import DEFAULT_LIMITS, Limits, Quota, limits_of
-from streamsampler.protocol.restarts import Policy
+from streamsampler.protocol.losses import Policy
+from streamsampler.stepping.base_manager import BaseEnvManager
 from streamsampler.stepping.env_states import Autoreset, OnEnvFailure
 from streamsampler.stepping.episode_server import EpisodeServer
 from streamsampler.stepping.joint_recorder import JointStepsRecorder
-from streamsampler.stepping.manager import BaseEnvManager
 from streamsampler.stepping.options import (
     RESTORE_LIMIT,
     ManagerOptions,
@@ -32,7 +32,7 @@ from streamsampler.stepping.options import (
     watch_of,
 )
 from streamsampler.stepping.pools import new_pool_of
-from streamsampler.stepping.processes import ProcessTransport
+from streamsampler.stepping.process_transport import ProcessTransport
 from streamsampler.stepping.recorder import RowsRecorder, StepsRecorder
 from streamsampler.stepping.serial_transport import PristineEnvs, SerialTransport
 from streamsampler.stepping.transport import Transport

@@ -15,8 +15,8 @@ from streamsampler.core.errors import UsageError, positive, positive_seconds
 from streamsampler.core.serialization import dumps, loads
 from streamsampler.environments.updates import EnvUpdate, NewEnvUpdate, SpecEnvUpdate, as_env_update
 from streamsampler.protocol.hangs import HangWatch
+from streamsampler.protocol.losses import LEAST_CONSTRUCTION_SECONDS, Policy
 from streamsampler.protocol.messages import Phase
-from streamsampler.protocol.restarts import LEAST_CONSTRUCTION_SECONDS, Policy
 from streamsampler.samplers.per_worker import items_by_worker
 from streamsampler.stepping.env_states import Autoreset, OnEnvFailure
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from streamsampler.core.serialization import Payload
 from streamsampler.engines.launch.start_methods import StartMethod
-from streamsampler.engines.queue_process import QueueProcessLink
+from streamsampler.engines.queue_link import QueueProcessLink
 from streamsampler.engines.queued_workers import QueuedWorkers
 from streamsampler.stepping.frames import split
 from streamsampler.stepping.links import EnvLink, EnvPool, WorkerMessage, setup_of

@@ -20,11 +20,11 @@ from streamsampler.data.trees import snapshot, take
 from streamsampler.stepping.episodes import EnvEpisodes
 from streamsampler.stepping.steps import Steps
 from streamsampler.workers.vec.batch_infos import BatchInfos
+from streamsampler.workers.vec.row_recorders import RowTrajectory, StepRecorder
 from streamsampler.workers.vec.rows import row_of
-from streamsampler.workers.vec.steps import RowTrajectory, StepRecorder
 
 if TYPE_CHECKING:
-    from streamsampler.stepping.manager import BaseEnvManager
+    from streamsampler.stepping.base_manager import BaseEnvManager
 
 
 StartT = TypeVar("StartT")

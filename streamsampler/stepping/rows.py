@@ -1,7 +1,7 @@
 """A row for each environment: its worker writes some columns, its manager the others.
 
 Arrays of a fixed size lie in memory shared by both. Values of other spaces (Text, Sequence, Graph, OneOf, custom
-spaces) are Python objects, and travel in messages, see `stepping.objects`; without shared memory all values do.
+spaces) are Python objects, and travel in messages, see `stepping.carried_values`; without shared memory all values do.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Rows:
         self.has_views = self.observation_values.is_stacked  # whether observations lie in `observations`
         self.is_shared = is_shared  # whether worker and manager share these arrays
         self.observations_have_objects = self.observation_values.has_objects
-        # Whether parts travel in messages, see `stepping.objects`: without a fixed size, or without shared memory.
+        # Whether parts travel in messages: without a fixed size, or without shared memory (`stepping.carried_values`).
         self.observations_are_carried = self.observation_values.is_carried
         self.actions_are_carried = self.action_values.is_carried
         self._ended: set[int] = set()  # environments with a last observation not yet carried by a message

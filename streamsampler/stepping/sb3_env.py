@@ -21,8 +21,8 @@ except ImportError as error:
     raise missing("sb3_env()", "sb3", error) from error
 
 if TYPE_CHECKING:
+    from streamsampler.stepping.base_manager import BaseEnvManager
     from streamsampler.stepping.episodes import RoundResults
-    from streamsampler.stepping.manager import BaseEnvManager
     from streamsampler.stepping.steps import Steps
 
 

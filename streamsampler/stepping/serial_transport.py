@@ -13,7 +13,7 @@ from streamsampler.core.errors import SerializationError
 from streamsampler.core.serialization import Payload, dumps, loads
 from streamsampler.core.timing import not_measuring
 from streamsampler.environments.updates import EnvUpdate, NewEnvUpdate, SpecEnvUpdate
-from streamsampler.protocol.restarts import Losses, Policy
+from streamsampler.protocol.losses import Losses, Policy
 from streamsampler.stepping.env_messages import EnvReport, EnvsFailed, RequestsDone, Restored
 from streamsampler.stepping.env_states import Autoreset
 from streamsampler.stepping.env_times import WorkerReport

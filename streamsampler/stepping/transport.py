@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from streamsampler.core.errors import WorkerError
-from streamsampler.protocol.restarts import Losses
+from streamsampler.protocol.losses import Losses
 from streamsampler.stepping.env_messages import EnvReport, EnvsFailed
 from streamsampler.stepping.env_times import WorkerReport
 from streamsampler.stepping.restores import RestoreOrder

@@ -25,8 +25,8 @@ from streamsampler.workers.vec.columns import leaves_of
 from streamsampler.workers.vec.rows import row_of
 
 if TYPE_CHECKING:
+    from streamsampler.stepping.base_manager import BaseEnvManager
     from streamsampler.stepping.episodes import RoundResults
-    from streamsampler.stepping.manager import BaseEnvManager
 
 _LOG = logging.getLogger("streamsampler")
 

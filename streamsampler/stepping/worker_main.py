@@ -14,10 +14,10 @@ from typing import Any, NoReturn
 
 from streamsampler.core.by_value import dumps_by_value
 from streamsampler.core.serialization import Payload, dumps, loads
-from streamsampler.engines.worker_side import StartedProcess
+from streamsampler.engines.process_setup import StartedProcess
 from streamsampler.stepping import episode_server, rollout_server  # noqa: F401 - before workers are forked
+from streamsampler.stepping.carried_values import packed_result, put_actions
 from streamsampler.stepping.frames import IDS, TOGETHER, ids_frame, ids_in, log_frame, pickle_frame
-from streamsampler.stepping.objects import packed_result, put_actions
 from streamsampler.stepping.rows import EnvSpaces, Rows
 from streamsampler.stepping.server import Answers, EnvServer
 from streamsampler.workers.explain import summary_of, traceback_of

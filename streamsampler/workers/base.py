@@ -20,7 +20,7 @@ from streamsampler.core.errors import ActionError, CheckMode, DataError
 from streamsampler.data.anomalies import Anomaly, AnomalyFinder
 from streamsampler.data.copying import Allocate
 from streamsampler.data.recorder import Rollouts
-from streamsampler.data.taken import check_taken
+from streamsampler.data.taken_actions import check_taken
 from streamsampler.environments.closing import close_env
 from streamsampler.environments.multi_agent import SpacesOfAgents
 from streamsampler.environments.updates import AnyEnv, AnyVectorEnv, EnvUpdate, apply_env_update
@@ -100,7 +100,7 @@ class WorkerContext:
             exception's classes.
         allocate: Allocates arrays for large rows, which are sent without a copy. Allocate new arrays for each ticket.
         hooks: The pickled hooks and `drop_if` (`workers.hooks.Hooks`), or None.
-        record_taken: Key of the info with the executed action (`data.taken`), or None.
+        record_taken: Key of the info with the executed action (`data.taken_actions`), or None.
         rebuild: Replaces agent and environment by new ones, in their state after the last update.
         step_timeout: Maximum seconds of a reset, step or action, for workers that wait.
         trajectory_timeout: Maximum seconds of a trajectory, for workers that wait.

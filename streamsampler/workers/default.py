@@ -32,8 +32,8 @@ from streamsampler.workers.recorders import recorder_for
 from streamsampler.workers.resets import reset_function
 from streamsampler.workers.seams import Seams, WorkerWithSeams
 from streamsampler.workers.several.fragments import MultiAgentFragmentEnv
-from streamsampler.workers.several.loop import ParallelLoop
-from streamsampler.workers.several.players import EnvAgents, PolicySet
+from streamsampler.workers.several.parallel_loop import ParallelLoop
+from streamsampler.workers.several.policy_set import EnvAgents, PolicySet
 from streamsampler.workers.several.recorder import JointRecorder
 from streamsampler.workers.single import SingleDriver
 

@@ -26,9 +26,9 @@ from streamsampler.workers.restoring import (
     compared_of,
     compared_of_agents,
 )
-from streamsampler.workers.several.parts import SuspendedEpisode
-from streamsampler.workers.several.players import EnvAgents
+from streamsampler.workers.several.policy_set import EnvAgents
 from streamsampler.workers.several.recorder import JointRecorder
+from streamsampler.workers.several.suspended_episode import SuspendedEpisode
 from streamsampler.workers.trajectory_context import Kept
 
 

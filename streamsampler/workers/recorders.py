@@ -9,7 +9,7 @@ import numpy as np
 from streamsampler.data.copying import Allocate
 from streamsampler.data.recorder import RolloutRecorder
 from streamsampler.environments.multi_agent import agents_of
-from streamsampler.workers.several.players import EnvAgents
+from streamsampler.workers.several.policy_set import EnvAgents
 from streamsampler.workers.several.recorder import JointRecorder
 
 

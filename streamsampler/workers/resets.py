@@ -22,7 +22,7 @@ from streamsampler.data.recorder import EpisodeState, Rollouts
 from streamsampler.data.trees import Tree
 from streamsampler.environments.parameters import SetParameters, drawn_parameters, parameter_setter, with_info
 from streamsampler.environments.updates import AnyEnv, EnvUpdate, task_setter
-from streamsampler.protocol.sections import NO_SECTIONS, Sections
+from streamsampler.protocol.task_sections import NO_SECTIONS, Sections
 
 Options: TypeAlias = Mapping[str, Any]
 ResetOptions: TypeAlias = Options | Sequence[Options | None]

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, Protocol
 
 from streamsampler.core.fingerprints import Fingerprint
 from streamsampler.protocol.messages import Answer, Continue, Exit, Failure, Message, Phase, Report, Start, Stop, Ticket
-from streamsampler.protocol.sections import Section, TaskName
 from streamsampler.protocol.states import WorkerSide
+from streamsampler.protocol.task_sections import Section, TaskName
 from streamsampler.workers.board import WorkerRow
 from streamsampler.workers.channel import Channel
 from streamsampler.workers.logs import naming

@@ -26,8 +26,8 @@ from streamsampler.protocol.scheduler import Scheduler
 from streamsampler.samplers.base import Sampler
 from streamsampler.samplers.batches import BatchMaker
 from streamsampler.samplers.call import Call
+from streamsampler.samplers.folders import sample_to_folder
 from streamsampler.samplers.off_by_one import OffByOneSchedule
-from streamsampler.samplers.sharded import sample_to_folder
 from streamsampler.samplers.update_store import UpdateStore
 from streamsampler.testing import Fault, Faults
 from streamsampler.workers.fail_points import Records

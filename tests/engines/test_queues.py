@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from streamsampler import Limits, MultiprocessingSampler, RaySampler
-from streamsampler.engines import queue_process
+from streamsampler.engines import queue_link
 from streamsampler.engines import queues as queue_link
 from streamsampler.engines.registry import ENGINES
 from streamsampler.errors import SamplerError, UsageError
@@ -209,7 +209,7 @@ def test_a_closed_sampler_keeps_no_shared_memory():
 
 def test_only_the_threads_own_processes_are_started_without_the_main_module():
     prepared = []
-    with queue_process._main_module_left_out():
+    with queue_link._main_module_left_out():
         prepared.append(multiprocessing.spawn.get_preparation_data("ours"))
         other = threading.Thread(target=lambda: prepared.append(multiprocessing.spawn.get_preparation_data("theirs")))
         other.start()

@@ -29,7 +29,7 @@ from streamsampler import (
     WorkerHungError,
 )
 from streamsampler.engines import registry
-from streamsampler.samplers.of_tasks import PerTask, TaskRun
+from streamsampler.samplers.per_task import PerTask, TaskRun
 from tests.ray_clusters import start_head
 from tests.samplers.task_programs import digests
 from tests.scripted.agents import Batched, always_zero

@@ -12,7 +12,7 @@ import pytest
 from gymnasium import spaces
 
 from streamsampler import LocalSampler, sample_to_folder
-from streamsampler.data.leaves import LeafSelection
+from streamsampler.data.leaf_selection import LeafSelection
 from streamsampler.errors import DataError, StorageError, UsageError
 from streamsampler.formats import export, to_pandas, to_tensordict
 from tests.cli.harness import invoke

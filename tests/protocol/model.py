@@ -10,7 +10,6 @@ import pickle
 import random
 from collections import Counter
 
-from streamsampler.protocol.checks import RunTwiceChecks
 from streamsampler.protocol.events import FailureReceived, LaunchPossible, ProgressSeen, ReportReceived, WorkerDied
 from streamsampler.protocol.facts import FaultEndsCall
 from streamsampler.protocol.faults import Hang
@@ -29,9 +28,10 @@ from streamsampler.protocol.instructions import (
     Send,
     Warn,
 )
+from streamsampler.protocol.losses import Policy
 from streamsampler.protocol.messages import Continue, Exit, Failure, Phase, Report, Start
 from streamsampler.protocol.plans import Layout
-from streamsampler.protocol.restarts import Policy
+from streamsampler.protocol.run_twice_checks import RunTwiceChecks
 from streamsampler.protocol.scheduler import Scheduler
 from streamsampler.protocol.states import SamplerState, WorkerState
 from tests.protocol.canonical import key_of

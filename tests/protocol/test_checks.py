@@ -2,9 +2,9 @@
 
 import pytest
 
-from streamsampler.protocol.checks import RunTwiceChecks
 from streamsampler.protocol.facts import FilesOverwritten
 from streamsampler.protocol.known_worker import KnownWorker
+from streamsampler.protocol.run_twice_checks import RunTwiceChecks
 from streamsampler.protocol.states import SamplerSide
 from streamsampler.samplers.failures import warning_of
 

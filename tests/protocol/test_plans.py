@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamsampler.errors import UsageError
+from streamsampler.protocol.evaluation_parts import Part, checked_part, in_order, part_of, part_of_facts
 from streamsampler.protocol.index_queue import IndexQueue, block_at
-from streamsampler.protocol.parts import Part, checked_part, in_order, part_of, part_of_facts
 from streamsampler.protocol.plans import AtLeast, Exactly, Layout, expected_rows
 
 

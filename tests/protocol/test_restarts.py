@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from streamsampler.errors import UsageError
 from streamsampler.protocol.hangs import HangWatch, Stillness
 from streamsampler.protocol.long_trajectories import LengthWatch
-from streamsampler.protocol.messages import Phase
-from streamsampler.protocol.restarts import (
+from streamsampler.protocol.losses import (
     Loss,
     Losses,
     LossKind,
@@ -23,6 +22,7 @@ from streamsampler.protocol.restarts import (
     unready,
     was_killed,
 )
+from streamsampler.protocol.messages import Phase
 
 
 def death(seconds=0.0, worker=0, **more):

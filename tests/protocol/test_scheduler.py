@@ -6,7 +6,6 @@ import pytest
 
 from streamsampler.core.fingerprints import Fingerprint
 from streamsampler.core.times import Times
-from streamsampler.protocol.checks import RunTwiceChecks
 from streamsampler.protocol.events import (
     FailureReceived,
     LaunchPossible,
@@ -33,10 +32,11 @@ from streamsampler.protocol.instructions import (
     Send,
     Warn,
 )
+from streamsampler.protocol.losses import Policy, unready
 from streamsampler.protocol.messages import Continue, Failure, Phase, Report, Start, Stop, Ticket
 from streamsampler.protocol.plans import AtLeast, Exactly, Streamed
 from streamsampler.protocol.progress import Progress
-from streamsampler.protocol.restarts import Policy, unready
+from streamsampler.protocol.run_twice_checks import RunTwiceChecks
 from streamsampler.protocol.scheduler import Scheduler
 from streamsampler.protocol.states import SamplerState
 

@@ -10,7 +10,6 @@ import pytest
 
 from streamsampler.core.errors import SpentQuota
 from streamsampler.core.times import Times
-from streamsampler.protocol.checks import TaskChecks
 from streamsampler.protocol.facts import FaultEndsCall, LossReplaced, LostInClosing, TooManyDropped, UnneededFault
 from streamsampler.protocol.gathering import Assignment
 from streamsampler.protocol.index_queue import IndexQueue
@@ -18,8 +17,9 @@ from streamsampler.protocol.instructions import Keep, Kill, Launch, Raise, Retir
 from streamsampler.protocol.messages import Dropped, Phase, Start, Ticket
 from streamsampler.protocol.plans import Layout, Streamed
 from streamsampler.protocol.progress import Progress
-from streamsampler.protocol.sections import Section, Sections, TaskName
+from streamsampler.protocol.run_twice_checks import TaskChecks
 from streamsampler.protocol.task_gathering import TaskGathering
+from streamsampler.protocol.task_sections import Section, Sections, TaskName
 from streamsampler.protocol.throughput import Throughput
 from streamsampler.protocol.tickets import TICKET_BYTES
 from tests.protocol.test_scheduler import Driven, of

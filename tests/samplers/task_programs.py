@@ -16,7 +16,7 @@ from typing import Any
 from streamsampler import AsyncWorker, LocalSampler, VecWorker
 from streamsampler.environments import PerEnv
 from streamsampler.filters import RunningNorm
-from streamsampler.samplers.of_tasks import PerTask, TaskRun
+from streamsampler.samplers.per_task import PerTask, TaskRun
 from tests.contracts.scenarios import Block, Lanes, Measuring, Memory, World, is_odd, red_and_blue_in_turn
 from tests.proofs._programs import add, seen_of
 from tests.scripted.agents import Attentive, Linear

@@ -15,8 +15,8 @@ from streamsampler import LocalSampler, MultiprocessingSampler, TrajectoryBatch,
 from streamsampler.core.fingerprints import Fingerprint
 from streamsampler.data.shards import MANIFEST, read_manifest
 from streamsampler.errors import NotReproducibleError, UsageError
-from streamsampler.protocol.kernels import Fingerprints
-from streamsampler.samplers.sharded import _sampled_elsewhere as sampled_elsewhere
+from streamsampler.protocol.worker_kernels import Fingerprints
+from streamsampler.samplers.folders import _sampled_elsewhere as sampled_elsewhere
 from streamsampler.workers import loop
 from streamsampler.workers.threads import fingerprint
 from tests.data.damage import forget_shards

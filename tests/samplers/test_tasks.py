@@ -22,7 +22,7 @@ from gymnasium import spaces
 from streamsampler import Limits, LocalSampler, MultiprocessingSampler, PerWorker, VecWorker
 from streamsampler.environments import PerEnv
 from streamsampler.errors import NotReproducibleError, RolloutError, SamplerError, UsageError, WorkerError
-from streamsampler.samplers.of_tasks import PerTask, TaskRun
+from streamsampler.samplers.per_task import PerTask, TaskRun
 from streamsampler.testing import FailPoint
 from tests.faults.test_ends import gone
 from tests.proofs._kills import disturbed

@@ -16,7 +16,7 @@ import streamsampler
 from streamsampler import NotReproducibleError, RolloutError, VecWorker
 from streamsampler.environments.per_env import PerEnv
 from streamsampler.filters import RunningNorm
-from streamsampler.workers.vec.joint import MultiAgentRows
+from streamsampler.workers.vec.several_agents import MultiAgentRows
 from tests.scripted.games import DEFAULT, IDS, Chooser, Comings, Stay, Turns
 from tests.several.comparing import ALL_LOOPS, LocalSampler, sampled
 from tests.several.test_equal_to_plain_loops import STAYS

@@ -8,8 +8,8 @@ import pytest
 
 import streamsampler
 from streamsampler.errors import ProtocolError, RolloutError, WorkerDiedError
+from streamsampler.protocol.losses import Loss, Losses, LossKind, Policy
 from streamsampler.protocol.messages import Phase
-from streamsampler.protocol.restarts import Loss, Losses, LossKind, Policy
 from streamsampler.stepping.env_messages import (
     CountRestored,
     CountUnrestored,

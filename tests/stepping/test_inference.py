@@ -19,7 +19,7 @@ import pytest
 from streamsampler import Limits, LocalSampler, MultiprocessingSampler, NewEnvUpdate, RandomAgent, VecWorker
 from streamsampler.errors import ActionError, RolloutError, SamplerError, UsageError
 from streamsampler.filters import RunningNorm
-from streamsampler.stepping.inference.processes import EnvironmentRaisedError
+from streamsampler.stepping.inference.env_processes import EnvironmentRaisedError
 from streamsampler.stepping.inference.remote_rows import RemoteRows, RowGroups
 from streamsampler.stepping.pipe_links import PipeEnvPool
 from streamsampler.testing import Fault, Faults

@@ -18,7 +18,7 @@ from streamsampler import Limits, NewEnvUpdate
 from streamsampler.errors import RolloutError, WorkerDiedError
 from streamsampler.samplers.call import Call
 from streamsampler.stepping.inference.environments import Environments
-from streamsampler.stepping.processes import ProcessTransport
+from streamsampler.stepping.process_transport import ProcessTransport
 from streamsampler.testing import Fault, Faults
 from tests.fragments.agents import Alone, Drawn, Fleeting, Restorable, Sticky
 from tests.stepping.conftest import kill

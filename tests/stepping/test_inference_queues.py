@@ -15,8 +15,8 @@ from gymnasium import spaces
 
 from streamsampler import Limits, LocalSampler, MultiprocessingSampler, NewEnvUpdate, VecWorker
 from streamsampler.errors import WorkerHungError
+from streamsampler.stepping.carried_values import packed_result, put_actions, step_frame, unpacked_result
 from streamsampler.stepping.frames import split
-from streamsampler.stepping.objects import packed_result, put_actions, step_frame, unpacked_result
 from streamsampler.stepping.rows import EnvSpaces, Rows
 from streamsampler.testing import Fault, Faults, ScriptedEnv
 from tests.contracts.conftest import NOTHING, Traces

@@ -1,7 +1,7 @@
 """What the scheduler of a sampler's environments in other processes decides, event by event."""
 
 from streamsampler.errors import RolloutError
-from streamsampler.protocol.restarts import Losses, Policy
+from streamsampler.protocol.losses import Losses, Policy
 from streamsampler.stepping.env_messages import (
     IT_RAISED,
     CountLoss,

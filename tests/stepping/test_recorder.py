@@ -11,8 +11,8 @@ from streamsampler.data.trees import same
 from streamsampler.errors import ActionError, DataError, UsageError
 from streamsampler.samplers.processes import LocalSampler
 from streamsampler.stepping.managers import EnvManager, SerialEnvManager
+from streamsampler.workers.vec.row_recorders import StepRecorder
 from streamsampler.workers.vec.rows import row_of
-from streamsampler.workers.vec.steps import StepRecorder
 from tests.stepping.conftest import MODES, kill
 from tests.stepping.environments import Counting, Strolling, Varied
 from tests.tiers import mostly_slow

@@ -7,7 +7,7 @@ import pytest
 from streamsampler.errors import ProtocolError, UsageError
 from streamsampler.stepping.call_errors import refuse_busy
 from streamsampler.stepping.env_states import _TRANSITIONS, EnvEvent, EnvState, next_state
-from streamsampler.stepping.requests import OpenRequests
+from streamsampler.stepping.open_requests import OpenRequests
 
 
 @pytest.mark.parametrize("state", EnvState)

@@ -10,7 +10,7 @@ from streamsampler.agents.base import CallableAgent
 from streamsampler.core.seeding import TrajectorySeeds
 from streamsampler.environments.updates import as_env_update
 from streamsampler.protocol.messages import Continue, Exit, Failure, Phase, Report, Start, Stop, Ticket
-from streamsampler.protocol.sections import Section, Sections, TaskName
+from streamsampler.protocol.task_sections import Section, Sections, TaskName
 from streamsampler.workers.default import DefaultWorker
 from streamsampler.workers.loop import WorkerLoop
 from streamsampler.workers.resets import Resets

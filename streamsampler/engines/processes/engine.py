@@ -24,6 +24,7 @@ from streamsampler.engines.base import Event
 from streamsampler.engines.launch.descriptor_limit import make_room
 from streamsampler.engines.launch.descriptors import close_fd, own_fd
 from streamsampler.engines.linked import AnswerReader, EngineLink, LinkedEngine
+from streamsampler.engines.process_setup import ProcessSetup
 from streamsampler.engines.processes.pool import CAME_BACK, PipeLink, PipeStart, ProcessPool
 from streamsampler.engines.processes.shared_files import PublishedFiles
 from streamsampler.engines.processes.shared_memory import ArenaReader, Region, anonymous_file
@@ -38,7 +39,6 @@ from streamsampler.engines.processes.wire import (
     unpack_answer,
 )
 from streamsampler.engines.processes.worker_main import main
-from streamsampler.engines.worker_side import ProcessSetup
 from streamsampler.protocol.messages import Answer, Message
 
 _RELEASES_PER_MESSAGE = 64  # keeps a message below PIPE_BUF; an answer has a few regions, and every ticket a message

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from streamsampler.engines.launch.exit_handlers import forget_foreign_handlers, run_finalizers
+from streamsampler.engines.process_setup import ProcessSetup, StartedProcess
 from streamsampler.engines.processes.channel import ProcessChannel
 from streamsampler.engines.processes.stacks import answer_with_stacks
 from streamsampler.engines.worker_memory import MemoryReporter
-from streamsampler.engines.worker_side import ProcessSetup, StartedProcess
 from streamsampler.workers.base import WorkerContext
 from streamsampler.workers.board import StatusBoard
 from streamsampler.workers.fail_points import armed

@@ -33,7 +33,7 @@ from streamsampler.evaluation.suites.suite_plan import SuitePlan
 from streamsampler.evaluation.suites.suite_precision import SuitePrecision
 from streamsampler.evaluation.suites.task_agents import TaskAgents
 from streamsampler.evaluation.suites.task_runs import TaskRuns
-from streamsampler.protocol.parts import PartArgument
+from streamsampler.protocol.evaluation_parts import PartArgument
 
 _NOT_FOR_SUITES = {
     "sampler": "a sampler has one environment: leave it out, or evaluate each task by itself",

@@ -15,7 +15,7 @@ from streamsampler.evaluation.agents import make_sampler
 from streamsampler.evaluation.opening import closed_in_the_end
 from streamsampler.protocol.plans import Layout
 from streamsampler.samplers.base import Sampler
-from streamsampler.samplers.of_tasks import PerTask, TaskRun
+from streamsampler.samplers.per_task import PerTask, TaskRun
 from streamsampler.samplers.task_streaming import TaskStream
 
 

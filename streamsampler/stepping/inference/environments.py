@@ -25,7 +25,7 @@ from streamsampler.stepping.env_states import EnvEvent
 from streamsampler.stepping.failures import reword
 from streamsampler.stepping.game_proxies import GameProxy, game_of
 from streamsampler.stepping.games import GameFacts
-from streamsampler.stepping.inference.processes import (
+from streamsampler.stepping.inference.env_processes import (
     TOO_LONG,
     EnvProcesses,
     Launch,

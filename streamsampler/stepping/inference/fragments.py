@@ -24,9 +24,9 @@ from streamsampler.workers.resets import EpisodeCheckpoint, EpisodeCheckpoints, 
 from streamsampler.workers.restoring import NotRestoredError, no_failure, rounding_for
 from streamsampler.workers.vec.agents import BatchedAgent
 from streamsampler.workers.vec.fragments import EnvGroup, EnvGroups
-from streamsampler.workers.vec.joint import PolicyBatches
-from streamsampler.workers.vec.joint_fragments import MultiAgentEnvGroup
 from streamsampler.workers.vec.rows import singles_of
+from streamsampler.workers.vec.several_agents import PolicyBatches
+from streamsampler.workers.vec.several_agents_fragments import MultiAgentEnvGroup
 from streamsampler.workers.vec.worker import DRAWS
 
 _LENT = "its agent has run whole trajectories since then, and "

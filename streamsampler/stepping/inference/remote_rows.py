@@ -18,8 +18,8 @@ from streamsampler.workers.base import AbnormalTrajectoryError
 from streamsampler.workers.explain import locate
 from streamsampler.workers.trajectory_context import TrajectoryContext
 from streamsampler.workers.vec.driver import RowsDriver
-from streamsampler.workers.vec.joint import MultiAgentRows
 from streamsampler.workers.vec.rows import singles_of
+from streamsampler.workers.vec.several_agents import MultiAgentRows
 
 
 class RowGroups:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from streamsampler.protocol.restarts import Losses
+from streamsampler.protocol.losses import Losses
 from streamsampler.stepping.env_messages import (
     IT_RAISED,
     CountLoss,

@@ -18,14 +18,14 @@ from streamsampler.engines.launch.start_methods import StartMethod
 from streamsampler.engines.local import LocalChannel, LocalEngine
 from streamsampler.engines.registry import EngineName
 from streamsampler.environments.updates import EnvUpdate
+from streamsampler.protocol.losses import Policy
 from streamsampler.protocol.messages import Message, Phase, Start, Ticket
-from streamsampler.protocol.restarts import Policy
 from streamsampler.rollouts.script import End
 from streamsampler.samplers.provenance import EnvironmentFacts
+from streamsampler.stepping.inference.env_processes import Launch, RolloutTransport
 from streamsampler.stepping.inference.environments import Environments
 from streamsampler.stepping.inference.evaluation_mode import EvaluationMode
 from streamsampler.stepping.inference.fragments import RemoteEnvGroup, RemoteEnvGroups, RemoteMultiAgentEnvGroup
-from streamsampler.stepping.inference.processes import Launch, RolloutTransport
 from streamsampler.stepping.inference.remote_rows import RemoteRows
 from streamsampler.stepping.options import watch_of
 from streamsampler.stepping.pools import new_pool_of
@@ -37,7 +37,7 @@ from streamsampler.workers.threads import ThreadLimit
 from streamsampler.workers.turns import turn
 from streamsampler.workers.vec.agents import BatchedAgent
 from streamsampler.workers.vec.lanes import LaneRunner
-from streamsampler.workers.vec.steps import RowTrajectory
+from streamsampler.workers.vec.row_recorders import RowTrajectory
 from streamsampler.workers.vec.tickets import RunningTicket
 from streamsampler.workers.vec.worker import VecWorker
 

@@ -11,7 +11,7 @@ from streamsampler.core.errors import DataError, ObservationError
 from streamsampler.data import trees
 from streamsampler.data.recorder import RolloutRecorder
 from streamsampler.data.spaces import number_of
-from streamsampler.workers.several.parts import EarlierParts
+from streamsampler.workers.several.suspended_episode import EarlierParts
 from streamsampler.workers.vec.rows import row_of
 
 

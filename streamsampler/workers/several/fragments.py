@@ -13,7 +13,7 @@ from streamsampler.rollouts.script import End
 from streamsampler.workers.base import Worker
 from streamsampler.workers.fragments import FragmentEnv
 from streamsampler.workers.recorders import recorder_for
-from streamsampler.workers.several.players import EnvAgents, PolicySet, updated_players
+from streamsampler.workers.several.policy_set import EnvAgents, PolicySet, updated_players
 from streamsampler.workers.several.recorder import JointRecorder
 
 

@@ -33,8 +33,8 @@ from streamsampler.workers.several.agent_recorder import (
     sum_in_order,
 )
 from streamsampler.workers.several.agent_slots import AgentSlot, OwnInfo
-from streamsampler.workers.several.parts import EarlierParts, SuspendedEpisode, UnansweredTimestep
-from streamsampler.workers.several.players import EnvAgents
+from streamsampler.workers.several.policy_set import EnvAgents
+from streamsampler.workers.several.suspended_episode import EarlierParts, SuspendedEpisode, UnansweredTimestep
 
 
 class _NoReward:

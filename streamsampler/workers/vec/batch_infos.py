@@ -24,7 +24,7 @@ from streamsampler.data.info_columns import (
 )
 from streamsampler.data.infos import InfoRecorder, info_value, places_of
 from streamsampler.data.trees import Array
-from streamsampler.workers.vec.growing import GrowingColumn
+from streamsampler.workers.vec.growing_column import GrowingColumn
 
 
 def info_of_row(infos: Mapping[str, Any], row: int) -> dict[str, Any]:

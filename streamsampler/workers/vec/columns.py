@@ -25,7 +25,7 @@ from streamsampler.data.recorder import Rollouts, refuse_actions_outside
 from streamsampler.data.spaces import AnySpace, misfit, short
 from streamsampler.data.trees import Array, Tree, leaves, snapshot
 from streamsampler.workers.vec.batch_infos import BatchInfos
-from streamsampler.workers.vec.growing import GrowingColumn
+from streamsampler.workers.vec.growing_column import GrowingColumn
 
 
 def children_of(space: AnySpace, path: str) -> list[tuple[str, AnySpace, Any]] | None:

@@ -27,9 +27,9 @@ from streamsampler.workers.seams import ShownTrajectory
 from streamsampler.workers.trajectory_context import TrajectoryContext, reset_of
 from streamsampler.workers.vec.agents import BatchedAgent
 from streamsampler.workers.vec.batch_infos import info_of_row
-from streamsampler.workers.vec.joint import MultiAgentRows
+from streamsampler.workers.vec.row_recorders import BatchRecorder
 from streamsampler.workers.vec.rows import padded, singles_of
-from streamsampler.workers.vec.steps import BatchRecorder
+from streamsampler.workers.vec.several_agents import MultiAgentRows
 
 # An enum's member costs 100 ns to look up on Python 3.11.
 _RECORDING, _STEP, _ACTION = Phase.RECORDING, Phase.STEP, Phase.ACTION

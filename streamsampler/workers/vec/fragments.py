@@ -29,7 +29,7 @@ from streamsampler.workers.resets import EpisodeCheckpoint, FragmentOrder, reset
 from streamsampler.workers.restoring import AS_GIVEN, AbandonedError, NotRestoredError, no_failure, rounding_for
 from streamsampler.workers.vec.agents import AgentPool, BatchedAgent
 from streamsampler.workers.vec.driver import RowsDriver
-from streamsampler.workers.vec.steps import RowTrajectory
+from streamsampler.workers.vec.row_recorders import RowTrajectory
 
 
 class EnvGroup(RowsDriver):

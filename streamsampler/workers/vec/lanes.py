@@ -28,8 +28,8 @@ from streamsampler.workers.masks import RowMasks
 from streamsampler.workers.resets import reset_function
 from streamsampler.workers.vec.agents import BatchedAgent
 from streamsampler.workers.vec.driver import RowsDriver
-from streamsampler.workers.vec.joint import MultiAgentRows, PolicyBatches
-from streamsampler.workers.vec.steps import RowTrajectory
+from streamsampler.workers.vec.row_recorders import RowTrajectory
+from streamsampler.workers.vec.several_agents import MultiAgentRows, PolicyBatches
 from streamsampler.workers.vec.tickets import RunningTicket, RunningTickets, positions_by_row
 
 # An enum's member costs 100 ns to look up on Python 3.11.

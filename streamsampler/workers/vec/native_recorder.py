@@ -16,7 +16,7 @@ from streamsampler.data.spaces import AnySpace, check_rewards, short
 from streamsampler.data.trees import Tree, concatenate, leaves, take
 from streamsampler.workers.vec.batch_infos import BatchInfos
 from streamsampler.workers.vec.columns import Columns, ColumnsRecorder
-from streamsampler.workers.vec.growing import GrowingColumn
+from streamsampler.workers.vec.growing_column import GrowingColumn
 from streamsampler.workers.vec.rows import row_of
 
 _FLOAT64 = np.dtype(np.float64)

@@ -11,7 +11,7 @@ from typing import Any
 from streamsampler.protocol.messages import Ticket
 from streamsampler.workers.base import Worker
 from streamsampler.workers.vec.agents import BatchedAgent
-from streamsampler.workers.vec.steps import RowTrajectory
+from streamsampler.workers.vec.row_recorders import RowTrajectory
 
 _LOOK_SECONDS = 1e-3
 """The seconds between requests of free rows for a ticket; a request costs some microseconds."""

@@ -38,15 +38,15 @@ from streamsampler.workers.lending import LendingWorker
 from streamsampler.workers.masks import masks_reach
 from streamsampler.workers.resets import FragmentOrder
 from streamsampler.workers.restoring import are_one, close_all, refuse_copies_of
-from streamsampler.workers.several.players import PolicySet
+from streamsampler.workers.several.policy_set import PolicySet
 from streamsampler.workers.vec.agents import AgentPool, BatchedAgent
 from streamsampler.workers.vec.fragments import EnvGroup, EnvGroups
-from streamsampler.workers.vec.joint import PolicyBatches
-from streamsampler.workers.vec.joint_fragments import MultiAgentEnvGroup
 from streamsampler.workers.vec.lanes import MULTIPLE, LaneRunner, rows_of_lanes
 from streamsampler.workers.vec.native import NativeRunner
 from streamsampler.workers.vec.native_seeds import using_seeds
 from streamsampler.workers.vec.rehearsal import RehearsalRunner, with_info_callback
+from streamsampler.workers.vec.several_agents import PolicyBatches
+from streamsampler.workers.vec.several_agents_fragments import MultiAgentEnvGroup
 
 _N_ENVS = 16
 DRAWS = (

@@ -26,7 +26,7 @@ from streamsampler.workers.explain import explain_rollout, locate, name_of_env
 from streamsampler.workers.finishing import value_of
 from streamsampler.workers.restoring import Rounding, own_copy
 from streamsampler.workers.seams import ShownTrajectory
-from streamsampler.workers.several.players import EnvAgents
+from streamsampler.workers.several.policy_set import EnvAgents
 from streamsampler.workers.single import Part
 from streamsampler.workers.trajectory_context import TrajectoryContext
 from streamsampler.workers.waiting.awaited_env import AwaitedEnv

@@ -17,7 +17,7 @@ from streamsampler.workers.base import Worker
 from streamsampler.workers.fragments import InForce
 from streamsampler.workers.masks import finder_of
 from streamsampler.workers.recorders import recorder_for
-from streamsampler.workers.several.players import EnvAgents, PolicySet, updated_players
+from streamsampler.workers.several.policy_set import EnvAgents, PolicySet, updated_players
 from streamsampler.workers.waiting.driver import TrajectorySetup
 from streamsampler.workers.waiting.ready_rows import ReadyRows, refuse_rows_with_places
 

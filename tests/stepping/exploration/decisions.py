@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from streamsampler.errors import RolloutError, WorkerDiedError
+from streamsampler.protocol.losses import Losses, Policy
 from streamsampler.protocol.messages import Phase
-from streamsampler.protocol.restarts import Losses, Policy
 from streamsampler.stepping.env_messages import (
     CountUnrestored,
     EnvsFailed,

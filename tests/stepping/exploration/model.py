@@ -20,12 +20,12 @@ from streamsampler.environments.updates import as_env_update
 from streamsampler.protocol.faults import Hang
 from streamsampler.protocol.messages import Phase
 from streamsampler.protocol.progress import Progress
+from streamsampler.stepping.base_manager import BaseEnvManager
 from streamsampler.stepping.episode_server import EpisodeServer
 from streamsampler.stepping.frames import IDS, TOGETHER, ids_in, split
 from streamsampler.stepping.links import EnvLink, WorkerMessage
-from streamsampler.stepping.manager import BaseEnvManager
 from streamsampler.stepping.options import ManagerOptions, is_abnormal
-from streamsampler.stepping.processes import ProcessTransport
+from streamsampler.stepping.process_transport import ProcessTransport
 from streamsampler.stepping.rows import EnvSpaces, Rows
 from streamsampler.stepping.worker_main import EnvChannel, EnvWorker
 from streamsampler.workers.logs import Levels

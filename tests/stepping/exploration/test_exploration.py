@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from streamsampler.stepping import generators, processes, receiver, server
+from streamsampler.stepping import generators, process_transport, receiver, server
 from tests.stepping.exploration.decisions import explore_decisions
 from tests.stepping.exploration.model import Clock
 from tests.stepping.exploration.world import explore
@@ -20,10 +20,10 @@ AT_ONCE = ("raise", "die", "die after")  # a hang is a death that is noticed lat
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch):
     """Time is the world's, results are sent one by one, and nothing is logged."""
-    for module in (processes, receiver):
+    for module in (process_transport, receiver):
         monkeypatch.setattr(module, "time", Clock)
     monkeypatch.setattr(server, "_TOGETHER_SECONDS", -1.0)
-    monkeypatch.setattr(processes, "_REPORT_SECONDS", 1)
+    monkeypatch.setattr(process_transport, "_REPORT_SECONDS", 1)
     monkeypatch.setattr(generators, "generator_marks", tuple)  # or other worlds would seem to draw from them
     monkeypatch.setattr(logging.getLogger("streamsampler"), "disabled", True)
 

@@ -20,7 +20,7 @@ from streamsampler.core.errors import SpentQuota, UsageError, positive_seconds
 from streamsampler.protocol.hangs import HangWatch
 from streamsampler.protocol.limits import Limits, Quota, check_quota
 from streamsampler.protocol.messages import Phase
-from streamsampler.protocol.sections import TaskName
+from streamsampler.protocol.task_sections import TaskName
 
 OnFailure = Literal["raise", "drop"]
 Doing = Literal["steps", "constructs", "closes"]

@@ -15,7 +15,7 @@ from streamsampler.core.keywords import suggesting
 from streamsampler.core.progress import Display, ProgressArgument, display
 from streamsampler.data.batch_fields import ActionsT, ObservationsT
 from streamsampler.data.folder import TrajectoryFolder
-from streamsampler.data.kept_infos import InfosArgument, InfoSelection
+from streamsampler.data.info_selection import InfosArgument, InfoSelection
 from streamsampler.data.portions import Target
 from streamsampler.data.shard_writer import ShardWriter
 from streamsampler.data.shards import Manifest

@@ -10,8 +10,8 @@
 
 All rows lie in an anonymous memory file, each with a single writer. A message wakes the other end for a group of
 environments. Nothing is locked; a step pickles only non-empty infos and values without a fixed size (see
-`stepping.objects`). Processes are started, watched and ended by the samplers' engines: `processes`, as drawn here, or
-`queues`, with queues for the pipes and the rows' contents in the messages.
+`stepping.carried_values`). Processes are started, watched and ended by the samplers' engines: `processes`, as drawn
+here, or `queues`, with queues for the pipes and the rows' contents in the messages.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from streamsampler.core.settings import ProcessSettings
 from streamsampler.engines.base import Died
 from streamsampler.protocol.faults import Hang
 from streamsampler.protocol.hangs import HangWatch
+from streamsampler.protocol.losses import Losses, Policy, cause_of_death, unready
 from streamsampler.protocol.messages import Phase
-from streamsampler.protocol.restarts import Losses, Policy, cause_of_death, unready
 from streamsampler.samplers.failures import unpickled
+from streamsampler.stepping.carried_values import step_frame, unpacked_result
 from streamsampler.stepping.env_messages import EnvReport, EnvsFailed, RequestsDone, Restored
 from streamsampler.stepping.env_times import WorkerReport
 from streamsampler.stepping.failures import EnvErrors, count_loss
 from streamsampler.stepping.frames import IDS, LOG, PICKLE, ids_in, pickle_frame, request_frame
 from streamsampler.stepping.links import EnvLink, EnvPool, NewPool
-from streamsampler.stepping.objects import step_frame, unpacked_result
 from streamsampler.stepping.parameter_sets import NumberedParameters
 from streamsampler.stepping.restores import RestoreOrder
 from streamsampler.stepping.rows import EnvSpaces

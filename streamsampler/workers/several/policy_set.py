@@ -1,7 +1,7 @@
 """Assign the agents of environments to policies, and call each policy for the acting agents.
 
-`PolicySet` owns the policies, and an `EnvAgents` for each environment, which has the interface of an agent for drivers and
-hooks.
+`PolicySet` owns the policies, and an `EnvAgents` for each environment, which has the interface of an agent for drivers
+and hooks.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 from streamsampler.core.errors import UsageError, positive
 from streamsampler.core.keywords import suggesting
 from streamsampler.core.words import count
-from streamsampler.protocol.sections import Section, Sections, TaskName
+from streamsampler.protocol.task_sections import Section, Sections, TaskName
 from streamsampler.workers.resets import ResetOptions, Resets, streamed_resets
 
 Item = TypeVar("Item")

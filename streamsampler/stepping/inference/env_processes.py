@@ -17,15 +17,15 @@ from streamsampler.core.errors import (
 from streamsampler.core.serialization import Payload
 from streamsampler.data.spaces import same_spaces
 from streamsampler.engines.linked import STUCK_SECONDS
+from streamsampler.protocol.losses import Losses
 from streamsampler.protocol.messages import Phase
-from streamsampler.protocol.restarts import Losses
+from streamsampler.stepping.carried_values import actions_frame
 from streamsampler.stepping.env_messages import IT_RAISED, EnvsFailed
 from streamsampler.stepping.failures import count_loss
 from streamsampler.stepping.frames import request_frame
 from streamsampler.stepping.games import GameFacts
 from streamsampler.stepping.links import EnvLink
-from streamsampler.stepping.objects import actions_frame
-from streamsampler.stepping.processes import ProcessTransport
+from streamsampler.stepping.process_transport import ProcessTransport
 from streamsampler.stepping.rows import KINDS
 from streamsampler.stepping.transport import UnansweredError
 from streamsampler.workers.explain import is_interrupt

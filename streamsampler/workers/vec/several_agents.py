@@ -24,12 +24,12 @@ from streamsampler.protocol.messages import Phase
 from streamsampler.rollouts.script import End
 from streamsampler.workers.base import Worker
 from streamsampler.workers.restoring import rounding_for
-from streamsampler.workers.several.players import EnvAgents, PolicySet
 from streamsampler.workers.several.policies import PolicyInPlay
+from streamsampler.workers.several.policy_set import EnvAgents, PolicySet
 from streamsampler.workers.several.recorder import JointRecorder
 from streamsampler.workers.vec.agents import BatchedAgent
 from streamsampler.workers.vec.batch_infos import BatchInfos
-from streamsampler.workers.vec.steps import RowTrajectory
+from streamsampler.workers.vec.row_recorders import RowTrajectory
 
 _ACTION, _RECORDING = Phase.ACTION, Phase.RECORDING
 

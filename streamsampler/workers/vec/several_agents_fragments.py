@@ -7,11 +7,11 @@ from typing import Any, cast
 from streamsampler.environments.multi_agent import MultiAgentEnv
 from streamsampler.protocol.messages import Phase
 from streamsampler.rollouts.script import End, Script
-from streamsampler.workers.several.players import PolicySet, updated_players
+from streamsampler.workers.several.policy_set import PolicySet, updated_players
 from streamsampler.workers.vec.agents import BatchedAgent
 from streamsampler.workers.vec.fragments import EnvGroup
-from streamsampler.workers.vec.joint import MultiAgentRows, PolicyBatches
-from streamsampler.workers.vec.steps import RowTrajectory
+from streamsampler.workers.vec.row_recorders import RowTrajectory
+from streamsampler.workers.vec.several_agents import MultiAgentRows, PolicyBatches
 
 
 class MultiAgentEnvGroup(EnvGroup):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from streamsampler.core.errors import CheckMode
 from streamsampler.protocol.facts import FilesOverwritten
 from streamsampler.protocol.known_worker import KnownWorker
-from streamsampler.protocol.sections import NO_SECTIONS, Sections
+from streamsampler.protocol.task_sections import NO_SECTIONS, Sections
 
 _CHECKS = 0
 """The checking worker: if any worker has a ticket in a call, worker 0 has."""

@@ -26,7 +26,7 @@ from streamsampler.workers.generators import seed_generators
 from streamsampler.workers.restoring import own_copy
 from streamsampler.workers.several.agent_recorder import no_answer, no_dict, no_observation, reward_of
 from streamsampler.workers.several.agent_slots import AgentSlot
-from streamsampler.workers.several.players import wrong_answer
+from streamsampler.workers.several.policy_set import wrong_answer
 from streamsampler.workers.several.recorder import JointRecorder
 
 _NO_LIMIT = 2**62

@@ -39,7 +39,7 @@ from streamsampler.stepping.options import (
 from streamsampler.stepping.parameter_sets import ParameterSets
 from streamsampler.stepping.receiver import Receiver
 from streamsampler.stepping.rows import Kind
-from streamsampler.stepping.several import SeveralAgents, by_agent, several_agents
+from streamsampler.stepping.several_agents import SeveralAgents, by_agent, several_agents
 from streamsampler.stepping.steps import Steps
 from streamsampler.stepping.transport import Transport
 
