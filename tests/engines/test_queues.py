@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from streamsampler import Limits, MultiprocessingSampler, RaySampler
-from streamsampler.engines import queue_link
-from streamsampler.engines import queues as queue_link
+from streamsampler.engines import queue_link, queues
 from streamsampler.engines.registry import ENGINES
 from streamsampler.errors import SamplerError, UsageError
 from streamsampler.testing import ScriptedAgent, ScriptedEnv
@@ -62,7 +61,7 @@ def test_ray_has_no_agent_in_the_parent_and_says_why():
 
 def test_start_methods_that_only_it_has_choose_it():
     with MultiprocessingSampler(ScriptedAgent(), ScriptedEnv, n_workers=1, start_method="fork") as sampler:
-        assert isinstance(sampler._life.session.engine, queue_link.QueueEngine)
+        assert isinstance(sampler._life.session.engine, queues.QueueEngine)
 
 
 def in_a_daemonic_process():
