@@ -7,12 +7,13 @@ docstrings longer than the code hide it. The limits lie a little above the figur
 from __future__ import annotations
 
 import ast
+import inspect
 import io
 import pathlib
 import re
 import sys
 import tokenize
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from tests.documentation.blocks import DOCS, pages, prose
@@ -39,14 +40,14 @@ class Texts(NamedTuple):
 
     Attributes:
         name: The file.
-        docstrings: Its docstrings, those under constants included.
-        comments: Its comments.
+        docstrings: The docstrings of its modules, classes and functions.
+        others: Its comments, and the texts under constants and attributes.
         n_lines: Its lines of code.
     """
 
     name: str
     docstrings: tuple[str, ...]
-    comments: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
     n_lines: int = 0
 
     @property
@@ -55,30 +56,29 @@ class Texts(NamedTuple):
 
     def words(self) -> list[str]:
         texts = [re.sub(r"``.*?``|^\s*(>>>|\.\.\.) .*$", "", text, flags=re.MULTILINE) for text in self.docstrings]
-        return [word for text in [*texts, *self.comments] for word in re.findall(r"[a-z']+", prose(text).lower())]
+        return [word for text in [*texts, *self.others] for word in re.findall(r"[a-z']+", prose(text).lower())]
 
 
 def texts_of(path: pathlib.Path) -> Texts:
     """Return the texts of a Python file."""
     source = path.read_text()
-    statements = list(_docstrings(ast.parse(source)))
+    statements, docstrings = list[ast.Expr](), list[str]()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            statements.append(node)
+        elif isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            docstrings.append(ast.get_docstring(node) or "")
     of_docstrings = {line for each in statements for line in range(each.lineno, (each.end_lineno or 0) + 1)}
-    comments, of_code = list[str](), set[int]()
+    others, of_code = list[str](), set[int]()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
-            comments.append(token.string.lstrip("# "))
+            others.append(token.string.lstrip("# "))
         elif token.string.strip():
             of_code.update(range(token.start[0], token.end[0] + 1))
-    docstrings = tuple(ast.literal_eval(each.value) for each in statements)
+    texts = (ast.literal_eval(each.value) for each in statements)
+    others += [text for text in texts if inspect.cleandoc(text) not in docstrings]
     name = str(path.relative_to(PACKAGE.parent))
-    return Texts(name, docstrings, tuple(comments), len(of_code - of_docstrings))
-
-
-def _docstrings(tree: ast.AST) -> Iterator[ast.Expr]:
-    """Yield the statements that are texts."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            yield node
+    return Texts(name, tuple(docstrings), tuple(others), len(of_code - of_docstrings))
 
 
 def texts_of_package(*under: pathlib.Path) -> list[Texts]:
@@ -100,8 +100,8 @@ def frequencies(texts: Iterable[Texts]) -> dict[str, float]:
 def main(*names: str) -> None:
     """Print a line for each file, and the totals."""
     texts = texts_of_package(*map(pathlib.Path, names))
-    docstrings, comments = ([it for each in texts for it in each[field]] for field in (1, 2))
-    total = Texts("all", tuple(docstrings), tuple(comments), sum(each.n_lines for each in texts))
+    docstrings, others = ([it for each in texts for it in each[field]] for field in (1, 2))
+    total = Texts("all", tuple(docstrings), tuple(others), sum(each.n_lines for each in texts))
     for each in [*texts, total]:
         often = "  ".join(f"{word} {number:.1f}" for word, number in frequencies([each]).items() if number)
         print(f"{each.name:60} {each.n_words:7,} words, {each.n_lines:6,} lines  {often}")
