@@ -66,7 +66,7 @@ STEP_WRAPPERS = {
     "stepping.joint_env.JointEnv.step",
     "testing.faults.FaultyEnv.step",
     "workers.fail_points._MortalEnv.step",
-    "workers.seams.Seams.step",
+    "workers.seams.OverridableSteps.step",
     "workers.masks.masked_loop.step_and_keep",
     "workers.purity._StandIn.step",
     "workers.waiting.awaited_env.AwaitedEnv.step",

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.harness.running import Broken, Contender, Running, start_all
+from benchmarks.harness.running import Broken, Contender, FragmentEnvs, start_all
 from benchmarks.harness.speedometer import SpeedBetween, speedometer
 from benchmarks.problems.workloads import WORKLOADS
 
@@ -85,7 +85,7 @@ def _measured(contenders: Sequence[Contender], workload: str, plan: Plan, machin
     return results
 
 
-def _start_anew(running: dict[str, Running], broken: dict[str, str], workload: str) -> None:
+def _start_anew(running: dict[str, FragmentEnvs], broken: dict[str, str], workload: str) -> None:
     """Restart the processes of all contenders but the peers and the broken ones."""
     own = [it.contender for it in running.values() if not it.contender.peer and it.contender.name not in broken]
     for contender in own:
@@ -97,7 +97,7 @@ def _start_anew(running: dict[str, Running], broken: dict[str, str], workload: s
 
 
 def _one_round(
-    running: dict[str, Running],
+    running: dict[str, FragmentEnvs],
     broken: dict[str, str],
     answers: dict[str, list[Answer | None]],
     number: int,

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from benchmarks.harness import processes
 from benchmarks.problems.marks import SCRATCH
 
-__all__ = ["BENCHMARKS", "ROOT", "Broken", "Contender", "Running", "start_all"]
+__all__ = ["BENCHMARKS", "ROOT", "Broken", "Contender", "FragmentEnvs", "start_all"]
 
 BENCHMARKS = Path(__file__).resolve().parent.parent
 ROOT = BENCHMARKS.parent
@@ -93,7 +93,7 @@ class Contender:
         return command
 
 
-class Running:
+class FragmentEnvs:
     """A contender's process, ready to measure; frozen, but while it measures.
 
     A frozen process does not notice that the harness has ended. So SIGTERM ends the harness by SystemExit from now
@@ -241,18 +241,18 @@ def _exit(signal_number: int, _frame: Any) -> NoReturn:
     sys.exit(128 + signal_number)
 
 
-def start_all(contenders: Sequence[Contender], workload: str) -> tuple[dict[str, Running], dict[str, str]]:
+def start_all(contenders: Sequence[Contender], workload: str) -> tuple[dict[str, FragmentEnvs], dict[str, str]]:
     """Start contenders one after the other.
 
     Returns:
         Those that run, and the others with the reasons.
     """
-    running: dict[str, Running] = {}
+    running: dict[str, FragmentEnvs] = {}
     broken: dict[str, str] = {}
     try:
         for contender in contenders:
             try:
-                running[contender.name] = Running(contender, workload)
+                running[contender.name] = FragmentEnvs(contender, workload)
             except Broken as why:
                 broken[contender.name] = str(why)
     except BaseException:

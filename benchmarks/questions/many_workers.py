@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.harness.lineup import BARE, LEAST, ours
 from benchmarks.harness.question import Goal, Question, arguments, throughput
-from benchmarks.harness.running import Broken, Contender, Running
+from benchmarks.harness.running import Broken, Contender, FragmentEnvs
 
 RUNS = 3
 PEERS = (
@@ -31,7 +31,7 @@ def starts(n_workers: int, runs: int) -> list[dict[str, Any]]:
     """Start that many workers a few times, each time in a fresh process."""
     answers = []
     for _ in range(runs):
-        running = Running(Contender("ours_start", "ours_start", n_processes=n_workers), "sleepers")
+        running = FragmentEnvs(Contender("ours_start", "ours_start", n_processes=n_workers), "sleepers")
         try:
             answers.append(running.measure({}))
         finally:

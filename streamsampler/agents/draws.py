@@ -18,7 +18,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-__all__ = ["Draws", "OfRows", "Prepared"]
+__all__ = ["Draws", "PreparedDraws", "RowDraws"]
 
 Words = NDArray[np.uint64]
 Numbers = NDArray[np.float64]
@@ -30,7 +30,7 @@ _MANY = 2048
 """Above this many numbers, only two calls' numbers are computed at a time."""
 
 
-class OfRows(ABC):
+class RowDraws(ABC):
     """Random numbers for the rows of a batch."""
 
     @abstractmethod
@@ -42,7 +42,7 @@ class OfRows(ABC):
         """Draw k numbers for each row."""
 
 
-class Draws(OfRows):
+class Draws(RowDraws):
     """Draws random numbers for n rows, each from its own trajectory's stream.
 
     An agent receives it as the keyword ``draws`` of its `get_actions`. A row's numbers depend on its trajectory's seed
@@ -106,9 +106,9 @@ class Draws(OfRows):
         wider._streams = tuple(stream for stream in streams if stream is not None)
         return wider
 
-    def of_rows(self, rows: NDArray[np.int64]) -> RowsOfDraws:
+    def of_rows(self, rows: NDArray[np.int64]) -> SomeRowsDraws:
         """Return draws for some rows, by number, without advancing the others."""
-        return RowsOfDraws(self, rows)
+        return SomeRowsDraws(self, rows)
 
     def random(self) -> Numbers:
         """Draw a number for each row: (n_rows,) float64, uniform in [0, 1), multiples of 2**-53."""
@@ -131,13 +131,13 @@ class Draws(OfRows):
         np.add(stream.at, steps if self._steps is None else self._steps * k, stream.at)
         return numbers
 
-    def prepare(self, seeds: Sequence[int]) -> Prepared:
+    def prepare(self, seeds: Sequence[int]) -> PreparedDraws:
         """Compute the first numbers of many trajectories together, for `begin`."""
-        prepared = Prepared(seeds)
+        prepared = PreparedDraws(seeds)
         prepared.compute(self._streams)
         return prepared
 
-    def begin(self, row: int, prepared: Prepared, position: int) -> None:
+    def begin(self, row: int, prepared: PreparedDraws, position: int) -> None:
         """Start a trajectory's stream in a row; `position` is of its seed in the arguments of `prepare`."""
         self._seeds[row] = prepared.seeds[position]
         if prepared.streams is not self._streams:
@@ -159,7 +159,7 @@ class Draws(OfRows):
         return wider
 
 
-class RowsOfDraws(OfRows):
+class SomeRowsDraws(RowDraws):
     """Draws random numbers for some rows of a `Draws`; see `Draws.of_rows`."""
 
     def __init__(self, draws: Draws, rows: NDArray[np.int64]) -> None:
@@ -182,7 +182,7 @@ class RowsOfDraws(OfRows):
             self._draws.only(None)
 
 
-class Prepared:
+class PreparedDraws:
     """The first numbers of many trajectories; see `Draws.prepare`.
 
     Attributes:

@@ -17,7 +17,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete, Space
 from numpy.typing import NDArray
 
-from streamsampler.agents.draws import Draws, OfRows
+from streamsampler.agents.draws import Draws, RowDraws
 from streamsampler.core.errors import ActionError, UsageError
 from streamsampler.core.keywords import suggesting
 
@@ -43,7 +43,7 @@ class Head(ABC):
 
     @abstractmethod
     def batch(
-        self, outputs: Outputs, random: np.random.RandomState | OfRows, deterministic: bool
+        self, outputs: Outputs, random: np.random.RandomState | RowDraws, deterministic: bool
     ) -> tuple[Any, dict[str, NDArray[Any]]]:
         """Choose an action for each of n observations.
 
@@ -98,7 +98,7 @@ class CategoricalHead(Head):
         return action + self._start, {"log_prob": row[action] - top - math.log(total)}
 
     def batch(
-        self, outputs: Outputs, random: np.random.RandomState | OfRows, deterministic: bool
+        self, outputs: Outputs, random: np.random.RandomState | RowDraws, deterministic: bool
     ) -> tuple[NDArray[np.int64], dict[str, NDArray[Any]]]:
         logits = array_of(outputs[0])
         if logits.ndim != 2 or logits.shape[1] != self._n:
@@ -112,7 +112,7 @@ class CategoricalHead(Head):
         if deterministic:
             actions = shifted.argmax(axis=1)
         else:
-            drawn = random.random() if isinstance(random, OfRows) else random.random_sample(len(logits))
+            drawn = random.random() if isinstance(random, RowDraws) else random.random_sample(len(logits))
             actions = np.add.reduce(cumulative <= (drawn * total)[:, None], axis=1)
         log_prob = shifted[np.arange(len(logits)), actions] - np.log(total)
         return actions + self._start, {"log_prob": log_prob}
@@ -168,7 +168,7 @@ class GaussianHead(Head):
         return self.__dict__ | {"_log_std": None, "_std": None, "_normaliser": None}
 
     def batch(
-        self, outputs: Outputs, random: np.random.RandomState | OfRows, deterministic: bool
+        self, outputs: Outputs, random: np.random.RandomState | RowDraws, deterministic: bool
     ) -> tuple[NDArray[Any], dict[str, NDArray[Any]]]:
         """Choose n actions, (n, *A) of the space's dtype."""
         mean = array_of(outputs[0])
@@ -182,7 +182,7 @@ class GaussianHead(Head):
             raw = mean.astype(self._dtype)
             log_prob = np.broadcast_to(self._normaliser, n).astype(np.float64)
         else:
-            noise = random.normal(self._size) if isinstance(random, OfRows) else random.standard_normal(mean.shape)
+            noise = random.normal(self._size) if isinstance(random, RowDraws) else random.standard_normal(mean.shape)
             raw = (mean + self._std * noise).astype(self._dtype)
             log_prob = self._normaliser - 0.5 * np.add.reduce(noise * noise, axis=1)
         if self._half is None:

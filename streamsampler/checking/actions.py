@@ -14,7 +14,7 @@ from streamsampler.core.awaiting import then
 from streamsampler.core.seeding import SeedUse, derived_seed
 from streamsampler.core.serialization import dumps, loads
 from streamsampler.workers.vec.batch_infos import info_of_row
-from streamsampler.workers.vec.rows import answers_of_rows, stacked
+from streamsampler.workers.vec.rows import checked_results, stacked
 from streamsampler.workers.waiting.ready_rows import N_ROWS
 
 __all__ = ["Actions"]
@@ -65,7 +65,7 @@ class Actions:
             keywords[ACTION_MASKS] = None if mask is None else np.stack([mask] * n)
 
         def first(chosen: Any) -> tuple[Any, Any]:
-            actions, infos = answers_of_rows(self._spaces[1], chosen, n)
+            actions, infos = checked_results(self._spaces[1], chosen, n)
             return actions[0], info_of_row(infos, 0)
 
         return then(agent.get_actions(stacked(self._spaces[0], [observation] * n), **keywords), first)

@@ -195,7 +195,7 @@ class InfoRecorder:
             first = bisect_left(it.steps, step)
             del it.steps[first:], it.values[first:]
 
-    def forget_before(self, step: int) -> None:
+    def discard_before(self, step: int) -> None:
         """Discard all steps before a step, which becomes step 0."""
         self._rows_to_columns()
         for it in self._columns.values():

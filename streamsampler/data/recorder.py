@@ -317,14 +317,14 @@ class RolloutRecorder:
             f"{n_rewards - self.n_timesteps} rewards"
         )
 
-    def copies_in_hand(self) -> tuple[Tree, Tree, NDArray[np.float64]]:
+    def current_trajectory_copies(self) -> tuple[Tree, Tree, NDArray[np.float64]]:
         """Return copies of the observations, actions and rewards recorded so far of the current trajectory."""
         first, last = self.n_timesteps, len(self._rewards)
         observations, actions = self._observations.view(first, last), self._actions.view(first, last)
         rewards = np.array(self._rewards[first:], dtype=np.float64)
         return trees.map_tree(np.copy, observations), trees.map_tree(np.copy, actions), rewards
 
-    def forget_observation(self) -> None:
+    def discard_last_observation(self) -> None:
         """Discard the last observation, which has no action yet: a later ticket continues the trajectory from it."""
         self._observations.truncate(len(self._rewards))
 
@@ -337,7 +337,7 @@ class RolloutRecorder:
         del self._rewards[self.n_timesteps :]
         self._begun = False
 
-    def forget_after(self, n_trajectories: int) -> None:
+    def discard_after(self, n_trajectories: int) -> None:
         """Discard all trajectories after the first `n_trajectories`, and the current trajectory."""
         for values in (self._lengths, self._terminated, self._truncated):
             del values[n_trajectories:]

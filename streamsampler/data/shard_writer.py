@@ -186,7 +186,7 @@ class ShardWriter:
         if not self.begun.complete:
             self._list(complete=True)
 
-    def take_back(self) -> None:
+    def remove_empty_manifest(self) -> None:
         """Remove the manifest of a folder without shards: the inverse of `begin`."""
         if not self.shards:
             (self._path / MANIFEST).unlink(missing_ok=True)

@@ -220,14 +220,14 @@ class Stats:
         total = sum(times)
         return ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in times._asdict().items()) if total else ""
 
-    def take_report(self, worker: int, report: Report) -> None:
+    def add_report(self, worker: int, report: Report) -> None:
         """Add a report's times and abandoned rollouts; the caller counts the fate of its trajectories."""
         self.reports += 1
         self.further_envs += report.further_envs
         self.workers[worker] = self.workers[worker].plus(report.seconds)
         self.worker_timesteps[worker] += report.ran_timesteps
         if report.timed is not None:
-            self.take_measured(worker, report.timed)
+            self.add_measured(worker, report.timed)
         self.abandoned_trajectories += report.n_abandoned
         self.abandoned_timesteps += report.abandoned_timesteps
         self.lost_timesteps += report.lost_timesteps
@@ -235,14 +235,14 @@ class Stats:
         if report.metrics:
             self.metric_kinds.update(report.metrics)
         if report.checked is not None:
-            self.take_checked(report.checked)
+            self.add_check(report.checked)
 
-    def take_measured(self, worker: int, measured: Measured) -> None:
+    def add_measured(self, worker: int, measured: Measured) -> None:
         """Add measurements of user code in a worker."""
         self.timed.setdefault(worker, Timer()).add(measured.blocks)
         merge_gauges(self.gauges_of_workers, measured.gauges)
 
-    def take_checked(self, checked: Checked) -> None:
+    def add_check(self, checked: Checked) -> None:
         """Add a worker's checking runs."""
         self.checked_trajectories += checked.trajectories
         self.checked_timesteps += checked.timesteps
@@ -304,7 +304,7 @@ class Stats:
         self._remember({f"infos/{name}": value for name, value in found.items()})
         return found
 
-    def take_metrics(self, batch: Any) -> None:
+    def add_metrics(self, batch: Any) -> None:
         """Aggregate the metrics of a `TrajectoryBatch`."""
         self.metrics = metrics_of(batch.episode_infos, self.metric_kinds)
 

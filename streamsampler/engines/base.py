@@ -187,7 +187,7 @@ class Engine(ABC):
         """Return a worker's private memory at its last answer, in bytes; 0 if unknown."""
         return self.board.memory_bytes(worker)
 
-    def begin_end(self) -> None:
+    def start_ending(self) -> None:
         """Let workers end as soon as they can, without waiting; only `close` will follow."""
         self.abandon_older(NEVER_AGAIN)
 

@@ -168,7 +168,7 @@ class LinkedWorkers(ABC, Generic[LinkT]):
 
     def wait(self, timeout: float | None) -> list[Any]:
         """Sleep until a worker sends a message, dies or is no longer waited for; return the events."""
-        return self._with_given_up(self._events(self._within(timeout)))
+        return self._with_abandoned(self._events(self._within(timeout)))
 
     def _record_start(self, link: LinkT) -> LinkT:
         """Record the death of a worker that never ran; return its link."""
@@ -185,7 +185,7 @@ class LinkedWorkers(ABC, Generic[LinkT]):
             return timeout
         return min([math.inf if timeout is None else timeout, *self._seconds_left().values()])
 
-    def _with_given_up(self, events: list[Any]) -> list[Any]:
+    def _with_abandoned(self, events: list[Any]) -> list[Any]:
         """Add the deaths of workers that never ran, and of killed workers no longer waited for."""
         if self._unstarted:
             events += self._unstarted
@@ -326,7 +326,7 @@ class LinkedEngine(LinkedWorkers[EngineLinkT], Engine):
     def _stop_work(self) -> None:
         self.abandon_older(NEVER_AGAIN)
 
-    def begin_end(self) -> None:
+    def start_ending(self) -> None:
         """Let workers end as soon as they can: in waits for environments they notice messages, not the board."""
         self._stop_work()
         if self._is_ours():

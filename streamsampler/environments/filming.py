@@ -20,7 +20,7 @@ from streamsampler.core.awaiting import is_awaitable, run_alone, then
 from streamsampler.core.errors import UsageError
 from streamsampler.core.extras import needed
 from streamsampler.environments.closing import close_env
-from streamsampler.environments.ids import MakesMultiAgentEnv
+from streamsampler.environments.ids import PettingZooFactory
 from streamsampler.environments.parameters import SetParameters
 from streamsampler.environments.updates import (
     AnyEnv,
@@ -190,7 +190,7 @@ def _with_mode(update: EnvUpdate) -> EnvUpdate:
         case SpecEnvUpdate(spec=spec):
             return SpecEnvUpdate(spec, {"render_mode": _MODE})
         case NewEnvUpdate(factory=factory, env_kwargs=kwargs):
-            takes_all = isinstance(factory, MakesMultiAgentEnv)  # PettingZoo's functions have only **kwargs
+            takes_all = isinstance(factory, PettingZooFactory)  # PettingZoo's functions have only **kwargs
             if takes_all or "render_mode" in kwargs or lacks(factory, kwargs, "render_mode"):
                 return NewEnvUpdate(factory, {**kwargs, "render_mode": _MODE})
         case SetTaskUpdate():

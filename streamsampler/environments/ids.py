@@ -130,7 +130,7 @@ def is_pettingzoo_id(env_id: str) -> bool:
     return env_id.startswith((f"{_PACKAGE}.", "mpe2.")) or env_id.rpartition(":")[2] in (PARALLEL, AEC)
 
 
-class MakesMultiAgentEnv:
+class PettingZooFactory:
     """Makes an environment of a PettingZoo module.
 
     Args:

@@ -25,7 +25,7 @@ from streamsampler.core.errors import DataError, UsageError
 Dicts = tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]
 
 
-class OfSeveralAgents(Protocol):
+class MultiAgentEnvLike(Protocol):
     """An environment of several agents, for type checkers: PettingZoo's, or another with the same methods."""
 
     def observation_space(self, agent: Any, /) -> Any:

@@ -27,8 +27,8 @@ from streamsampler.core.words import AGENT_FIRST
 from streamsampler.environments.asynchronous import is_asynchronous
 from streamsampler.environments.closing import close_replaced
 from streamsampler.environments.foreign import foreign_kind, foreign_kind_in
-from streamsampler.environments.ids import JOINT_VIEW, MakesMultiAgentEnv, find_spec, is_pettingzoo_id
-from streamsampler.environments.multi_agent import MultiAgentEnv, OfSeveralAgents, as_multi_agent, is_multi_agent
+from streamsampler.environments.ids import JOINT_VIEW, PettingZooFactory, find_spec, is_pettingzoo_id
+from streamsampler.environments.multi_agent import MultiAgentEnv, MultiAgentEnvLike, as_multi_agent, is_multi_agent
 
 __all__ = [
     "AnyEnv", "AnyVectorEnv", "EnvLike", "EnvUpdate", "ExistingEnvUpdate", "NewEnvUpdate", "SetTaskUpdate",
@@ -146,7 +146,7 @@ class NewEnvUpdate(EnvUpdate):
     """
 
     def __init__(
-        self, factory: Callable[..., AnyEnv | OfSeveralAgents], env_kwargs: Mapping[str, Any] | None = None
+        self, factory: Callable[..., AnyEnv | MultiAgentEnvLike], env_kwargs: Mapping[str, Any] | None = None
     ) -> None:
         if not callable(factory):
             raise TypeError(f"NewEnvUpdate takes a callable that makes an environment, not {_shown(factory)}")
@@ -342,7 +342,7 @@ class _SourcesOfTasks:
 _origins = _SourcesOfTasks()
 
 
-AnyKindOfEnv: TypeAlias = AnyEnv | AnyVectorEnv | OfSeveralAgents
+AnyKindOfEnv: TypeAlias = AnyEnv | AnyVectorEnv | MultiAgentEnvLike
 EnvLike: TypeAlias = str | EnvSpec | AnyKindOfEnv | Callable[..., AnyKindOfEnv] | EnvUpdate
 """Accepted forms of environments; see `as_env_update`."""
 
@@ -440,7 +440,7 @@ def _hint(env: Any) -> str:
 
 def _of_id(env_id: str, env_kwargs: Mapping[str, Any]) -> EnvUpdate:
     if is_pettingzoo_id(env_id):
-        return NewEnvUpdate(MakesMultiAgentEnv(env_id), env_kwargs)
+        return NewEnvUpdate(PettingZooFactory(env_id), env_kwargs)
     return SpecEnvUpdate(find_spec(env_id), env_kwargs)
 
 

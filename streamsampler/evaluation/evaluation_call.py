@@ -67,7 +67,7 @@ class EvaluationCall:
         entry: JournalEntry | None = None,
     ) -> None:
         self._return_of = check_return_of(return_of)
-        sampler.refuse_lag("an evaluation")
+        sampler.refuse_prefetching("an evaluation")
         self.amount = amount
         self._success, self._agent, self._entry = success, facts, entry
         self._known, self._known_rows = known, [] if known is None else known.evaluation.rows
@@ -119,7 +119,7 @@ class EvaluationCall:
     def __exit__(self, *_: object) -> None:
         if self.stream is not None:
             self.stream.close()
-        self._sampler.put_back_filters(self._filters)  # filters must not learn from an evaluation
+        self._sampler.restore_filters(self._filters)  # filters must not learn from an evaluation
 
     def take(self) -> Row | None:
         """Return the facts of the next trajectory; None after the last.

@@ -232,7 +232,7 @@ class Result:
         self.n_popped = self._passed
         return spans
 
-    def pop_left_out(self, n_before: int | None = None) -> list[DroppedReport]:
+    def pop_dropped(self, n_before: int | None = None) -> list[DroppedReport]:
         """Return and forget dropped trajectories: all, or those with fewer than `n_before` before them."""
         if not self._left_out:
             return []

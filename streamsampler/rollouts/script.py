@@ -184,7 +184,7 @@ def trajectory(  # noqa: C901 - a single loop over local variables
             return End(observation, bool(terminated), bool(truncated), limited, info, n_timesteps)
         except Cut:
             n_timesteps -= 1  # the last observation has no action yet
-            recorder.forget_observation()
+            recorder.discard_last_observation()
             if outer is not None:
                 outer.end(n_timesteps - before)
                 last, env, truncated_at = limit, None, None  # the next part may have other wrappers

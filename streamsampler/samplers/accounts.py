@@ -68,14 +68,14 @@ class CallAccounts:
         if answer.ticket is not None:
             self._session.record_answer(event.worker, answer)
         if isinstance(answer, Report):
-            self.stats.take_report(event.worker, answer)
+            self.stats.add_report(event.worker, answer)
             if answer.n_timed_out:
                 late = (it.error for it in answer.dropped if it.error.startswith("TimeoutError"))
                 remarks = [("late", _LATE.format(error)) for error in late]
                 self._session.warn_of(remarks, self._session.task_of(answer.ticket))
             return
         if answer.checked is not None:
-            self.stats.take_checked(answer.checked)
+            self.stats.add_check(answer.checked)
         if answer.ticket is not None:
             self.stats.lost_timesteps += answer.lost_timesteps
 
@@ -139,7 +139,7 @@ class CallAccounts:
             return
         self._is_closed = True
         gathering = self._gathering
-        self.add_dropped(segments, gathering.result.pop_left_out())
+        self.add_dropped(segments, gathering.result.pop_dropped())
         if self.anomalies:
             self._count_anomalies(sorted(self.anomalies))
         kept, excess = gathering.result.n_timesteps, 0

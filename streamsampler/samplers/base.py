@@ -355,7 +355,7 @@ class Sampler(ObtainingSampler[ObservationsT, ActionsT], Generic[ObservationsT, 
         return self._life.n_envs or self._setup.most_envs or max(_N_ENVS, self.layout.rows)
 
     def _check_fragments(self, n_envs: int, *updates: Any) -> None:
-        self.refuse_lag("fragments")
+        self.refuse_prefetching("fragments")
         if (most := self._setup.most_envs) is not None and n_envs > most:
             raise UsageError(
                 f'obtain_fragments was called for {n_envs} environments, but this sampler with inference="parent" has '

@@ -219,7 +219,7 @@ class Call:
         self.accounts.stop_clock()
         batch = self.batches.final()
         if self.stats.metric_kinds:
-            self.stats.take_metrics(batch)
+            self.stats.add_metrics(batch)
         return batch
 
     def count_the_rest(self) -> None:

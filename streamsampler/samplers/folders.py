@@ -115,15 +115,15 @@ def sample_to_folder(
                 try:
                     _write_missing(sampler, writer, path, kept, shown)
                 except UnwritableInfoError:
-                    writer.take_back()  # so that the folder can be resumed with other infos
+                    writer.remove_empty_manifest()  # so that the folder can be resumed with other infos
                     raise
         writer.finish()
         if sampler.agent_version == version:
-            sampler.count_as_called()
+            sampler.advance_version()
     done = TrajectoryFolder[ObservationsT, ActionsT](path)
     if was_begun and before:
         # The filters must have the statistics of an uninterrupted call, hence those of the shards from earlier calls.
-        sampler.put_back_filters(before.merged(before.summaries_of(done.shards)))
+        sampler.restore_filters(before.merged(before.summaries_of(done.shards)))
     return done
 
 

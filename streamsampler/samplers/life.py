@@ -329,7 +329,7 @@ class SamplerLife:
                 case Logged(worker=worker, records=records):
                     handle_records(worker, records)
                 case Answered(worker=worker, answer=Report() as report):
-                    self.stats.take_report(worker, report)
+                    self.stats.add_report(worker, report)
                     self.stats.stale_trajectories += report.n_trajectories
                     self.stats.stale_timesteps += report.n_timesteps
                 case Answered(worker=worker, answer=Failure(phase=Phase.CLOSE) as failure):

@@ -371,7 +371,7 @@ class ObtainingSampler(LifeOwner, Generic[ObservationsT, ActionsT]):
             UsageError: `first_trajectory` is negative, or within a block of trajectories that are run together; the
                 trajectories do not exist; or numbers disagree. For the others see `obtain_samples`.
         """
-        self.refuse_lag("a stream")
+        self.refuse_prefetching("a stream")
         life = self._life
         first = positive("first_trajectory", first_trajectory, least=0)
         check_first(first, self.layout.block, differ=life.session.store.latest.differ)

@@ -62,11 +62,11 @@ class LifeOwner(ABC):
         """
         return self._life.filters
 
-    def put_back_filters(self, filters: Filters) -> None:
+    def restore_filters(self, filters: Filters) -> None:
         """Restore an earlier value of `filters`, without the statistics of trajectories returned since then."""
         self._life.filters = filters
 
-    def count_as_called(self) -> None:
+    def advance_version(self) -> None:
         """Advance the agent version as a stream would; its trajectories were stored earlier."""
         self._life.skip_version()
 
@@ -86,7 +86,7 @@ class LifeOwner(ABC):
         derived = TrajectorySeeds(self.seed, positive("version", version))
         return derived.of([positive("an index", index, least=0) for index in indices])
 
-    def refuse_lag(self, what: str) -> None:
+    def refuse_prefetching(self, what: str) -> None:
         """Raise `UsageError` if the sampler has `staleness=1`; `what` is the call, such as "a stream"."""
         if self._life.off_by_one is not None:
             raise UsageError(

@@ -170,7 +170,7 @@ class Session:
     def mark_suspect(self) -> None:
         """Let all workers end: an exception between two steps of bookkeeping left it in doubt."""
         self.suspect = True
-        self.engine.begin_end()
+        self.engine.start_ending()
 
     def cancel(self) -> None:
         """Let the call in another thread fail at once; only `close` may follow."""

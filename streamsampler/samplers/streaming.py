@@ -155,7 +155,7 @@ class Stream(Iterator[TrajectoryBatch[ObservationsT, ActionsT]]):
     def _release_copied(self, call: Call, segments: list[Segment]) -> None:
         self._n_returned += sum(segment.stop - segment.start for segment in segments)
         before = None if is_over(call) and not self._ahead else self._n_returned
-        call.accounts.add_dropped(segments, call.gathering.result.pop_left_out(before))
+        call.accounts.add_dropped(segments, call.gathering.result.pop_dropped(before))
         call.batches.release(segments)
 
     def close(self) -> None:

@@ -92,7 +92,7 @@ class TaskStream(Stream[Any, Any]):
         """Account for segments, and for dropped trajectories with fewer than `n_before` before them (None: all)."""
         assert self._call is not None
         left_out = []
-        for one in self._call.gathering.result.pop_left_out(n_before):
+        for one in self._call.gathering.result.pop_dropped(n_before):
             section = self._sections[self._sections.number_of(one.trajectory)]
             own = one._replace(trajectory=section.own_index(one.trajectory))
             left_out.append(own)

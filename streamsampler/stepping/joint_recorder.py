@@ -47,7 +47,7 @@ class JointStepsRecorder(StepsRecorder[_FirstTurn, RowTrajectory]):
         self._rows = MultiAgentRows(self._games)
         self._callers = _CallersPlayers(several.names, self._games)
         players: Any = self._callers
-        self._rows.play_with(players)
+        self._rows.use_policies(players)
 
     def _check_infos(self, steps: Steps, agent_infos: Any) -> None:
         if not isinstance(agent_infos, Mapping):

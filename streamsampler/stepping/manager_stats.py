@@ -46,7 +46,7 @@ class ManagerStats(Stats):
         self.workers[report.worker] = self.workers[report.worker].plus(report.times)
         self.worker_timesteps[report.worker] += report.timesteps
         if report.timed is not None:
-            self.take_measured(report.worker, report.timed)
+            self.add_measured(report.worker, report.timed)
 
     def take_results(self, timesteps: NDArray[np.int64], ended: NDArray[np.bool_], failed: NDArray[np.bool_]) -> None:
         """Add received results: numbers of timesteps, 0 for a reset; (K,) each, as in `Steps`."""

@@ -126,7 +126,7 @@ class PipeEnvPool(ProcessPool[PipeEnvLink], EnvPool[PipeEnvLink]):
         return self._selector.select(0)
 
     def read(self, ready: Sequence[Any]) -> list[Any]:
-        return self._with_given_up(self._said(ready))
+        return self._with_abandoned(self._said(ready))
 
     def nap(self, seconds: float) -> None:
         if self._unstarted:

@@ -53,7 +53,7 @@ class QueueEnvPool(QueuedWorkers[QueueEnvLink], EnvPool[QueueEnvLink]):
         return self._sleep(self._within(timeout))
 
     def read(self, ready: bool) -> list[Any]:
-        return self._with_given_up(self._read() if ready else [])
+        return self._with_abandoned(self._read() if ready else [])
 
     def nap(self, seconds: float) -> None:
         if not self._unstarted:

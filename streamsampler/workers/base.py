@@ -265,7 +265,7 @@ class Worker(ABC):
             self._warned_of.add(about)
             _LOG.warning("%s", text)
 
-    def take_in_hand(self, index: int) -> None:
+    def set_trajectory(self, index: int) -> None:
         """Set the current trajectory, for error messages and progress bars."""
         self.trajectory = index
         self.row.begin_trajectory(index)

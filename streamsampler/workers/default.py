@@ -24,13 +24,13 @@ from streamsampler.protocol.messages import Dropped, Phase, Ticket
 from streamsampler.workers.base import Outcome, WorkerContext
 from streamsampler.workers.explain import explain_rollout
 from streamsampler.workers.finishing import timed
-from streamsampler.workers.fragments import FragmentEnv, RunningEnvs
+from streamsampler.workers.fragments import FragmentEnv, SequentialFragmentEnvs
 from streamsampler.workers.hooks import HookCaller, Hooks
 from streamsampler.workers.lending import LendingWorker
 from streamsampler.workers.masks import finder_of
 from streamsampler.workers.recorders import recorder_for
 from streamsampler.workers.resets import reset_function
-from streamsampler.workers.seams import Seams, WorkerWithSeams
+from streamsampler.workers.seams import OverridableSteps, WorkerWithSeams
 from streamsampler.workers.several.fragments import MultiAgentFragmentEnv
 from streamsampler.workers.several.parallel_loop import ParallelLoop
 from streamsampler.workers.several.policy_set import EnvAgents, PolicySet
@@ -48,7 +48,7 @@ class DefaultWorker(LendingWorker, WorkerWithSeams):
         context: The worker's construction arguments.
     """
 
-    _running: RunningEnvs | None
+    _running: SequentialFragmentEnvs | None
 
     can_drop = can_call_hooks = can_rehearse = can_play_several = can_continue = can_take_options = True
 
@@ -163,7 +163,7 @@ class DefaultWorker(LendingWorker, WorkerWithSeams):
         if self.resets is not None and (order := self.resets.fragments) is not None:
             if self._running is None:
                 kind = FragmentEnv if self._players is None else MultiAgentFragmentEnv
-                self._running = RunningEnvs(self, order.base_version, kind)
+                self._running = SequentialFragmentEnvs(self, order.base_version, kind)
             return self._running.run(ticket, self.resets, order)
         self._take_environments()
         if self.context.drop_unless is not None:
@@ -251,7 +251,7 @@ class DefaultWorker(LendingWorker, WorkerWithSeams):
 
     def _continue_recording(self, recorder: RolloutRecorder) -> None:
         if isinstance(recorder, JointRecorder) and isinstance(self._recorder, JointRecorder):
-            recorder.sit_at(self._recorder.env, self._recorder.table)
+            recorder.use_env_agents(self._recorder.env, self._recorder.table)
         self._recorder = recorder
 
     def _roll(
@@ -267,7 +267,7 @@ class DefaultWorker(LendingWorker, WorkerWithSeams):
         assert env is not None
         seams = None
         if hooks or self._has_seams:
-            seams = Seams(
+            seams = OverridableSteps(
                 self, hooks[0] if hooks else HookCaller(self, Hooks()), version, agent, env=env, recorder=recorder,
                 reset_agent=self._reset_agent, masks=self._masks,
             )  # fmt: skip

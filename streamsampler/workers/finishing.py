@@ -85,7 +85,7 @@ def with_filter(agent: Any, given: Any, space: Any) -> Any:
     return agent
 
 
-class Finishing:
+class AgentFilters:
     """Applies filters to the agent and adds statistics to rollouts.
 
     Order of updates: environment, `filters`, agent. Filters reach the agent in the same way as parameters, and so each

@@ -18,10 +18,10 @@ from streamsampler.workers.generators import set_states
 from streamsampler.workers.hooks import HookCaller
 from streamsampler.workers.resets import EpisodeCheckpoint
 from streamsampler.workers.restoring import (
-    Compared,
+    ArraysOfAgent,
+    ComparedArrays,
     Digests,
     NotRestoredError,
-    OfAgent,
     apply_actions,
     compared_of,
     compared_of_agents,
@@ -29,7 +29,7 @@ from streamsampler.workers.restoring import (
 from streamsampler.workers.several.policy_set import EnvAgents
 from streamsampler.workers.several.recorder import JointRecorder
 from streamsampler.workers.several.suspended_episode import SuspendedEpisode
-from streamsampler.workers.trajectory_context import Kept
+from streamsampler.workers.trajectory_context import StoredContext
 
 
 class FragmentRow:
@@ -59,7 +59,7 @@ class FragmentRow:
     ) -> None:
         self.number, self.env, self.caller = number, env, caller
         self._n_envs, self._seeds = n_envs, seeds
-        self.kept: Kept | None = None
+        self.kept: StoredContext | None = None
         self.episode = self.length = self.n_episodes = self.first = 0
         self.observation: Any = None
         self.info: Any = None
@@ -116,7 +116,7 @@ class FragmentRow:
         if not agent_is_known or standing.actions is None:
             self.lose("the episode is longer than can be restored" if agent_is_known else UNKNOWN)
             return 0
-        worker.take_in_hand(self.index)
+        worker.set_trajectory(self.index)
         seed = self.seed
         self._seed_generators(seed)
         limit = worker.context.max_episode_length
@@ -152,7 +152,7 @@ class FragmentRow:
         self.table.begin(self.index, derived_seed(seed, SeedUse.AGENT))
 
     def told(
-        self, compared: Compared, position: int, ends: list[int], agents: Iterable[OfAgent], **of_state: Any
+        self, compared: ComparedArrays, position: int, ends: list[int], agents: Iterable[ArraysOfAgent], **of_state: Any
     ) -> EnvFragment:
         """Return the summary of this environment's fragment; `position` is its last episode's among all recorded."""
         state = None

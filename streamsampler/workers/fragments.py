@@ -53,7 +53,7 @@ from streamsampler.workers.restoring import (
     release,
     rounding_for,
 )
-from streamsampler.workers.seams import Seams, ShownTrajectory, WorkerWithSeams
+from streamsampler.workers.seams import OverridableSteps, ShownTrajectory, WorkerWithSeams
 from streamsampler.workers.single import Part, SingleDriver
 
 
@@ -90,7 +90,7 @@ class _Loaded(NamedTuple):
     value: Any
 
 
-class Running:
+class FragmentEnvs:
     """Holds a worker's environments of fragments. The first are the worker's own."""
 
     def __init__(self, worker: Worker, base_version: int) -> None:
@@ -221,7 +221,7 @@ class FragmentEnv(FragmentRow):
         """Run a fragment; return the result of `SingleDriver.run` and the seconds."""
         seams = None
         if self.caller is not None:
-            seams = Seams(
+            seams = OverridableSteps(
                 cast("WorkerWithSeams", self._worker), self.caller, version, self._agent, self.env, recorder,
                 self._reset_agent, self._rounding, self._masks, self.reset,
             )  # fmt: skip
@@ -239,7 +239,9 @@ class FragmentEnv(FragmentRow):
     def acting(self) -> tuple[Any, Callable[[int], None] | None, MaskFinder | None, Rounding]:
         return self._agent, self._reset_agent, self._masks, self._rounding
 
-    def begin(self, resets: Resets, recorder: RolloutRecorder, shown: Seams | ShownTrajectory | None) -> None:
+    def begin(
+        self, resets: Resets, recorder: RolloutRecorder, shown: OverridableSteps | ShownTrajectory | None
+    ) -> None:
         self._resets, self._recorder, self._shown = resets, recorder, shown
         self.begin_fragment()
         if callable(begin_part := getattr(self._agent, "begin_part", None)):
@@ -320,7 +322,7 @@ class FragmentEnv(FragmentRow):
             give_memory(self._agent, memory)
             self._agent_is_new = False
 
-    def take_over(self, standing: EpisodeCheckpoint, version: int) -> Pendings[int]:
+    def restore_lost(self, standing: EpisodeCheckpoint, version: int) -> Pendings[int]:
         """Restore the environment of a lost worker; see `FragmentRow.restore`."""
         known = standing.state is not None and standing.state.restorable
         ran = yield from self.restore(self._worker, standing, version, agent_is_known=known)
@@ -344,8 +346,8 @@ def _unpacked(packed: bytes, position: int) -> Any:
     return pickle.loads(packed)[position]
 
 
-class RunningEnvs(Running):
-    """Runs a worker's environments of fragments in sequence; see `Running`."""
+class SequentialFragmentEnvs(FragmentEnvs):
+    """Runs a worker's environments of fragments in sequence; see `FragmentEnvs`."""
 
     def __init__(self, worker: Worker, base_version: int, kind: type[FragmentEnv] = FragmentEnv) -> None:
         super().__init__(worker, base_version)
@@ -359,7 +361,7 @@ class RunningEnvs(Running):
         for number in ticket.indices:
             env, standing = self.env_of(number, order)
             try:
-                restored += 0 if standing is None else completed(env.take_over(standing, ticket.version))
+                restored += 0 if standing is None else completed(env.restore_lost(standing, ticket.version))
             except AbandonedError as error:
                 worker.ran_timesteps += restored + error.ran
                 return Outcome(None, recorder.n_trajectories, recorder.n_timesteps, seconds=seconds)

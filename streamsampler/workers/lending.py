@@ -7,7 +7,7 @@ from abc import abstractmethod
 from streamsampler.environments.updates import for_worker
 from streamsampler.protocol.messages import Phase
 from streamsampler.workers.base import Worker
-from streamsampler.workers.fragments import Running
+from streamsampler.workers.fragments import FragmentEnvs
 from streamsampler.workers.generators import seed_constructors
 from streamsampler.workers.hooks import HookCaller
 
@@ -19,7 +19,7 @@ class LendingWorker(Worker):
     first ticket of whole trajectories after fragments makes further environments, from then on the worker's own.
     """
 
-    _running: Running | None = None  # environments with suspended episodes of fragments
+    _running: FragmentEnvs | None = None  # environments with suspended episodes of fragments
 
     def keep_fragments(self, base_version: int) -> None:
         """Close the environments of fragments unless their episodes can resume; the worker's own stay open."""

@@ -38,7 +38,7 @@ from streamsampler.protocol.states import WorkerSide, WorkerState
 from streamsampler.workers.base import Outcome, Worker, WorkerContext
 from streamsampler.workers.channel import Channel
 from streamsampler.workers.explain import class_names, is_interrupt, summary_of
-from streamsampler.workers.finishing import Finishing
+from streamsampler.workers.finishing import AgentFilters
 from streamsampler.workers.generators import CONSTRUCTION, seed_constructors
 from streamsampler.workers.known_wrappers import files_of
 from streamsampler.workers.purity import PurityCheck, check_purity
@@ -87,7 +87,7 @@ class WorkerLoop:
         self._side = WorkerSide()
         self._pending_message: Message | None = None  # received while a ticket ran, for the next turn
         self._worker: Worker | None = None
-        self._finishing = Finishing()
+        self._finishing = AgentFilters()
         self._derived = TrajectorySeeds(context.seed, CONSTRUCTION)
         self._seeds_ahead: dict[Ticket, list[int]] = {}  # of tickets returned by `look_ahead`
         self._spaces_sent = False

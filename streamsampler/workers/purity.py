@@ -47,7 +47,7 @@ class _EnoughTimesteps(BaseException):
     """Ends a trajectory at the maximum number of compared timesteps."""
 
 
-class BrokenOff(BaseException):
+class CheckStopped(BaseException):
     """Ends a check when its time is over or its version may no longer run."""
 
 
@@ -294,7 +294,7 @@ def check_purity(
     run = _Run(worker, version, seeds_of, until=None if strict else began + SECONDS)
     try:
         run.check()
-    except BrokenOff:
+    except CheckStopped:
         pass
     except DifferentRun as difference:
         found.finding, found.spoiled = _finding(difference, envs[0]), True
@@ -330,9 +330,9 @@ class _Run:
     has_renewed: bool = False
 
     def check_may_run(self) -> None:
-        """Raise `BrokenOff` if no further reset or step may start."""
+        """Raise `CheckStopped` if no further reset or step may start."""
         if (self.until is not None and perf_counter() >= self.until) or not self.worker.row.may_run(self.version):
-            raise BrokenOff
+            raise CheckStopped
 
     def check(self) -> None:
         """Run the first trajectory, the second, and the first again; raise `DifferentRun` if the first differs."""

@@ -185,7 +185,7 @@ def no_failure(whose: str) -> Iterator[None]:
         raise NotRestoredError(f"{whose} raised {summary_of(error)}") from error
 
 
-class Compared(NamedTuple):
+class ComparedArrays(NamedTuple):
     """Holds the arrays which are compared after a loss.
 
     Attributes:
@@ -197,29 +197,29 @@ class Compared(NamedTuple):
     last: list[Array]
 
 
-def compared_of(rollouts: Rollouts) -> Compared:
+def compared_of(rollouts: Rollouts) -> ComparedArrays:
     observations, last = (
         [leaf for _, leaf in trees.leaves(tree)] for tree in (rollouts.observations, rollouts.last_observations)
     )
-    return Compared([rollouts.rewards, *observations], last)
+    return ComparedArrays([rollouts.rewards, *observations], last)
 
 
-class OfAgent(NamedTuple):
+class ArraysOfAgent(NamedTuple):
     """Holds the rewards and the leaves of observations of one of several agents in an episode."""
 
     agent: Any
     arrays: list[Array]
 
 
-def compared_of_agents(rollouts: Rollouts) -> dict[int, list[OfAgent]]:
-    found: dict[int, list[OfAgent]] = {}
+def compared_of_agents(rollouts: Rollouts) -> dict[int, list[ArraysOfAgent]]:
+    found: dict[int, list[ArraysOfAgent]] = {}
     for played in rollouts.policies:
         compared, ends = compared_of(played.rollouts), np.cumsum([0, *played.rollouts.lengths]).tolist()
         owners = zip(played.episodes.tolist(), played.agents.tolist(), strict=True)
         for place, (episode, number) in enumerate(owners):
             agent = played.known[number] if played.known else number
             arrays = [array[ends[place] : ends[place + 1]] for array in compared.timesteps]
-            found.setdefault(episode, []).append(OfAgent(agent, arrays))
+            found.setdefault(episode, []).append(ArraysOfAgent(agent, arrays))
     return found
 
 
@@ -230,13 +230,13 @@ class Digests:
         self._sums: list[int] = []
         self._of_agents: dict[Any, list[int]] = {}
 
-    def add(self, compared: Compared, start: int, stop: int, agents: Iterable[OfAgent] = ()) -> None:
+    def add(self, compared: ComparedArrays, start: int, stop: int, agents: Iterable[ArraysOfAgent] = ()) -> None:
         """Add the episode's next timesteps."""
         self._sums = _digests([array[start:stop] for array in compared.timesteps], self._sums)
         for agent, arrays in agents:
             self._of_agents[agent] = _digests(arrays, self._of_agents.get(agent, []))
 
-    def values(self, compared: Compared, position: int) -> tuple[int, ...]:
+    def values(self, compared: ComparedArrays, position: int) -> tuple[int, ...]:
         """Return the digests so far, including the observation after the last action."""
         of_rewards, *sums = self._sums
         rows = slice(position, position + 1)

@@ -15,7 +15,7 @@ from streamsampler.workers.base import Worker
 from streamsampler.workers.generators import seed_generators
 from streamsampler.workers.hooks import HookCaller
 from streamsampler.workers.restoring import AS_GIVEN, Rounding, own_copy
-from streamsampler.workers.trajectory_context import Kept, TrajectoryContext, reset_of
+from streamsampler.workers.trajectory_context import StoredContext, TrajectoryContext, reset_of
 
 SEAMS = ("begin_trajectory", "before_step", "after_step", "end_trajectory")
 
@@ -100,14 +100,14 @@ class ShownTrajectory:
         self.context: TrajectoryContext | None = None
         self.agent_info: Any = None
 
-    def resume(self, context: TrajectoryContext, timestep: int, kept: Kept | None, info: Any) -> None:
+    def resume(self, context: TrajectoryContext, timestep: int, kept: StoredContext | None, info: Any) -> None:
         """Resume an episode shown in earlier calls; `kept` is None if its metrics and memory are lost."""
         self.context = context
         if kept is not None:
             context.go_on(kept, timestep)
         context.info = info
 
-    def kept(self) -> Kept:
+    def kept(self) -> StoredContext:
         assert self.context is not None
         kept, self.context = self.context.kept(), None
         return kept
@@ -148,7 +148,7 @@ class ShownTrajectory:
             self._caller.lost(self.context, error)
 
 
-class Seams(ShownTrajectory):
+class OverridableSteps(ShownTrajectory):
     """Replaces environment and agent in the driver: calls a worker's seams and its hooks."""
 
     _worker: WorkerWithSeams
@@ -172,7 +172,7 @@ class Seams(ShownTrajectory):
             reset=self._reset or reset_of(self._env, worker, index), reset_agent=self._reset_agent,
         )  # fmt: skip
 
-    def resume(self, context: TrajectoryContext, timestep: int, kept: Kept | None, info: Any) -> None:
+    def resume(self, context: TrajectoryContext, timestep: int, kept: StoredContext | None, info: Any) -> None:
         super().resume(context, timestep, kept, info)
         self._info = info
 

@@ -21,7 +21,7 @@ from streamsampler.workers.finishing import record_last_value, shares
 from streamsampler.workers.generators import seeding
 from streamsampler.workers.masks import masked_loop
 from streamsampler.workers.restoring import AS_GIVEN, Rounding, own_copy
-from streamsampler.workers.seams import Seams
+from streamsampler.workers.seams import OverridableSteps
 
 _PROGRESS_SECONDS = 1e-2
 """Maximum age of a worker's progress on the board. Writing a word, or reading the clock twice, at each timestep costs 1
@@ -59,7 +59,8 @@ class SingleDriver:
 
     def __init__(
         self, worker: Worker, version: int, recorder: RolloutRecorder, env: Any, reset: Callable[..., Any], agent: Any,
-        reset_agent: Callable[[int], None] | None, *, seams: Seams | None = None, masks: MaskFinder | None = None,
+        reset_agent: Callable[[int], None] | None, *, seams: OverridableSteps | None = None,
+        masks: MaskFinder | None = None,
         info: Any = None, rounding: Rounding = AS_GIVEN,
     ) -> None:  # fmt: skip
         self._worker, self._version, self._recorder = worker, version, recorder

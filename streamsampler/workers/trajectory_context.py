@@ -16,7 +16,7 @@ from streamsampler.workers.base import Worker
 from streamsampler.workers.resets import reset_function
 
 
-class InHand(Protocol):
+class CurrentTrajectory(Protocol):
     """Is the part of a `RolloutRecorder` used for a trajectory's context."""
 
     float_rewards: list[float]
@@ -25,11 +25,11 @@ class InHand(Protocol):
     def record_metrics(self, metrics: dict[str, Any]) -> None:
         """Record metrics of the trajectory."""
 
-    def copies_in_hand(self) -> tuple[Tree, Tree, NDArray[np.float64]]:
+    def current_trajectory_copies(self) -> tuple[Tree, Tree, NDArray[np.float64]]:
         """Return copies of its observations, actions and rewards recorded so far."""
 
 
-class Kept(NamedTuple):
+class StoredContext(NamedTuple):
     """Holds the user's part of a suspended episode's `TrajectoryContext` between calls."""
 
     metrics: dict[str, Any]
@@ -75,7 +75,7 @@ class TrajectoryContext:
     seed: int
     agent_version: int
     worker_number: int
-    recorder: InHand
+    recorder: CurrentTrajectory
     reset: Callable[..., Any]
     reset_agent: Callable[[int], None] | None
     reset_info: dict[str, Any] = field(default_factory=dict)
@@ -92,11 +92,11 @@ class TrajectoryContext:
     metrics: dict[str, Any] = field(default_factory=dict)
     memory: dict[str, Any] = field(default_factory=dict)
 
-    def kept(self) -> Kept:
+    def kept(self) -> StoredContext:
         """Return the values to store until the next call."""
-        return Kept(self.metrics, self.memory, self.reset_info)
+        return StoredContext(self.metrics, self.memory, self.reset_info)
 
-    def go_on(self, kept: Kept, timestep: int) -> None:
+    def go_on(self, kept: StoredContext, timestep: int) -> None:
         """Resume an episode with stored values and its number of earlier timesteps."""
         self.metrics, self.memory, self.reset_info = kept
         self.timestep = timestep
@@ -104,17 +104,17 @@ class TrajectoryContext:
     @property
     def observations(self) -> Tree:
         """Copies of the observations with an action so far, a tree of (timestep, *O)."""
-        return self.recorder.copies_in_hand()[0]
+        return self.recorder.current_trajectory_copies()[0]
 
     @property
     def actions(self) -> Tree:
         """Copies of the actions so far, a tree of (timestep, *A)."""
-        return self.recorder.copies_in_hand()[1]
+        return self.recorder.current_trajectory_copies()[1]
 
     @property
     def rewards(self) -> NDArray[np.float64]:
         """Copies of the rewards so far, (timestep,) float64."""
-        return self.recorder.copies_in_hand()[2]
+        return self.recorder.current_trajectory_copies()[2]
 
 
 def reset_of(env: AnyEnv, worker: Worker, index: int) -> Callable[..., Any]:

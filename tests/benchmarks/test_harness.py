@@ -306,9 +306,9 @@ def test_a_contender_that_breaks_says_why(monkeypatch, tmp_path):
         (running.Contender("copying", "copying"), "unsupported: this workload has no parameters"),
     ):
         with pytest.raises(running.Broken, match=why):
-            running.Running(contender, "short")
+            running.FragmentEnvs(contender, "short")
     with pytest.raises(running.Broken, match="no streamsampler in"):
         running.Contender("before", "ours", checkout=tmp_path).command("cheap_20")
     monkeypatch.setattr(running.Contender, "python", lambda self: "/bin/false")
     with pytest.raises(running.Broken, match="ended without a word"):
-        running.Running(running.Contender("bare", "bare"), "short")
+        running.FragmentEnvs(running.Contender("bare", "bare"), "short")

@@ -342,7 +342,7 @@ class Preparing:
         assert worker_number in (0, 1)
 
 
-class Prepared(ScriptedEnv):
+class PreparedDraws(ScriptedEnv):
     steps: Any = None
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
@@ -354,19 +354,19 @@ class Prepared(ScriptedEnv):
 @on("local", "processes", *slow("queues fork"), RAY)
 @pytest.mark.parametrize("options", [{}, {"worker_class": VecWorker, "worker_args": {"n_envs": 3}}])
 def test_each_environment_is_told_of_when_it_was_made(options, make_sampler: Maker):
-    sampler = make_sampler(ScriptedAgent(), Prepared(1), n_workers=2, seed=SEED, hooks=Preparing(), **options)
+    sampler = make_sampler(ScriptedAgent(), PreparedDraws(1), n_workers=2, seed=SEED, hooks=Preparing(), **options)
     assert sampler.obtain_trajectories(9).lengths.tolist() == [7] * 9
     assert sampler.obtain_fragments(8, 7).lengths.tolist() == [7, 1] * 7
     if make_sampler.engine != "local":
         os.kill(sampler.worker_pids()[0], signal.SIGKILL)
     assert sampler.obtain_fragments(8, 7).lengths.tolist() == [6, 2] * 7
-    assert sampler.obtain_trajectories(9, env_update=lambda: Prepared(2)).lengths.tolist() == [7] * 9
+    assert sampler.obtain_trajectories(9, env_update=lambda: PreparedDraws(2)).lengths.tolist() == [7] * 9
     assert sampler.obtain_trajectories(9, env_update=LeaveAsItIs()).lengths.tolist() == [7] * 9
 
 
 class LeaveAsItIs(EnvUpdate):
     def __call__(self, old_env: Any) -> Any:
-        return old_env or Prepared(3)
+        return old_env or PreparedDraws(3)
 
 
 class Counting:
@@ -417,7 +417,7 @@ def test_an_error_of_that_hook_ends_the_call_and_the_environments_are_closed(opt
 
 def test_environments_in_other_processes_than_their_hooks_are_not_told_of():
     with pytest.raises(UsageError, match='on_environment_created is not supported with inference="parent"'):
-        MultiprocessingSampler(ScriptedAgent(), Prepared(3), inference="parent", hooks=Preparing())
+        MultiprocessingSampler(ScriptedAgent(), PreparedDraws(3), inference="parent", hooks=Preparing())
 
 
 def test_pickles_folders_and_evaluations_have_them(tmp_path):

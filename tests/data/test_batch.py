@@ -242,11 +242,11 @@ def test_fields_that_do_not_fit(batch):
             dataclasses.replace(batch, **changes)
 
 
-class Compared(S.Discrete):
+class ComparedArrays(S.Discrete):
     times = 0
 
     def __eq__(self, other):
-        Compared.times += 1
+        ComparedArrays.times += 1
         return super().__eq__(other)
 
 
@@ -257,9 +257,9 @@ def test_joining_batches_of_several_samplers_and_what_cannot_be_joined(batch):
     assert joined[3:].rewards.tolist() == batch.rewards.tolist()
     with pytest.raises(DataError, match="0 batches"):
         TrajectoryBatch.concatenate([])
-    ours, others = (dataclasses.replace(batch, action_space=Compared(3)).split() for _ in range(2))
+    ours, others = (dataclasses.replace(batch, action_space=ComparedArrays(3)).split() for _ in range(2))
     assert len(TrajectoryBatch.concatenate(ours, others)) == 6
-    assert Compared.times == 1, "a space that many batches share is compared once"
+    assert ComparedArrays.times == 1, "a space that many batches share is compared once"
     other = dataclasses.replace(batch, action_space=S.Discrete(4))
     with pytest.raises(DataError, match=r"action_space.*Discrete\(3\) in batch 0, Discrete\(4\) in batch 2"):
         TrajectoryBatch.concatenate(batch, copy.deepcopy(batch), other, other)

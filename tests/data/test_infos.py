@@ -289,7 +289,7 @@ def test_infos_of_constant_form_are_recorded_as_those_of_any_form(forms, cut, re
     numbers = np.arange(length)[::-1]
     selected = merged(recorder.select(numbers, lambda positions: positions))
     assert trees.same(selected, merged(*(record([info]) for info in infos[::-1])))
-    recorder.forget_before(min(cut, length))
+    recorder.discard_before(min(cut, length))
     assert trees.same(
         merged(recorder.finish(length - min(cut, length))), merged(*map(record, [[i] for i in infos[cut:]]))
     )
@@ -337,7 +337,7 @@ def test_infos_of_batches_of_constant_form_are_recorded_as_those_of_any_form(bat
 
     assert trees.same(selected(columns), selected(pieces))
     for recorder in (columns, pieces):
-        recorder.forget_before(min(cut, number))
+        recorder.discard_before(min(cut, number))
     numbers = np.arange(number - min(cut, number))
     assert trees.same(selected(columns), selected(pieces))
     for recorder in (columns, pieces):

@@ -51,7 +51,7 @@ def of_call(*reports):
     """Return the accounts of a call of two workers, whose reports these are in turn."""
     stats = Stats.of(2)
     for number, each in enumerate(reports):
-        stats.take_report(number % 2, each)
+        stats.add_report(number % 2, each)
     stats.seconds, stats.kept_timesteps = 2.0, 150
     return stats
 

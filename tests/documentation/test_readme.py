@@ -20,7 +20,7 @@ ROOT = PACKAGE.parent
 README = (ROOT / "README.md").read_text()
 TEXTS = {path.name: path.read_text() for path in pages()}
 # Public for other rooms of the package, not for users.
-FOR_OTHER_ROOMS = {"check_renders", "count_as_called", "put_back_filters", "refuse_lag", "run_again"}
+FOR_OTHER_ROOMS = {"check_renders", "advance_version", "restore_filters", "refuse_prefetching", "run_again"}
 OURS = {
     "sampler": streamsampler.MultiprocessingSampler,
     "batch": streamsampler.TrajectoryBatch,

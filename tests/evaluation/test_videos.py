@@ -44,7 +44,7 @@ class Hidden(Filmed):
         return observation, reward + Hidden.n, *ends
 
 
-class Kept:
+class StoredContext:
     """Stands for a video file, and keeps what it is given: {name: [(timestep, seed)]}."""
 
     written: ClassVar[dict[str, list[tuple[int, int]]]] = {}
@@ -56,7 +56,7 @@ class Kept:
         assert rate == 5
         self.pictures.append((int(picture[0, 0, 0]), int(picture[0, 1, 0])))
 
-    def __enter__(self) -> Kept:
+    def __enter__(self) -> StoredContext:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -65,10 +65,10 @@ class Kept:
 
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[tuple[int, int]]]:
-    monkeypatch.setattr("streamsampler.samplers.replay_results.VideoFile", Kept)
+    monkeypatch.setattr("streamsampler.samplers.replay_results.VideoFile", StoredContext)
     monkeypatch.setattr(storage, "_library", lambda: None)
-    Kept.written.clear()
-    return Kept.written
+    StoredContext.written.clear()
+    return StoredContext.written
 
 
 def evaluated(env: Any = Filmed, **options: Any) -> Any:
@@ -159,7 +159,7 @@ def test_the_evaluation_is_not_lost_with_a_video(kept: Any, tmp_path: Any, monke
         (KeyboardInterrupt(), EvaluationInterruptedError, None),
     ]
     for error, raised, words in failures:
-        monkeypatch.setattr(Kept, "add", lambda *_, error=error: (_ for _ in ()).throw(error))
+        monkeypatch.setattr(StoredContext, "add", lambda *_, error=error: (_ for _ in ()).throw(error))
         with pytest.raises(raised, match=words) as caught:
             evaluated(num_trajectories=5, video=tmp_path)
         assert len(caught.value.found) == 5

@@ -147,7 +147,7 @@ def test_an_interrupt_between_reports_of_one_wait_leaves_them_whole(monkeypatch,
         engine = sampler._life.session.engine
         wait = engine.wait
         monkeypatch.setattr(engine, "wait", lambda timeout: [event for _ in range(4) for event in wait(timeout)])
-        real, left = Stats.take_report, [nth]
+        real, left = Stats.add_report, [nth]
 
         def interrupt(self, *report):
             left[0] -= 1
@@ -155,7 +155,7 @@ def test_an_interrupt_between_reports_of_one_wait_leaves_them_whole(monkeypatch,
                 raise KeyboardInterrupt
             real(self, *report)
 
-        monkeypatch.setattr(Stats, "take_report", interrupt)
+        monkeypatch.setattr(Stats, "add_report", interrupt)
         with pytest.raises(KeyboardInterrupt):
             sampler.obtain_trajectories(12)
         batch = sampler.salvage()

@@ -76,7 +76,7 @@ def go_on_alike(sampler: Any, reference: Any, between: Any, lengths: Sequence[in
     """Assert that fragments of a sampler are those of another one, in which nothing comes between them."""
     for length in lengths:
         while reference.agent_version < sampler.agent_version:
-            reference.count_as_called()
+            reference.advance_version()
         assert sampler.obtain_fragments(length, N_ENVS) == reference.obtain_fragments(length, N_ENVS)
         between(sampler)
     assert reference.stats.further_envs == 0
@@ -123,7 +123,7 @@ def test_tasks_of_whole_trajectories_are_not_those_of_episodes(kind: str) -> Non
     def between(sampler: Any) -> None:
         for tasks in ([1.0, 2.0], None, [3.0, 4.0]):
             while whole.agent_version < sampler.agent_version:
-                whole.count_as_called()
+                whole.advance_version()
             batch = sampler.obtain_trajectories(4, tasks=tasks)
             assert batch == whole.obtain_trajectories(4, tasks=tasks)
             assert (float(np.max(batch.observations)) > 1.0) == (tasks is not None)

@@ -196,7 +196,7 @@ def test_each_episode_has_the_reset_options_of_the_call_in_which_it_began(option
 
 def test_other_environments_begin_fresh_episodes():
     with local() as sampler, local() as whole:
-        sampler.obtain_fragments(4, 2), whole.count_as_called()
+        sampler.obtain_fragments(4, 2), whole.advance_version()
         assert sampler.obtain_trajectories(3) == whole.obtain_trajectories(3)
         after = sampler.obtain_fragments(4)
         assert after.as_grid("rewards").shape == (4, 2), "as many as in the last call of fragments"

@@ -58,7 +58,7 @@ class Tasked(Offset):
         return super().observe() + np.float32(self.task)
 
 
-class Kept:
+class StoredContext:
     """Hooks that keep something of each episode."""
 
     def on_trajectory_start(self, context: Any) -> None:
@@ -91,7 +91,7 @@ ENGINES: dict[str, Callable[..., Any]] = {
 }
 KINDS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "one": (Restorable, {}),
-    "recurrent": (Recurrent, {"hooks": Kept()}),
+    "recurrent": (Recurrent, {"hooks": StoredContext()}),
     "rows": (Drawn, THREE),
     "mixing": (Mixing, THREE),
     "parent": (Drawn, EIGHT),
@@ -372,7 +372,7 @@ def test_a_copy_of_a_sampler_keeps_what_a_subclass_has_in_attributes(way):
 
 
 def test_accounts_go_on():
-    with local(n_workers=3, hooks=Kept()) as sampler, local(n_workers=2, hooks=Kept()) as other:
+    with local(n_workers=3, hooks=StoredContext()) as sampler, local(n_workers=2, hooks=StoredContext()) as other:
         batch = sampler.obtain_samples(60)
         sampler.obtain_fragments(9, 5)
         sampler.stats.take_infos(batch, {"t": "histogram"})

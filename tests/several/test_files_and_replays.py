@@ -250,7 +250,7 @@ def test_episodes_of_several_agents_are_filmed_step_by_step(
 ) -> None:
     taken: list[tuple[int, int]] = []
 
-    class Kept:
+    class StoredContext:
         def __init__(self, path: Any) -> None:
             taken.clear()
 
@@ -263,7 +263,7 @@ def test_episodes_of_several_agents_are_filmed_step_by_step(
         def __exit__(self, *_: object) -> None:
             pass
 
-    monkeypatch.setattr("streamsampler.samplers.replay_results.VideoFile", Kept)
+    monkeypatch.setattr("streamsampler.samplers.replay_results.VideoFile", StoredContext)
     monkeypatch.setattr("streamsampler.environments.filming._library", lambda: None)
     with LocalSampler(POLICIES, game, seed=1) as sampler:
         batch = sampler.obtain_trajectories(3)

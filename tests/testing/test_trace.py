@@ -77,7 +77,7 @@ def test_all_that_changes_a_scheduler_is_repeated(file, tmp_path):
         assert [next(stream).seed for _ in range(60)]
         stream.close()
         sampler.obtain_trajectories(3, env_update=ScriptedEnv)
-        sampler.count_as_called()
+        sampler.advance_version()
         sampler.obtain_samples(10)
         assert sampler.agent_version == 4
     lag, loaded, other = (repeated(f"{file}{suffix}") for suffix in ("", ".2", ".3"))

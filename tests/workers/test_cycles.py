@@ -79,7 +79,7 @@ def test_what_breaks_a_check_off_is_freed(worker_class, uncollected, monkeypatch
     with LocalSampler("random", Breaks("nowhere"), worker_class=worker_class) as sampler:
         sampler.obtain_trajectories(1)
     # By the type: `isinstance` asks an object for its `__class__`, and proxies of other packages warn then.
-    assert not [one for one in gc.get_objects() if issubclass(type(one), purity.BrokenOff)]
+    assert not [one for one in gc.get_objects() if issubclass(type(one), purity.CheckStopped)]
 
 
 def test_scripts_that_a_check_leaves_are_closed(uncollected, monkeypatch):

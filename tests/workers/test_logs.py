@@ -24,7 +24,7 @@ class OfTheWorkerAlone:
         return (__import__, ("no_such_module",))
 
 
-class Kept(logging.Handler):
+class StoredContext(logging.Handler):
     def __init__(self):
         super().__init__()
         self.records = []
@@ -46,7 +46,7 @@ def logger():
 @pytest.fixture
 def crossed(logger):
     """Return what lets a worker's records be handled here, and returns them."""
-    keeper, kept = RecordKeeper(3), Kept()
+    keeper, kept = RecordKeeper(3), StoredContext()
     keeper.set_levels(Levels(0, logging.root.level, {logger.name: logging.DEBUG}))
     logger.handlers = [keeper]
 
@@ -101,7 +101,7 @@ def test_nothing_that_cannot_be_written_fails_the_rollout(logger, crossed, capsy
 
 
 def test_records_are_bounded_in_number_and_size(logger, crossed, monkeypatch):
-    summaries = Kept()
+    summaries = StoredContext()
     monkeypatch.setattr(logging.getLogger("streamsampler"), "handlers", [summaries])
     for count in range(worker_logs.MOST_RECORDS + 5):
         logger.info("%d", count)

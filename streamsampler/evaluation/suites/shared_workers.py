@@ -153,11 +153,11 @@ class TaskSource:
         derived = TrajectorySeeds(self.seed, version)
         return tuple(derived[index] for index in indices)
 
-    def refuse_lag(self, what: str) -> None:
+    def refuse_prefetching(self, what: str) -> None:
         """Refuse `staleness=1`."""
-        self._sampler.refuse_lag(what)
+        self._sampler.refuse_prefetching(what)
 
-    def put_back_filters(self, filters: Any) -> None:
+    def restore_filters(self, filters: Any) -> None:
         """Keep the filters: streams of tasks do not change them."""
 
     def stream(

@@ -277,7 +277,7 @@ class RemoteRows(RowsDriver):
         is_step = len(result) == 5
         end = self._sent(row, script, result)
         if is_step:
-            self._recorder.take_reward(row)
+            self._recorder.record_reward_of(row)
         if end is None:
             self._ready[row] = True
             if is_step:

@@ -53,7 +53,7 @@ class AgentRecorder(RolloutRecorder):
 
     def discard_unfinished(self) -> None:
         """Discard the current trajectory, and those after the first `kept`."""
-        self.forget_after(self.kept)
+        self.discard_after(self.kept)
         del self.played[self.kept :], self.before[self.kept :], self.env_timesteps[self.n_timesteps :]
 
     def clear(self) -> None:

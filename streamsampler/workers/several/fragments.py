@@ -60,7 +60,7 @@ class MultiAgentFragmentEnv(FragmentEnv):
     def begin_fragment(self) -> None:
         super().begin_fragment()
         self.players.begin_part([0] if self.length and not self._agent_is_new else [])
-        self._recorder.sit_at(cast("MultiAgentEnv", self.env.unwrapped), self.table)
+        self._recorder.use_env_agents(cast("MultiAgentEnv", self.env.unwrapped), self.table)
 
     def _go_on(self) -> None:
         super()._go_on()

@@ -82,7 +82,7 @@ class ParallelLoop:
 
     def _begin(self, index: int, seed: int) -> Any:
         worker = self._worker
-        worker.take_in_hand(index)
+        worker.set_trajectory(index)
         begin = perf_counter()
         self._enter(Phase.RESET)
         seed_generators(seed)

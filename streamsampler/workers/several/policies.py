@@ -23,7 +23,7 @@ from streamsampler.agents.base import (
     reset_agent_function,
     row_keywords,
 )
-from streamsampler.agents.draws import Draws, OfRows
+from streamsampler.agents.draws import Draws, RowDraws
 from streamsampler.agents.filters import FilterParameters
 from streamsampler.agents.masks import ACTION_MASKS, Mask, MaskFinder
 from streamsampler.agents.updates import updated_agent
@@ -41,7 +41,7 @@ from streamsampler.workers.several.agent_slots import AgentSlot
 from streamsampler.workers.vec.agents import probe_rows
 from streamsampler.workers.vec.aligned_copies import AlignedCopies
 from streamsampler.workers.vec.batch_infos import info_of_row
-from streamsampler.workers.vec.rows import answers_of_rows, stacked
+from streamsampler.workers.vec.rows import checked_results, stacked
 
 _FIRST_ROOM = 8
 """The rows at first, where any number of agents may appear."""
@@ -79,7 +79,7 @@ class PolicyRows:
             self.draws.begin(slot.row, prepared, position)
             self.seeds[slot.row], self.starts[slot.row] = own, True
 
-    def draws_of(self, numbers: NDArray[np.int64], acts: NDArray[np.bool_] | None) -> OfRows:
+    def draws_of(self, numbers: NDArray[np.int64], acts: NDArray[np.bool_] | None) -> RowDraws:
         """Return the random numbers of the requested rows; only acting rows draw."""
         everybody = len(numbers) == self.n_rows
         if everybody or acts is not None:
@@ -375,7 +375,7 @@ class PolicyInPlay:
         assert rows is not None
         if "starts" in self._keywords:
             rows.starts[asked.numbers] = False
-        singles, infos = answers_of_rows(self.spaces[1], chosen, n_shown)
+        singles, infos = checked_results(self.spaces[1], chosen, n_shown)
         asked.infos = infos
         for place, slot in zip(asked.places, slots, strict=True):
             slot.action = singles[place]

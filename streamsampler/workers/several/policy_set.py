@@ -246,17 +246,17 @@ class PolicySet:
     def policy_of(self, agent_id: str, index: int) -> PolicyInPlay:
         return self.policies[self._chosen.name_for(agent_id, index)]
 
-    def choose(self, tables: Sequence[EnvAgents], take_in_hand: Callable[[int], None] | None = None) -> None:
+    def choose(self, tables: Sequence[EnvAgents], set_trajectory: Callable[[int], None] | None = None) -> None:
         """Choose the actions of the acting agents at some tables: set `action` and `info` of their slots.
 
-        `take_in_hand` receives each environment's place before its request, and -1 for all environments.
+        `set_trajectory` receives each environment's place before its request, and -1 for all environments.
         """
         acting = [table.acting for table in tables]
         if len(acting) != len(self._grouped) or not all(map(operator.is_, acting, self._grouped)):
             self._group(acting)
         for asked in self.asked:
-            if take_in_hand is not None:
-                take_in_hand(asked.row)
+            if set_trajectory is not None:
+                set_trajectory(asked.row)
             if asked.rows is not None:
                 asked.policy.ask(asked)
                 continue

@@ -81,7 +81,7 @@ class JointRecorder(RolloutRecorder):
         self.record_agent_info = self._record_agent_infos
         self._forget_trajectory()
 
-    def sit_at(self, env: MultiAgentEnv, table: EnvAgents) -> None:
+    def use_env_agents(self, env: MultiAgentEnv, table: EnvAgents) -> None:
         """Continue with another environment and its table."""
         self.env, self.table = env, table
         self._known = env.numbers.keys()
@@ -468,10 +468,10 @@ class JointRecorder(RolloutRecorder):
         self._episode_infos.record(self.n_trajectories, {OF_AGENTS: self._about})
         super().end({}, terminated, truncated, limited=limited)
 
-    def forget_observation(self) -> None:
+    def discard_last_observation(self) -> None:
         """Forget the observations without an action: the next part begins with them."""
         for slot in self.table.acting:
-            slot.recorder.forget_observation()
+            slot.recorder.discard_last_observation()
 
     def _end_part(self, observations: Mapping[str, Any]) -> None:
         before, unanswered = dict(self._before), []
@@ -544,16 +544,16 @@ class JointRecorder(RolloutRecorder):
         self._remarks.clear()
         super().clear()
 
-    def copies_in_hand(self) -> tuple[Any, Any, NDArray[np.float64]]:
+    def current_trajectory_copies(self) -> tuple[Any, Any, NDArray[np.float64]]:
         """Return copies of the current trajectory's observations and actions by agent, and its summed rewards."""
         parts = {agent: slot.recorder.copies_of_last() for agent, slot in self._slots.items()}
         observations, actions = ({agent: part[i] for agent, part in parts.items()} for i in (0, 1))
-        return observations, actions, super().copies_in_hand()[2]
+        return observations, actions, super().current_trajectory_copies()[2]
 
-    def forget_after(self, n_trajectories: int) -> None:
+    def discard_after(self, n_trajectories: int) -> None:
         for own in self._agents.values():
             own.kept = sum(position < n_trajectories for position, *_ in own.played)
-        super().forget_after(n_trajectories)
+        super().discard_after(n_trajectories)
 
     def finish(self) -> Rollouts:
         rollouts, found = self.parts()

@@ -38,7 +38,7 @@ from streamsampler.protocol.messages import Phase
 from streamsampler.workers.base import Worker
 from streamsampler.workers.finishing import give_memory, is_restorable, memory_of, value_by_row, value_of
 from streamsampler.workers.vec.columns import Columns
-from streamsampler.workers.vec.rows import answer_of, row_of
+from streamsampler.workers.vec.rows import checked_result, row_of
 
 _LOG = logging.getLogger("streamsampler")
 # An enum's member costs 100 ns to look up on Python 3.11.
@@ -185,7 +185,7 @@ class _Together(BatchedAgent):
             self._starts |= silent
         worker.phase = _ACTION
         given = {ACTION_MASKS: masks} if self.takes_masks else _NONE
-        chosen = answer_of(self._get_actions(observations, **self._values(), **given))
+        chosen = checked_result(self._get_actions(observations, **self._values(), **given))
         self.has_values = self._value_by_row is not None and "value" in chosen[1]
         return chosen
 

@@ -176,12 +176,12 @@ class BatchInfos:
         self._pieces.clear()
         self._forms = ()
 
-    def forget_before(self, step: int) -> None:
+    def discard_before(self, step: int) -> None:
         """Forget the steps before this step, which becomes number 0."""
         if self._forms:
             begun = max(step, self._first)
             for form in self._forms:
-                form.column.forget_before(begun - self._first, self._next - self._first)
+                form.column.discard_before(begun - self._first, self._next - self._first)
             self._first, self._next = begun - step, self._next - step
         for path, pieces in self._pieces.items():
             first = next((place for place, piece in enumerate(pieces) if piece.steps[-1] >= step), len(pieces))
@@ -276,7 +276,7 @@ class InfosInAnyOrder(InfoRecorder):
     def keep(self, numbers: Collection[int]) -> None:
         self._infos = {number: infos for number, infos in self._infos.items() if number in numbers}
 
-    def forget_before(self, step: int) -> None:
+    def discard_before(self, step: int) -> None:
         self._infos = {number - step: infos for number, infos in self._infos.items() if number >= step}
 
     def clear(self) -> None:

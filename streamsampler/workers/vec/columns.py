@@ -169,10 +169,10 @@ class Columns:
     def gather(self, numbers: NDArray[np.int64], allocate: Allocate | None = None) -> Tree:
         return nested(self._space, (leaf.gather(numbers, allocate) for leaf in self._leaves))
 
-    def forget_before(self, step: int) -> None:
+    def discard_before(self, step: int) -> None:
         """Forget the steps before this step, which becomes number 0."""
         for leaf in self._leaves:
-            leaf.forget_before(step, self.n_steps)
+            leaf.discard_before(step, self.n_steps)
         self.n_steps -= step
 
     def clear(self) -> None:

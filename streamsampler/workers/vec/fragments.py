@@ -22,7 +22,7 @@ from streamsampler.rollouts.script import Cut, End, Script, trajectory
 from streamsampler.workers.base import Outcome, Worker
 from streamsampler.workers.explain import locate, row_at_fault, step_error
 from streamsampler.workers.fragment_rows import FragmentRow, told
-from streamsampler.workers.fragments import InForce, Running, packed_memory, whose_memory
+from streamsampler.workers.fragments import FragmentEnvs, InForce, packed_memory, whose_memory
 from streamsampler.workers.generators import drawn_states, set_states
 from streamsampler.workers.masks import RowMasks
 from streamsampler.workers.resets import EpisodeCheckpoint, FragmentOrder, reset_function
@@ -102,7 +102,7 @@ class EnvGroup(RowsDriver):
         """
         self._row = self.agent.row = -1
         self._version = version
-        self._worker.take_in_hand(self.rows[0].index)
+        self._worker.set_trajectory(self.rows[0].index)
         try:
             self.agent.begin_part()
             return self._run(version, n_timesteps)
@@ -195,7 +195,7 @@ class EnvGroup(RowsDriver):
     def _begin_next(self, position: int) -> None:
         worker, row = self._worker, self.rows[position]
         worker.phase = Phase.RESET
-        worker.take_in_hand(row.index)
+        worker.set_trajectory(row.index)
         self._running[position] = self._recorder.begin(None, 0, row.index, position)
         if self._hooks:
             self._hooks[position].context = self._context_of(position, row.index, row.seed, self._version)
@@ -257,7 +257,7 @@ class EnvGroup(RowsDriver):
     def _gathered(self, parts: Sequence[RowTrajectory]) -> Rollouts:
         return self._recorder.gather(parts, self._worker.context.allocate)
 
-    def take_over(self, standings: Mapping[int, EpisodeCheckpoint], version: int, *, agent_is_replaced: bool) -> int:
+    def restore_lost(self, standings: Mapping[int, EpisodeCheckpoint], version: int, *, agent_is_replaced: bool) -> int:
         """Continue the episodes of a lost worker; return the timesteps run to restore them.
 
         `standings` has the state of each row, by environment number. Raises an AbandonedError if the version may not
@@ -297,8 +297,8 @@ class EnvGroup(RowsDriver):
         self.agent.begin_block(self._seed)
 
 
-class EnvGroups(Running):
-    """The groups of a worker, of `n_rows` environments each; see `Running`.
+class EnvGroups(FragmentEnvs):
+    """The groups of a worker, of `n_rows` environments each; see `FragmentEnvs`.
 
     `base_version` is the agent version at the start of these environments.
     """
@@ -336,7 +336,7 @@ class EnvGroups(Running):
         if is_new and known is not None and (first := group.rows[0].number) in known.standings:
             replaced = known.standings[first].agent_is_replaced or agent is not worker.in_force["agent"]
             try:
-                restored = group.take_over(known.standings, ticket.version, agent_is_replaced=replaced)
+                restored = group.restore_lost(known.standings, ticket.version, agent_is_replaced=replaced)
             except AbandonedError as error:
                 worker.ran_timesteps += error.ran
                 return Outcome(None, 0, 0)

@@ -69,6 +69,6 @@ class GrowingColumn:
         # With the mode "raise" NumPy would write to a buffer first.
         return values.take(numbers, 0, allocate((len(numbers), *shape), values.dtype), "clip")
 
-    def forget_before(self, step: int, n_steps: int) -> None:
+    def discard_before(self, step: int, n_steps: int) -> None:
         """Move the steps from `step` to `n_steps` to the front: `step` becomes number 0."""
         self._buffer[: n_steps - step] = self._buffer[step:n_steps]

@@ -144,7 +144,7 @@ class LaneRunner(RowsDriver):
         self._bind()
         self._agent = agent
         if isinstance(self._recorder, MultiAgentRows):
-            self._recorder.play_with(cast("PolicyBatches", agent).players)
+            self._recorder.use_policies(cast("PolicyBatches", agent).players)
         if agent.takes_masks != (self._masks is not None):
             masks = RowMasks(self._worker.warn_once, self._envs, self.spaces[1], self._n_rows)
             self._masks = masks if agent.takes_masks else None

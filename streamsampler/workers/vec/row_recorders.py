@@ -190,7 +190,7 @@ class StepRecorder(ColumnsRecorder):
         if not step or 2 * step < self.step:  # keeping moves the rest, so it must be worth it
             return 0
         for columns in (self.observations, self.actions, self._env_infos, self._agent_info, self.agent_infos):
-            columns.forget_before(step)
+            columns.discard_before(step)
         del self.rewards[:step]
         self._calls = [(first - step, rows) for first, rows in self._calls if first >= step]
         self._is_regular = all(rows is None for _, rows in self._calls)
@@ -298,12 +298,12 @@ class BatchRecorder(StepRecorder):
         self._step_rewards.clear()
 
     def begin_steps(self, rows: Sequence[int]) -> None:
-        """Make room for the rewards of the last call's rows, which end their steps separately; see `take_reward`."""
+        """Make room for the rewards of the last call's rows, which end their steps separately: `record_reward_of`."""
         self.rewards.frombytes(bytes(8 * len(rows)))
         for number, row in enumerate(rows, self.first):
             self.rows[row].asked = number
 
-    def take_reward(self, row: int) -> None:
+    def record_reward_of(self, row: int) -> None:
         recorder = self.rows[row]
         self.rewards[recorder.asked] = recorder.float_rewards.pop()
 
@@ -377,7 +377,7 @@ class RowRecorder:
     def record_observation(self, observation: Any) -> None:
         self._steps.record(self._row, observation)
 
-    def forget_observation(self) -> None:
+    def discard_last_observation(self) -> None:
         """Forget the observation of a cut; with shared lists, all rows are cut."""
         self.encoded.clear()
 
@@ -394,7 +394,7 @@ class RowRecorder:
     def flags(self, terminated: Any, truncated: Any) -> tuple[bool, bool]:
         return flag_of("terminated", terminated), flag_of("truncated", truncated)
 
-    def copies_in_hand(self) -> tuple[Tree, Tree, NDArray[np.float64]]:
+    def current_trajectory_copies(self) -> tuple[Tree, Tree, NDArray[np.float64]]:
         """Return copies of the current trajectory's observations, actions and rewards; lists must not be shared."""
         steps, n = self._steps, self._steps.n_asked(self._row, self.begun)
         given = self.float_rewards if n else []  # before the first step ends, it is the last trajectory's reward

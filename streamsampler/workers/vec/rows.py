@@ -69,16 +69,16 @@ def stacked(space: Space[Any], observations: Sequence[Any]) -> Any:
     return np.array(observations, dtype=space.dtype) if is_array else trees.object_array(observations)
 
 
-def answers_of_rows(space: Space[Any], chosen: Any, n: int) -> tuple[list[Any], dict[str, Any]]:
+def checked_results(space: Space[Any], chosen: Any, n: int) -> tuple[list[Any], dict[str, Any]]:
     """Return the single actions and the infos of a `get_actions` result for n observations, and check their numbers."""
-    actions, infos = answer_of(chosen)
+    actions, infos = checked_result(chosen)
     singles = _actions_of_rows(space, actions, n)
     if infos:
         _check_rows(infos, n)
     return singles, infos
 
 
-def answer_of(chosen: Any) -> tuple[Any, dict[str, Any]]:
+def checked_result(chosen: Any) -> tuple[Any, dict[str, Any]]:
     """Return the result of `get_actions` if it is a tuple with a dict: an array of two rows would unpack, too."""
     if not isinstance(chosen, tuple) or len(chosen) != 2 or not isinstance(chosen[1], dict):
         raise UsageError("get_actions must return a tuple (actions, agent_infos), with agent_infos a dict")

@@ -81,7 +81,7 @@ class PolicyBatches(BatchedAgent):
         words, timesteps_word, watched = worker.row.words, worker.row.timesteps_word, worker.row.attention
         n_before, asked = words[timesteps_word], 0
 
-        def take_in_hand(row: int) -> None:
+        def set_trajectory(row: int) -> None:
             nonlocal asked
             self.row = row
             if watched and row >= 0:
@@ -90,7 +90,7 @@ class PolicyBatches(BatchedAgent):
 
         worker.phase = _ACTION
         tables = self.players.tables
-        self.players.choose([tables[row] for row in live], take_in_hand)
+        self.players.choose([tables[row] for row in live], set_trajectory)
         self.row = -1
         actions: list[Any] = [None] * len(tables)
         for row in live:
@@ -122,7 +122,7 @@ class MultiAgentRows:
         self.step = 0
         self._make_for(None, ())
 
-    def play_with(self, players: PolicySet) -> None:
+    def use_policies(self, players: PolicySet) -> None:
         """Record these policies, in the same environments."""
         if players.tables is not self._tables:
             self._make_for(players, players.tables)
@@ -156,7 +156,7 @@ class MultiAgentRows:
 
     begin_steps = end_step
 
-    def take_reward(self, row: int) -> None:
+    def record_reward_of(self, row: int) -> None:
         """Do nothing: recorders have the rewards."""
 
     def begin(self, ticket: Hashable, position: int, index: int, row: int) -> RowTrajectory:
@@ -236,7 +236,7 @@ class MultiAgentRows:
         step = min((each.begun for each in trajectories), default=self.step)
         if 2 * step >= self.step:  # keeping moves the rest, so it must be worth it
             for name, infos in self._infos.items():
-                infos.forget_before(step * self._policy(name).n_rows)
+                infos.discard_before(step * self._policy(name).n_rows)
             self.step -= step
             for each in trajectories:
                 each.begun -= step
@@ -272,7 +272,7 @@ class MultiAgentRows:
         errors: list[DataError] = []
         for recorder, own in positions.items():
             if recorder.n_trajectories > len(own):
-                recorder.forget_after(len(own))  # a later trajectory was wrong: see `Worker.finished_in_order`
+                recorder.discard_after(len(own))  # a later trajectory was wrong: see `Worker.finished_in_order`
             try:
                 found[recorder], parts = recorder.parts()
             except DataError as error:

@@ -43,7 +43,7 @@ class MultiAgentEnvGroup(EnvGroup):
     def _play_with(self, players: PolicySet) -> None:
         """Use these policies, with the tables of this group's environments."""
         self._players = players
-        self._recorder.play_with(players)
+        self._recorder.use_policies(players)
         for row, table in zip(self.rows, players.tables, strict=True):
             row.table = table
 

@@ -10,7 +10,7 @@ from typing import Any
 from streamsampler.core.awaiting import awaited
 from streamsampler.data.recorder import RolloutRecorder
 from streamsampler.workers.base import Worker
-from streamsampler.workers.fragments import FragmentEnv, RunningEnvs
+from streamsampler.workers.fragments import FragmentEnv, SequentialFragmentEnvs
 from streamsampler.workers.generators import kept_generators, restore_generators
 from streamsampler.workers.resets import EpisodeCheckpoint, FragmentOrder, Resets
 from streamsampler.workers.restoring import AbandonedError
@@ -51,7 +51,7 @@ class FragmentPlace:
         row, standing, self.standing = self.row, self.standing, None
         if standing is not None:
             try:
-                driver.restored_timesteps = await awaited(row.take_over(standing, version), driver.wait)
+                driver.restored_timesteps = await awaited(row.restore_lost(standing, version), driver.wait)
             except AbandonedError:
                 raise asyncio.CancelledError from None
         row.begin(self._resets, self.setup.recorder, self.setup.shown)
@@ -60,7 +60,7 @@ class FragmentPlace:
         row.keep_generators()
 
 
-class AwaitedEnvs(RunningEnvs):
+class AwaitedEnvs(SequentialFragmentEnvs):
     """The environments of a worker's fragments, as places for fragments in flight; see `Slots`.
 
     `most` of them may be in flight at the same time. `may_draw` returns whether episodes may draw from the global

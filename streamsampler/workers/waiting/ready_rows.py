@@ -23,7 +23,7 @@ from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
 from streamsampler.agents.base import is_row_independent, mask_argument, row_keywords
-from streamsampler.agents.draws import Draws, OfRows
+from streamsampler.agents.draws import Draws, RowDraws
 from streamsampler.agents.independence import NOTHING_KNOWN
 from streamsampler.agents.masks import ACTION_MASKS, Mask
 from streamsampler.agents.updates import name_of
@@ -39,7 +39,7 @@ from streamsampler.workers.vec.agents import probe_rows
 from streamsampler.workers.vec.aligned_copies import AlignedCopies
 from streamsampler.workers.vec.batch_infos import info_of_row
 from streamsampler.workers.vec.lanes import MULTIPLE
-from streamsampler.workers.vec.rows import answers_of_rows, stacked
+from streamsampler.workers.vec.rows import checked_results, stacked
 from streamsampler.workers.waiting.deadlines import Clock
 from streamsampler.workers.waiting.event_loop import WorkerEventLoop
 from streamsampler.workers.waiting.turns import FlightTotals, Spent, Turns
@@ -257,10 +257,10 @@ class ReadyRows:
             if isinstance(chosen, CoroutineType):
                 chosen.close()  # otherwise Python warns about it
             raise UsageError(f"get_actions of {name_of(self._agent)} returned an awaitable: write it as async def")
-        actions, infos = answers_of_rows(self._spaces[1], chosen, len(rows))
+        actions, infos = checked_results(self._spaces[1], chosen, len(rows))
         return [(action, own_copy(info_of_row(infos, place))) for place, action in enumerate(actions)]
 
-    def drawn(self, numbers: NDArray[np.int64], begun: Sequence[int], draw: Callable[[OfRows], Any]) -> Any:
+    def drawn(self, numbers: NDArray[np.int64], begun: Sequence[int], draw: Callable[[RowDraws], Any]) -> Any:
         """Draw for the trajectories of some slots; 0 for trajectories other than the `begun`-th of their slot."""
         there = np.array([self._n_begun[number] == n for number, n in zip(numbers.tolist(), begun, strict=True)])
         with self._drawing:
@@ -272,7 +272,7 @@ class ReadyRows:
         return result
 
 
-class _DrawsOfRows(OfRows):
+class _DrawsOfRows(RowDraws):
     """Draws for the rows of a batch.
 
     An agent that waits may draw after slots were added, and after other trajectories have begun in them.

@@ -32,7 +32,7 @@ from streamsampler.workers.finishing import shares
 from streamsampler.workers.fragments import FragmentEnv
 from streamsampler.workers.generators import generator_states, seed_generators
 from streamsampler.workers.lending import LendingWorker
-from streamsampler.workers.purity import BrokenOff
+from streamsampler.workers.purity import CheckStopped
 from streamsampler.workers.recorders import recorder_for
 from streamsampler.workers.resets import Resets, reset_function
 from streamsampler.workers.several.fragments import MultiAgentFragmentEnv
@@ -333,7 +333,7 @@ class AsyncWorker(LendingWorker):
         """Run a trajectory in a stand-in, and discard it.
 
         Raises:
-            BrokenOff: The version may not run any more.
+            CheckStopped: The version may not run any more.
         """
         slot = self._slots.take(indices[0])
         assert slot is not None  # nothing is in flight
@@ -350,7 +350,7 @@ class AsyncWorker(LendingWorker):
                 self._loop, driver, trajectory, self._limits, lambda: (may_go_on(), not self.is_called_off())
             )
         except asyncio.CancelledError:
-            raise BrokenOff from None
+            raise CheckStopped from None
         finally:
             if has_ended:
                 self._slots.put_back(slot)
