@@ -35,7 +35,7 @@ def check_folder(path: Path, *, resume: bool) -> None:
     """
     if not path.exists():
         if not path.parent.is_dir():
-            raise UsageError(f"there is no directory {str(path.parent)!r}")
+            raise UsageError(f"no such directory: {str(path.parent)!r}")
         return
     if not path.is_dir():
         raise UsageError(f"{str(path)!r} is a file, but shards need a folder")

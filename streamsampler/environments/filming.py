@@ -226,7 +226,7 @@ def check_video(path: Path) -> Path:
     if path.is_dir():
         raise UsageError(f"{str(path)!r} is a directory: name a file in it")
     if not path.parent.is_dir():
-        raise UsageError(f"there is no directory {str(path.parent)!r}")
+        raise UsageError(f"no such directory: {str(path.parent)!r}")
     trial = temporary_beside(path)
     try:
         trial.open("xb").close()

@@ -26,6 +26,6 @@ def naming_agent(name: str, found: Mapping[str, Any], *, are_kept: bool) -> Iter
         if found and not are_kept:
             error.add_note(
                 f"the trajectories of {', '.join(found)} were complete: with out=FILE they are kept, and resume=FILE "
-                "goes on with them"
+                "resumes them"
             )
         raise

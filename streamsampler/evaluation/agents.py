@@ -45,10 +45,11 @@ def refuse_several_tasks(envs: Any) -> None:
         return
     names = dict.fromkeys("None" if env is None else describe(as_env_update(env)) for env in envs)
     what = f"different environments ({', '.join(names)})" if len(names) > 1 else f"{len(envs)} environments"
-    why = "" if None not in specs or len(names) > 1 else ", of which it is not known whether they are equal"
+    why = "" if None not in specs or len(names) > 1 else ", whose specs are unknown"
     raise UsageError(
-        f"env is a list of {what}{why}: each worker would have one, and their returns would be pooled into one mean. "
-        "Evaluate each by itself; if workers are to have environments of their own, write PerWorker([…])"
+        f"env is a list of {what}{why}: each worker would have one of them, and their returns would be pooled into "
+        "one mean. Evaluate each environment separately, or as a suite; if each worker should have its own "
+        "environment, write PerWorker([…])"
     )
 
 
@@ -70,10 +71,10 @@ def refuse_several_agents(agent: Any, name: str = "agent") -> None:
     """
     if isinstance(agent, list | tuple):
         raise UsageError(
-            f"{name} is a {type(agent).__name__} of {count(len(agent), 'agent')}: each worker would have one, and "
-            "their returns would be pooled into one mean. To compare agents call compare([…], env); for several "
-            'training runs see "Several training runs" in streamsampler/docs/evaluation.md; if workers are to have '
-            "agents of their own, write PerWorker([…])"
+            f"{name} is a {type(agent).__name__} of {count(len(agent), 'agent')}: each worker would have one of them, "
+            "and their returns would be pooled into one mean. To compare agents call compare([…], env); for several "
+            'training runs see "Several training runs" in streamsampler/docs/evaluation.md; if each worker should '
+            "have its own agent, write PerWorker([…])"
         )
 
 
@@ -107,8 +108,8 @@ EvaluatedAgent: TypeAlias = Agents | Predicting | str | PathLike[str]
 """Agents to evaluate: agents as samplers take them, objects with `predict`, or the file of a model."""
 
 _NOT_APPLICABLE = (
-    "deterministic is for agents with predict and for torch modules; this {} decides for itself: leave it out, "
-    "or make the agent with deterministic=…"
+    "deterministic is for agents with predict and for torch modules; this {} has its own setting: leave it out, or "
+    "make the agent with deterministic=…"
 )
 
 
@@ -131,8 +132,8 @@ def evaluated_agent(
         }
     if hasattr(agent, "KIND") or (isinstance(agent, str | PathLike) and fspath(agent).endswith(".json")):
         raise UsageError(
-            f"{agent if isinstance(agent, str | PathLike) else 'this'} is a saved evaluation, and not an agent: give "
-            "the agent that was evaluated, and resume=… to go on with the file. To compare saved evaluations, load "
+            f"{agent if isinstance(agent, str | PathLike) else 'this'} is a saved evaluation, not an agent: give the "
+            "evaluated agent, and resume=… to resume the file. To compare saved evaluations, load "
             "each with Evaluation.load, and call compare([…]) without an environment"
         )
     if isinstance(agent, PathLike) or (isinstance(agent, str) and agent.endswith(".zip")):
@@ -157,13 +158,15 @@ def _space_of(action_space: Callable[[], Space[Any]], policies: Policies | None 
         return space
     if isinstance(space, OpenSpaces):
         raise UsageError(
-            "the environment has no possible_agents, so that it is not known in which action space a module acts: give "
-            "it as a TorchAgent, with its action space"
+            "the environment has no possible_agents, so the action space of a module is unknown: give it as a "
+            "TorchAgent with its action space"
         )
     for agent_id, own in space.spaces.items():
         if policies is None or policies.name_for(agent_id, 0) == name:
             return own
-    raise UsageError(f"policy {name!r} plays no agent: give it as a TorchAgent, with its action space")
+    raise UsageError(
+        f"policy {name!r} plays no agent, so its action space is unknown: give it as a TorchAgent with its action space"
+    )
 
 
 def has_predict(agent: Any) -> bool:
@@ -263,7 +266,9 @@ def check_return_of(return_of: Any) -> tuple[str, ...] | None:
     if names is None:
         return None
     if not isinstance(names, Sequence) or not names or not all(isinstance(name, str) for name in names):
-        raise UsageError(f"return_of is a name or a list of names: agents, policies, or 'all'; not {return_of!r:.60}")
+        raise UsageError(
+            f"return_of must be a name or a list of names: agents, policies, or 'all'; got {return_of!r:.60}"
+        )
     return tuple(names)
 
 
@@ -283,7 +288,7 @@ def row_of(
         value = float(trajectory.episodes.return_of(team)[0])
         infos += [one.env_infos for each in trajectory.policies.values() for one in each if one.agent_ids[0] in team]
     elif return_of is not None:
-        raise UsageError("return_of is for environments of several agents, and this one has one")
+        raise UsageError("return_of is for environments of several agents, but this environment has a single agent")
     said = [each for each in (_success(one, meaning) for one in infos) if each is not None]
     return Row(
         trajectory=int(trajectory.indices[0]),
@@ -303,14 +308,14 @@ def _team(trajectory: MultiAgentBatch, return_of: tuple[str, ...] | None, polici
     known = list(dict.fromkeys(agent for each in rows for agent in each.known))
     if return_of is None and len(known) > 1:
         raise UsageError(
-            f"whose return counts? The agents are {', '.join(known)}: pass return_of= one of them, a policy's "
-            "name, a list of these for a team, or 'all'"
+            f"for which agents do returns count? The agents are {', '.join(known)}: pass return_of with an agent, a "
+            "policy, a list of these for a team, or 'all'"
         )
     names = return_of or ("all",)
     unknown = [name for name in names if name not in {*known, *playing, *policies, "all"}]
     if unknown and not rows[0].is_open:  # otherwise it may be an agent that did not take part
         raise UsageError(
-            f"return_of names {unknown[0]!r}, and the agents are {', '.join(known)}; the policies, "
+            f"return_of names {unknown[0]!r}, but the agents are {', '.join(known)}; the policies, "
             f"{', '.join(policies or playing)}"
         )
     there = trajectory.episodes.agent_ids
@@ -322,9 +327,9 @@ def _team(trajectory: MultiAgentBatch, return_of: tuple[str, ...] | None, polici
     ]  # fmt: skip
     if not team:
         raise DataError(
-            f"none of {', '.join(names)} took part in trajectory {trajectory.indices[0]}, whose return is not known "
-            f"then; there were {', '.join(there)}. Let it play in each trajectory by another policy_of, or return_of "
-            "name an agent that acts in each"
+            f"none of {', f'.join(names)} took part in trajectory {trajectory.indices[0]}, so its return is unknown; "
+            f"the agents there were {', '.join(there)}. Choose policy_of so that it plays in each trajectory, or name "
+            "an agent in return_of that acts in each"
         )
     return list(dict.fromkeys(team))
 
@@ -335,7 +340,7 @@ def _success(infos: dict[str, Any], meaning: SuccessMeaning) -> bool | None:
         return None
     values, said = infos[key], infos.get(f"_{key}")
     if isinstance(values, dict) or values.ndim != 1:
-        raise UsageError(f"the info {key!r} should be true or false in each timestep, and is {values!r:.60}")
+        raise UsageError(f"the info {key!r} should be true or false in each timestep, but is {values!r:.60}")
     if said is None:
         said = np.ones(len(values), np.bool_)
     if meaning == "end":
@@ -347,7 +352,7 @@ def _as_bool(value: Any, key: str) -> bool:
     if value is None:
         return False
     if not isinstance(value, bool | int | float):
-        raise UsageError(f"the info {key!r} should be true or false, and is {value!r:.60}")
+        raise UsageError(f"the info {key!r} should be true or false, but is {value!r:.60}")
     return bool(value)
 
 

@@ -107,14 +107,16 @@ def amount_of(
     of_rule = {"guarantee": guarantee, "min_trajectories": min_trajectories}
     refuse_useless({**of_rule, "max_trajectories": max_trajectories}, "until_halfwidth")
     if seeds is not None and scenarios is not None:
-        raise UsageError("scenarios have seeds of their own: leave out seeds")
+        raise UsageError("scenarios have their own seeds: leave out seeds")
     if seeds is not None:
         listed = _seeds(seeds)
         amount = Amount(len(listed), "one for each seed", listed, arguments={"seeds": listed})
     elif scenarios is not None:
         amount = amount_of_scenarios(scenarios)
     elif how_many.n is None:
-        raise UsageError("how many? Give n_trajectories, seeds, scenarios or until_halfwidth")
+        raise UsageError(
+            "the number of trajectories is missing: give n_trajectories, seeds, scenarios or until_halfwidth"
+        )
     else:
         n = positive(how_many.name, how_many.n)
         amount = Amount(n, "as many as were asked for", arguments={"n_trajectories": n})
@@ -154,7 +156,7 @@ def _seeds(seeds: Any) -> list[int]:
         raise UsageError(f"seeds must be a sequence of integers, one for each trajectory, got {seeds!r:.60}")
     listed = [positive(f"seeds[{position}]", seed, least=0) for position, seed in enumerate(seeds)]
     if not listed:
-        raise UsageError("seeds is empty: there is nothing to evaluate on")
+        raise UsageError("seeds is empty: give at least one seed")
     _refuse_repeated("seeds", listed, [None] * len(listed))
     return listed
 
@@ -166,8 +168,8 @@ def _refuse_repeated(name: str, seeds: Sequence[int], options: Sequence[Mapping[
         before = first.setdefault(seed, position)
         if before != position and same(dict(options[before] or {}), dict(options[position] or {})):
             raise UsageError(
-                f"seed {seed} is there twice, in {name}[{before}] and {name}[{position}]: it gives the same trajectory "
-                "again, and intervals would count both as independent. Give each trajectory a seed of its own"
+                f"seed {seed} is repeated, in {name}[{before}] and {name}[{position}]: it starts the same trajectory "
+                "again, and intervals would count both as independent. Give each trajectory a different seed"
             )
 
 
@@ -181,7 +183,7 @@ def amount_of_scenarios(scenarios: Any) -> Amount:
         raise UsageError(f"scenarios must be a list of dicts, got {scenarios!r:.60}")
     listed = list(scenarios)
     if not listed:
-        raise UsageError("scenarios is empty: there is nothing to evaluate on")
+        raise UsageError("scenarios is empty: give at least one scenario")
     for position, each in enumerate(listed):
         _check_scenario(f"scenarios[{position}]", each)
     options, seeds = [each.get("options") for each in listed], _column_of_seeds(listed)
@@ -217,8 +219,8 @@ def arguments_of(stored: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
     def refuse(value: Mapping[str, Any]) -> Any:
         raise UsageError(
-            f"{path} holds the name {value.get('name')!r} in the place of an option of a scenario, and not the option: "
-            "give the scenarios again"
+            f"{path} has only the name {value.get('name')!r} of an option of a scenario, not its value: give the "
+            "scenarios again"
         )
 
     arguments = dict(stored)
@@ -247,7 +249,7 @@ def _column_of_seeds(scenarios: Sequence[Mapping[str, Any]]) -> list[int] | None
         return None
     if None in seeds:
         raise UsageError(
-            f"scenarios[{seeds.index(None)}] has no seed, and others have one: give one to all, or to none"
+            f"scenarios[{seeds.index(None)}] has no seed, but others have one: give seeds to all scenarios, or to none"
         )
     return [positive(f"the seed of scenarios[{position}]", seed, least=0) for position, seed in enumerate(seeds)]
 

@@ -36,7 +36,7 @@ def checked_picture(out: Path) -> Path:
         UsageError: Its suffix is not a format of pictures.
     """
     if out.suffix not in PICTURES:
-        raise UsageError(f"a picture is a file of {', '.join(PICTURES)}, got {str(out)!r}")
+        raise UsageError(f"pictures are written to {', '.join(PICTURES)} files, got {str(out)!r}")
     return out
 
 

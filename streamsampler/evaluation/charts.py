@@ -105,9 +105,10 @@ def read_source(path: Path) -> ChartSource:
             return _of_folder(path)
         case "suite" | "suite comparison" as kind:
             raise StorageError(
-                f"{path} holds a {kind}: suites are drawn with suites of the same tasks, comparisons alone"
+                f"{path} holds a {kind}: suites can only be drawn with suites of the same tasks, and comparisons only "
+                "alone"
             )
-    raise StorageError(f"{path} holds neither trajectories nor an evaluation nor a comparison of streamsampler")
+    raise StorageError(f"{path} has neither trajectories nor an evaluation nor a comparison of streamsampler")
 
 
 def read_sources(paths: Sequence[Path]) -> ChartSource:
@@ -121,7 +122,7 @@ def read_sources(paths: Sequence[Path]) -> ChartSource:
         OSError: Reading fails.
     """
     if not paths:
-        raise UsageError("there is no file to draw")
+        raise UsageError("no file to draw: give at least one")
     sources = [read_source(path) for path in paths]
     if len(sources) == 1:
         return sources[0]
@@ -177,11 +178,11 @@ def _of_folder(path: Path) -> ChartSource:
 
 def _source(path: Path, parts: Sequence[Columns], provenance: Any) -> ChartSource:
     if not sum(len(indices) for indices, *_ in parts):
-        raise StorageError(f"{path} holds no trajectory: there is nothing to draw")
+        raise StorageError(f"{path} has no trajectory to draw")
     with damage_raised(path):
         indices, returns, lengths, terminated = map(np.concatenate, zip(*parts, strict=True))
         if not len(indices) == len(lengths) == len(terminated):
-            raise DataError("its columns are not of one length")
+            raise DataError("its columns differ in length")
     facts = provenance if isinstance(provenance, dict) else {}
     name = str(facts.get("agent") or "agent")
     series = Series(name, indices, returns, lengths, terminated, mean_interval(returns))
@@ -203,7 +204,7 @@ def returns_of(path: Path, arrays: Mapping[str, Any]) -> NDArray[np.float64]:
     lengths, rewards = arrays["lengths"], arrays["rewards"]
     is_whole = lengths.ndim == rewards.ndim == 1 and lengths.dtype == np.int64
     if not is_whole or lengths.min(initial=1) < 1 or lengths.sum() != len(rewards):
-        raise StorageError(f"{path} is damaged: its lengths and its rewards do not fit together")
+        raise StorageError(f"{path} is damaged: its lengths and its rewards do not match")
     return sums(rewards, lengths)
 
 

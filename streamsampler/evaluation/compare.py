@@ -175,7 +175,7 @@ def compare(
         return _of_saved(named, cast("Bounds | None", bounds), out, {"margin": margin, "decide_on": decide_on}, of_run)
     if env is None:
         raise UsageError(
-            "compare takes agents and an environment; saved evaluations, which Evaluation.load returns, need none"
+            "give an environment next to the agents; only saved evaluations, loaded with Evaluation.load, need none"
         )
     _check_words(success, decide_on, options)
     if isinstance(env, Mapping):
@@ -270,8 +270,7 @@ class Wanted:
         refuse_amounts("until_decided", how_many, scenarios)
         if part is not None:
             raise UsageError(
-                "a part is one of n_trajectories, seeds or scenarios: when until_decided is sure is known only when "
-                "all pairs before are there"
+                "part needs n_trajectories, seeds or scenarios: until_decided depends on all earlier pairs"
             )
         alpha = check_alpha(until_decided)
         tests = [make_test(alpha / (len(named) - 1), decide_on, bounds, margin) for _ in range(len(named) - 1)]
@@ -295,8 +294,8 @@ def decision_of(margin: Any, decide_on: PrecisionOf, bounds: Any, part: Any) -> 
         return decision
     if part is not None:
         raise UsageError(
-            f"a part has only some of the pairs that a verdict needs: leave out margin, and when all parts are there "
-            f"call merge([…], 'whole.json').verdict({margin})"
+            "a part has only some of the pairs for a verdict: leave out margin, and call it on the merged parts: "
+            f"merge([…], f'whole.json').verdict({margin})"
         )
     return {**decision, "margin": checked_margin(margin, decide_on, limits)}
 
@@ -307,7 +306,7 @@ def _check_words(success: Any, decide_on: Any, options: Mapping[str, Any]) -> No
     if decide_on not in FLOORS:
         raise UsageError(f'decide_on must be "return" or "success", got {decide_on!r}')
     if "sampler" in options:
-        raise UsageError("compare makes samplers of its own, one for each agent: leave out sampler")
+        raise UsageError("compare makes a sampler for each agent: leave out sampler")
 
 
 def _check_says_success(evaluation: Evaluation, decision: Mapping[str, Any]) -> None:
@@ -322,8 +321,8 @@ def _of_saved(
     """Compare saved evaluations; refuse arguments for running agents."""
     if given := [name for name, value in of_run.items() if value is not None]:
         raise UsageError(
-            f"{next(iter(named))} is a saved evaluation, and not an agent: give the agents, to run them; or leave out "
-            f"{', '.join(given)}, and the evaluations are compared as they are"
+            f"{next(iter(named))} is a saved evaluation, not an agent: give the agents, to run them; or leave out "
+            f"{', '.join(given)}, to compare the saved evaluations"
         )
     found: Comparison | SuiteComparison
     if all(isinstance(each, SuiteEvaluation) for each in named.values()):
@@ -433,7 +432,7 @@ class _Race:
                         open_tests.remove(test)
                 shown.update(so_far, complete=False)
             shown.update(so_far, complete=True)
-        return f"not decided after {count(len(first.rows), 'trajectory')}, the most" if open_tests else "decided"
+        return f"undecided after {count(len(first.rows), 'trajectory')}, the most" if open_tests else "decided"
 
     def _next_pair(self, agents: list[int]) -> dict[int, Row] | None:
         """Return the next trajectory that no agent dropped, by agent; None after an agent's last."""
@@ -460,4 +459,4 @@ class _Race:
     def _note(self, open_tests: Sequence[int]) -> str:
         intervals = [self._tests[test].interval for test in open_tests]
         shown = [f"[{number(each.low)}, {number(each.high)}]" for each in intervals if each is not None]
-        return f"differences {', '.join(shown)}" if shown else f"{len(open_tests)} not decided"
+        return f"differences {', '.join(shown)}" if shown else f"{len(open_tests)} undecided"

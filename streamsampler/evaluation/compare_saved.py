@@ -36,7 +36,7 @@ def are_saved(named: Mapping[str, Any]) -> bool:
     if any(saved.values()) and not all(saved.values()):
         evaluation, agent = (next(name for name, it in saved.items() if it is wanted) for wanted in (True, False))
         raise UsageError(
-            f"{evaluation} is a saved evaluation, and not an agent: give the agent that was evaluated; or evaluate "
+            f"{evaluation} is a saved evaluation, not an agent: give the evaluated agent; or evaluate "
             f"{agent} on the same seeds first, and compare the two evaluations"
         )
     if not any(saved.values()):
@@ -61,21 +61,21 @@ def compare_saved(named: Mapping[str, Evaluation], bounds: Bounds | None = None)
     (first, one), *others = named.items()
     for name, each in named.items():
         if each.part is not None:
-            raise UsageError(f"{name} is {each.part}: merge all parts before they are compared")
+            raise UsageError(f"{name} is {each.part}: merge all parts before comparing them")
     for name, each in others:
         _check_alike(first, one, name, each)
         if not len(pairs_of(one, each)[0]):
             raise UsageError(
-                f"{first} and {name} have no seed in common, so that there are no pairs: evaluate both with one seed "
-                "(seed=1), or with the same seeds"
+                f"{first} and {name} have no common seed, so no pairs: evaluate both with the same seed (seed=1), or "
+                "with the same seeds"
             )
     limits = _bounds(named) if bounds is None else checked_bounds(bounds)
     for name in (name for name, each in named.items() if each.stopped == INTERRUPTED):
-        _log.warning("%s was interrupted: its trajectories so far are compared", name)
+        _log.warning("%s was interrupted: only its finished trajectories are compared", name)
     warn_of_kernels(
         {name: each.settings.get("fingerprints", ()) for name, each in named.items()},
         "the evaluations were",
-        "differences may be those of the machines",
+        "differences may come from the machines",
     )
     stopped = list(dict.fromkeys(each.stopped for each in named.values()))
     is_one = len(stopped) == 1 and stopped[0] != INTERRUPTED  # the comparison itself is complete
@@ -99,7 +99,7 @@ def _check_alike(first: str, one: Evaluation, second: str, other: Evaluation) ->
     versions = [{name: it for name, it in each.items() if name.startswith(_OF_VERSIONS)} for each in origins]
     measured = [{name: it for name, it in each.items() if not name.startswith(_OF_VERSIONS)} for each in origins]
     if found := differences(first, measured[0], f"in {second}", measured[1]):
-        raise UsageError(f"{first} and {second} did not measure the same: {'; '.join(found)}")
+        raise UsageError(f"{first} and {second} measured under different conditions: {'; '.join(found)}")
     if found := differences(first, versions[0], f"in {second}", versions[1]):
         _log.warning("%s and %s were sampled with different libraries: %s", first, second, "; ".join(found))
 
@@ -113,6 +113,6 @@ def _bounds(named: Mapping[str, Evaluation]) -> Bounds | None:
     for (first, one), (second, other) in combinations(named.items(), 2):
         if one.bounds != other.bounds:
             raise UsageError(
-                f"bounds are {one.bounds} in {first}, and {other.bounds} in {second}: give bounds that hold for both"
+                f"bounds are {one.bounds} in {first}, and {other.bounds} in {second}: give bounds for both"
             )
     return next(iter(named.values())).bounds

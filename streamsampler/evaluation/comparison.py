@@ -291,7 +291,7 @@ class Pairs:
 
     def _gate_interval(self, differences: Floats, rounding: float, of: PrecisionOf) -> Interval | Unknown:
         if of == "success" and self.successes is None:
-            return Unknown("no info says whether trajectories succeeded")
+            return Unknown("the infos have no success flag")
         bounds = self._bounds_of(of)
         if self.test is not None and bounds is None:
             return Unknown("success rates decided when to stop, and returns have no bounds")
@@ -393,7 +393,7 @@ class Comparison(Found):
         first, second = self.evaluations[0], self.evaluations[position]
         mine, others = pairs_of(first, second)
         if not len(mine):
-            raise DataError(f"{self.names[0]} and {self.names[position]} have no trajectory in common")
+            raise DataError(f"{self.names[0]} and {self.names[position]} have no common trajectory")
         n_tests = len(self.names) - 1
         successes = None
         if first.successes is not None and second.successes is not None:
@@ -439,7 +439,7 @@ class Comparison(Found):
         of = self.decide_on if decide_on is None else decide_on
         margin = self.margin if margin is None else margin
         if margin is None:
-            raise UsageError("by how much may an agent be worse? Give a margin, such as verdict(5)")
+            raise UsageError("the margin is missing: give the largest tolerated loss, such as verdict(5)")
         margin = checked_margin(margin, of, self.bounds)
         return GateVerdict(tuple(pairs.decision(margin, of) for pairs in self.pairs))
 
@@ -502,7 +502,7 @@ class Comparison(Found):
         """Return the trajectories of a journal as JSON values; see `Found`."""
         positions = list(journal.evaluations)
         if len(positions) < 2:
-            raise ValueError("only the first agent has trajectories, so that there are no pairs yet")
+            raise ValueError("only the first agent has trajectories, so no pairs exist yet")
         names = journal.head["agents"]
         return {
             **journal.head,
@@ -518,7 +518,7 @@ def _unpaired(comparison: Comparison) -> list[str]:
     for name, each, pairs in zip(comparison.names[1:], comparison.evaluations[1:], comparison.pairs, strict=True):
         if len(pairs) < max(len(first), len(each)):
             numbers = f"{comparison.names[0]} has {count(len(first), 'trajectory')}, and {name} {len(each):,}"
-            notes.append(f"note: {count(len(pairs), 'pair')} of seeds in common: {numbers}")
+            notes.append(f"note: {count(len(pairs), 'pair')} with common seeds: {numbers}")
     return notes
 
 
@@ -557,13 +557,13 @@ def _shared_seeds(pairs: Pairs) -> str | None:
     if worth is None or math.isinf(worth):
         return None
     if worth < len(pairs):
-        return f"shared seeds did not help: as good as {worth:,.0f} unpaired trajectories of each agent"
+        return f"shared seeds did not help: as precise as {worth:,.0f} unpaired trajectories of each agent"
     return f"as good as {worth:,.0f} unpaired trajectories of each agent"
 
 
 def _decision(pairs: Pairs) -> str:
     assert pairs.test is not None
     if pairs.verdict is None:
-        return f"not decided ({pairs.test.method})"
+        return f"undecided ({pairs.test.method})"
     better = pairs.second if pairs.verdict == "second" else pairs.first
     return f"decided: {better} is better ({pairs.test.method})"

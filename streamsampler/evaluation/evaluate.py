@@ -221,7 +221,7 @@ def evaluate(
     bounds = cast("Bounds | None", bounds)
     run = RunFile(Evaluation, out, resume)
     if resume is not None and sampler is not None:
-        raise UsageError("resume makes a sampler of its own: leave out sampler, and give agent and env")
+        raise UsageError("resume makes its own sampler: leave out sampler, and give agent and env")
     asked = run.completed(given, _AMOUNTS, _OF_RULE)
     n = HowMany(asked.pop("n_trajectories"), how_many.name)
     wanted = amount_of(how_many=n, bounds=run.bounds(bounds), **asked)

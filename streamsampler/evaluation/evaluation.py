@@ -126,12 +126,12 @@ def warned(evaluation: Evaluation) -> list[str]:
         reasons = "".join(f"\n    {reason}" for reason in [*evaluation.failures, *more])
         notes.append(
             f"{count(evaluation.left_out, 'trajectory')} raised and {'is' if evaluation.left_out == 1 else 'are'} left "
-            f"out; where failures depend on the state, what is left is biased{reasons}"
+            f"out; if failures depend on the state, the result is biased{reasons}"
         )
     if evaluation.anomalies:
         notes.append(f"{count(evaluation.anomalies, 'anomaly')} in the data, the first: {evaluation.first_anomaly}")
     if not isinstance(evaluation.environment, str):
-        notes.append("the mean is one of different environments")
+        notes.append("the mean is over different environments")
     if len(prints := evaluation.settings.get("fingerprints", ())) > 1:
         notes.append(f"workers computed with different kernels: {', '.join(map(str, prints))}")
     return notes
@@ -143,7 +143,7 @@ def _notes(evaluation: Evaluation) -> list[str]:
         notes.append(f"all returns are equal; {unseen(evaluation.unseen_share, 'trajectories', LEVEL)}")
     if evaluation.guaranteed is not None:
         what = "mean return" if evaluation.guaranteed == "return" else "success rate"
-        notes.append(f"the interval of the {what} holds although it decided when to stop")
+        notes.append(f"the interval of the {what} is valid although it decided when to stop")
     return notes
 
 
@@ -250,7 +250,7 @@ class Evaluation(Found):
     def __post_init__(self) -> None:
         sizes = {name: len(column) for name, column in self._columns().items() if column is not None}
         if len(set(sizes.values())) != 1 or not len(self.returns):
-            raise DataError(f"an evaluation has at least one trajectory, and columns of one length; these are {sizes}")
+            raise DataError(f"an evaluation needs at least one trajectory, and columns of equal length; got {sizes}")
         if self.bounds is not None:
             for value in (self.minimum, self.maximum):
                 within(value, self.bounds, "return")

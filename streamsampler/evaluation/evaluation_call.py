@@ -34,7 +34,9 @@ class EvaluationInterruptedError(KeyboardInterrupt):
     """
 
     def __init__(self, found: Any, n_trajectories: int) -> None:
-        super().__init__(f"interrupted after {count(n_trajectories, 'trajectory')}, which the exception has as found")
+        super().__init__(
+            f"interrupted after {count(n_trajectories, 'trajectory')}, in the attribute found of this exception"
+        )
         self.found = found
 
 
@@ -307,7 +309,7 @@ def _shown(what: str, interval: Interval) -> str:
 def _reason(gathering: EvaluationCall, *, complete: bool) -> str:
     asked, rule, n = gathering.amount.asked, gathering.amount.rule, len(gathering.rows)
     if rule is None:
-        return asked if n == gathering.n else f"{asked}; some raised and were left out"
+        return asked if n == gathering.n else f"{asked}; some raised and were dropped"
     most = "" if complete else f"there were {count(n, 'trajectory')}, the most; "
     reported = rule.reported if n else None
     if isinstance(reported, Interval):

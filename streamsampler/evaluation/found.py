@@ -27,11 +27,11 @@ def checked_target(path: str | PathLike[str], kind: str) -> Path:
     path = Path(path)
     if path.suffix.lower() not in ("", ".json"):
         raise UsageError(
-            f"{str(path)!r}: the {kind} is written as JSON: end the name with .json. For returns alone call "
+            f"{str(path)!r}: the {kind} is written as JSON: use the suffix .json. For returns alone call "
             "numpy.savetxt(path, evaluation.returns)"
         )
     if not path.parent.is_dir():
-        raise UsageError(f"there is no directory {str(path.parent)!r}: make it before")
+        raise UsageError(f"no such directory: {str(path.parent)!r}")
     return path
 
 

@@ -181,8 +181,8 @@ class GateDecision:
             least = "about" if isinstance(self.interval, Interval) else "at least"
             return f"; it likely takes {least} {count(self.more, 'more pair')}"
         if not isinstance(self.interval, Interval):
-            return "; bounds of returns give one" if math.isfinite(self.difference) else ""
-        return f"; too near to {number(0.0 - self.margin)} to say how many more pairs it takes"
+            return "; with bounds of returns there is one" if math.isfinite(self.difference) else ""
+        return f"; too near to {number(0.0 - self.margin)} to predict the number of further pairs"
 
     def facts(self) -> dict[str, Any]:
         """Return this as JSON values."""
@@ -263,11 +263,9 @@ def checked_margin(margin: Any, of: PrecisionOf, bounds: Bounds | None = None) -
     number_given = isinstance(margin, Real) and not isinstance(margin, bool)
     value = float(margin) if number_given else math.nan
     if not 0 <= value < math.inf:
-        raise UsageError(f"margin must be a number from 0 on, by how much an agent may be worse, got {margin!r}")
+        raise UsageError(f"margin must be a number of at least 0, the largest tolerated loss, got {margin!r}")
     if of == "success" and value >= 1:
         raise UsageError(f"margin of success rates must be below 1, such as 0.05, got {value:g}")
     if of == "return" and bounds is not None and value >= bounds[1] - bounds[0]:
-        raise UsageError(
-            f"margin is {value:g}, and bounds are ({bounds[0]:g}, {bounds[1]:g}): no agent could be worse by more"
-        )
+        raise UsageError(f"margin is {value:g}, and bounds are ({bounds[0]:g}, {bounds[1]:g}): no agent can lose more")
     return value

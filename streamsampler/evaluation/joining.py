@@ -47,7 +47,7 @@ def parts_of_one_run(found: Mapping[Path, Whole]) -> list[Whole]:
     warn_of_kernels(
         {str(path): fingerprints_of(each.evaluations) for path, each in found.items()},
         "the parts were",
-        "one run may have sampled other trajectories",
+        "a single run may have sampled other trajectories",
     )
     return [found[Path(name)] for name in names]
 

@@ -53,7 +53,7 @@ def check_paths(parts: Sequence[Path], out: Path) -> None:
     seen: set[Path] = set()
     for path in parts:
         if (resolved := path.resolve()) in seen:
-            raise UsageError(f"{path} is given twice")
+            raise UsageError(f"{path} is repeated")
         seen.add(resolved)
     if out.resolve() in seen:
         raise UsageError(f"{out} is one of the parts: name another file to write")
@@ -91,9 +91,9 @@ def merge(parts: Iterable[str | PathLike[str]], out: str | PathLike[str] | None 
         raise UsageError(f"parts must be several files, got {parts!r}")
     paths = [Path(part) for part in parts]
     if out is None:
-        raise UsageError("merge writes the whole to a file: name it, merge([…], 'whole.json')")
+        raise UsageError("merge needs a file for the whole run: merge([…], 'whole.json')")
     if not paths:
-        raise UsageError("there is nothing to merge: name the files of all parts")
+        raise UsageError("no parts to merge: name the files of all parts")
     kinds = {path: kind_of_part(path) for path in paths}
     kind = kinds[paths[0]]
     if other := next((path for path in paths if kinds[path] != kind), None):
@@ -128,7 +128,7 @@ def kind_of_part(path: Path) -> Kind:
     kind = kind_of(path)
     if kind is not None and kind in _A:
         return kind
-    problem = "it holds neither an evaluation nor a comparison"
+    problem = "it has neither an evaluation nor a comparison"
     if kind is not None:
         problem = f"it is a {kind}, and only evaluations and comparisons have parts; streamsampler.load reads several"
     raise StorageError(f"{path} is no part: {problem}")

@@ -65,16 +65,16 @@ def opened_sampler(
 
     if sampler is None:
         if agent is None or env is None:
-            raise UsageError("evaluate takes an agent and an environment, or a sampler that has them")
+            raise UsageError("give an agent and an environment, or a sampler with both")
         given = evaluated_agent(agent, deterministic, vec_normalize, action_space, options.get("policy_of"))
         if options.get("order", "index") != "index":
-            raise UsageError('order must be "index": what arrives first favours short trajectories')
+            raise UsageError('order must be "index": arrival order favours short trajectories')
         with closed_in_the_end(make_sampler(given, env, options)) as made:
             yield made, agent_facts(given), {}
         return
     _check_sampler(sampler, env, options)
     if agent is None and (deterministic is not None or vec_normalize is not None):
-        raise UsageError("deterministic and vec_normalize are for an agent that is given with them")
+        raise UsageError("deterministic and vec_normalize need an agent: pass the agent, too")
     given = None if agent is None else evaluated_agent(agent, deterministic, vec_normalize, action_space)
     facts = {"name": "the sampler's agent"} if given is None else agent_facts(given)
     yield sampler, facts, {"agent_update": given, "env_update": env}
@@ -94,19 +94,19 @@ def closed_in_the_end(sampler: Sampler[Any, Any]) -> Iterator[Sampler[Any, Any]]
     except SamplerError as error:
         if not is_complete:
             raise
-        _log.warning("all trajectories are there, but closing the sampler raised: %s", error)
+        _log.warning("all trajectories are complete, but closing the sampler raised: %s", error)
 
 
 def _check_sampler(sampler: Any, env: Any, options: Mapping[str, Any]) -> None:
     if not isinstance(sampler, Sampler):
         raise UsageError(f"sampler must be one of this package's samplers, not a {type(sampler).__qualname__}")
     if options:
-        raise UsageError(f"the sampler has its arguments already: leave out {', '.join(sorted(options))}")
+        raise UsageError(f"a given sampler has its own arguments: leave out {', '.join(sorted(options))}")
     facts = sampler.provenance()
     if facts["order"] != "index":
-        raise UsageError('the sampler must have order="index": what arrives first favours short trajectories')
+        raise UsageError('the sampler must have order="index": arrival order favours short trajectories')
     if env is None and isinstance(names := facts["environment"], list):
-        _log.warning("the mean is one of different environments: %s; evaluate each by itself", ", ".join(names))
+        _log.warning("the mean is over different environments: %s; evaluate each by itself", ", ".join(names))
 
 
 def spaces_of(env: Any, env_kwargs: Mapping[str, Any] | None) -> Spaces:
@@ -145,25 +145,24 @@ def in_part(
     checked_part(part)
     if amount.rule is not None:
         raise UsageError(
-            "a part is one of n_trajectories, seeds or scenarios: where until_halfwidth stops is known only when all "
-            "trajectories before are there"
+            "part needs n_trajectories, seeds or scenarios: until_halfwidth depends on all earlier trajectories"
         )
     if amount.seeds is None and sampler is None and options.get("seed") is None:
-        raise UsageError("each part would draw a seed of its own: give seed=…, the same for all parts")
+        raise UsageError("each part would draw another seed: give the same seed=… to all parts")
     facts = options if sampler is None else sampler.provenance()
     drops = "drop_if" if facts.get("drop_if") is not None else 'on_failure="drop"'
     are_alike = amount.seeds is None and amount.options is None  # so that others could replace them
     if are_alike and (drops == "drop_if" or facts.get("on_failure") == "drop"):
         raise UsageError(
-            f"a part cannot be sampled with {drops}: what is left out would be replaced by a trajectory of the next "
-            "part. Give each trajectory a seed (seeds=[…]): then none is replaced"
+            f"a part cannot be sampled with {drops}: a dropped trajectory would be replaced by a trajectory of the "
+            "next part. Give each trajectory a seed (seeds=[…]), so that none is replaced"
         )
     layout = _layout_of(options) if sampler is None else sampler.layout
     has_items = any(map(items_by_worker, items)) if sampler is None else "n_workers" in facts
     if layout.block > 1 and has_items:
         raise UsageError(
-            "a part cannot be sampled where workers have agents or environments of their own and run blocks of "
-            "trajectories together"
+            "a part cannot be sampled if workers have different agents or environments and run blocks of trajectories "
+            "together"
         )
     return replace(amount, part=part_of(part, amount.n, layout.block))
 

@@ -47,7 +47,7 @@ def _of_seeds(first: Evaluation, second: Evaluation) -> tuple[Positions, Positio
     for each, n_seeds in ((first, len(set(first.seeds))), (second, len(positions))):
         if n_seeds < len(each):
             raise UsageError(
-                f"{len(each)} trajectories begin from {n_seeds} seeds, so that a seed does not tell a pair. "
+                f"{len(each)} trajectories have {n_seeds} seeds, so a seed does not identify a pair. "
                 "Evaluate both agents with the same scenarios, in the same order"
             )
     found = [(position, positions[seed]) for position, seed in enumerate(first.seeds) if seed in positions]

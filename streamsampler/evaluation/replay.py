@@ -117,7 +117,7 @@ def replay(
     one = episode_of(batch, recorded_one(batch, index, version), actions=actions)
     version = int(one.agent_versions[0])
     if actions and agent is not None:
-        raise UsageError("the recorded actions are replayed without an agent: leave it out")
+        raise UsageError("recorded actions are replayed without an agent: leave it out")
     told: dict[str, Any] = {**facts, **options}
     if actions:
         check_chosen(one, told.get("record_taken"))
@@ -125,7 +125,7 @@ def replay(
     kind, args = (DefaultWorker, _in_flight(told)) if actions else _kind_of_worker(name, facts, options, notes)
     limit, cut = told.get("max_episode_length"), False
     if "max_episode_length" not in told and one.truncated[0] and not one.terminated[0]:
-        notes.append("max_episode_length is not known, so that only what was recorded is compared")
+        notes.append("max_episode_length is unknown, so only the recorded timesteps are compared")
         limit, cut = (len(one.rewards) if kind.layout(args).block == 1 else None), True
     origin = _origin(batch, one, facts, options, notes=tuple(notes), cut=cut)
     made = _environment(name, facts, env, options.get("env_kwargs"))
@@ -148,7 +148,7 @@ def _read(source: Any, index: int) -> tuple[str, TrajectoryBatch[Any, Any], dict
         source = source.path
     refuse_evaluation(source, index)
     if not isinstance(source, str | PathLike):
-        raise UsageError(f"replay takes a file, a folder or a batch first, not a {type(source).__qualname__}")
+        raise UsageError(f"the first argument must be a file, a folder or a batch, not a {type(source).__qualname__}")
     path = Path(source)
     if not path.is_dir():
         batch, header = load_with_header(path)
@@ -162,7 +162,7 @@ def _read(source: Any, index: int) -> tuple[str, TrajectoryBatch[Any, Any], dict
             manifest = read_manifest(path)
             return str(path), folder.shards[number], {**manifest.provenance, "fingerprints": manifest.fingerprints}
     there = f"there are trajectories 0 to {last}" if last >= 0 else "there are none yet"
-    raise UsageError(f"there is no trajectory {index}: {there}")
+    raise UsageError(f"no trajectory {index}: {there}")
 
 
 def refuse_evaluation(source: Any, index: int) -> None:
@@ -188,7 +188,7 @@ def refuse_evaluation(source: Any, index: int) -> None:
             f"the evaluation has no trajectory {index}; there are {found.indices[0]} to {found.indices[-1]}"
         )
     seed = found.seeds[position]
-    text = "an evaluation has returns, and no timesteps to compare with. "
+    text = "an evaluation has returns, but no timesteps to compare with. "
     if found.seed is None:
         raise UsageError(
             f"{text}Write the trajectory, and replay that: sampler.obtain_trajectories(seeds=[{seed}]).save('it.npz'), "
@@ -220,9 +220,9 @@ def _kind_of_worker(
     if "worker_class" in options and "worker_class" in facts and recorded != name_of_worker(kind):
         notes.append(f"it was sampled with worker_class {recorded}")
     if kind is VecWorker and not args:
-        notes.append("n_envs is not known, and taken for the default; otherwise pass worker_args=")
+        notes.append("n_envs is unknown, so the default is assumed; if it differs, pass worker_args=")
     if not isinstance(args, Mapping):
-        raise UsageError(f"worker_args should be a dict, and are {args!r:.60}")
+        raise UsageError(f"worker_args should be a dict, but is {args!r:.60}")
     if isinstance(said, str) and said != f"{kind.__name__}: {kind.revision}":
         notes.append(f"the workers were of another revision ({said}), which may make other trajectories")
     return kind, dict(args)
@@ -270,7 +270,7 @@ def _agent(
         agent = facts.get("agent")
         if agent != "random":
             was = f" {name} says that it was {agent!r}" if isinstance(agent, str) else ""
-            raise UsageError(f"which agent? Pass agent=, or actions=True for the recorded actions.{was}")
+            raise UsageError(f"the agent is missing: pass agent=, or actions=True for the recorded actions.{was}")
     deterministic = options.get("deterministic", facts.get("deterministic"))
     return evaluated_agent(
         agent, deterministic, options.get("vec_normalize"), lambda: batch.action_space, options.get("policy_of")
@@ -295,7 +295,7 @@ def _environment(name: str, facts: Mapping[str, Any], env: Any, kwargs: Mapping[
 def _checked_id(name: str, said: Any) -> str:
     """Return the recorded id of an environment, checked to be registered."""
     if not isinstance(said, str):
-        what = f"had several environments, {said!r:.80}" if said else "does not say which environment"
+        what = f"had several environments, {said!r:.80}" if said else "has no environment recorded"
         raise UsageError(f"{name} {what}: pass env=")
     module, _, own = said.rpartition(":")
     with contextlib.suppress(UnknownEnvironmentError):
@@ -303,10 +303,9 @@ def _checked_id(name: str, said: Any) -> str:
         return own
     if module:
         raise UsageError(
-            f"{name} says that the environment was {said!r}; a file does not decide which module is imported: pass "
-            f"env={said!r}"
+            f"{name} has the environment {said!r}; a file must not decide which module is imported: pass env={said!r}"
         )
-    raise UsageError(f"{name} says that the environment was {said!r}, which is no registered id: pass env=")
+    raise UsageError(f"{name} has the environment {said!r}, which is not registered: pass env=")
 
 
 VideoOf: TypeAlias = int | Literal["first", "best", "median", "worst"]
@@ -351,7 +350,7 @@ class Videos:
         """
         if folder is None:
             if of is not None:
-                raise UsageError("video_of says what to film: give video, the folder for the videos, too")
+                raise UsageError("video_of needs video, the folder for the videos: give it, too")
             return None
         chosen = DEFAULT_VIDEOS if of is None else _listed(of)
         path = Path(folder)
@@ -360,7 +359,7 @@ class Videos:
                 f"video is a folder for several videos: name it {path.with_suffix('').name!r}, not {str(path)!r}"
             )
         if path.exists() and not path.is_dir():
-            raise UsageError(f"{str(path)!r} is a file, and videos go into a folder")
+            raise UsageError(f"{str(path)!r} is a file, but videos are written to a folder")
         check_video((path if path.is_dir() else path.parent) / "trial.mp4")
         path.mkdir(exist_ok=True)
         return cls(path, chosen)
@@ -420,8 +419,8 @@ class Videos:
                 yield by_index[each]
             else:
                 last = rows[-1].trajectory
-                why = "it raised, and was left out" if each < last else f"the last one is {last}"
-                _log.warning("there is no trajectory %s, and no video of it: %s", each, why)
+                why = "it raised, and was dropped" if each < last else f"the last one is {last}"
+                _log.warning("no trajectory %s, so no video of it: %s", each, why)
 
 
 def video_name(row: Row) -> str:
@@ -435,7 +434,7 @@ def _listed(of: Any) -> tuple[VideoOf, ...]:
         if each not in DEFAULT_VIDEOS and (isinstance(each, bool) or not isinstance(each, int)):
             raise UsageError(f"video_of has {', '.join(map(repr, DEFAULT_VIDEOS))} and indices, not {each!r}")
     if not listed:
-        raise UsageError("video_of is empty: there is nothing to film")
+        raise UsageError("video_of is empty: name at least one trajectory")
     return listed
 
 
@@ -446,7 +445,7 @@ def _compare(row: Row, trajectory: TrajectoryBatch[Any, Any], path: Path) -> Non
     if equal and now[1:] == (row.length, row.terminated):
         return
     _log.warning(
-        "%s does not show what was evaluated: trajectory %d, run again, has a return of %.6g after %s, and had %.6g "
-        "after %s. It depends on more than its seed: see the argument check of samplers",
+        "%s differs from the evaluation: trajectory %d, run again, has a return of %.6g after %s, and had %.6g after "
+        "%s. It depends on more than its seed: see the argument check of samplers",
         path, row.trajectory, now[0], count(now[1], "timestep"), row.value, count(row.length, "timestep"),
     )  # fmt: skip

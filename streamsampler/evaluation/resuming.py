@@ -51,7 +51,7 @@ class SavedTrajectories:
         saved = self.evaluation
         indices = saved.indices
         if (np.diff(indices) <= 0).any() or indices[0] < self.first or indices[-1] >= self.next:
-            raise StorageError(f"{self.path} is damaged: the indices of its trajectories do not fit their number")
+            raise StorageError(f"{self.path} is damaged: the indices of its trajectories do not match their number")
         self._check_kind_of_seeds(amount)
         new = origin(description, named=amount.names is not None, asked=amount.arguments)
         old = origin_of(saved)
@@ -66,13 +66,13 @@ class SavedTrajectories:
         seed = self.evaluation.seed
         if seed is None and amount.seeds is None:
             raise UsageError(
-                f"the trajectories of {self.path} begin from given seeds: give seeds, or scenarios with seeds, that "
-                "begin with those"
+                f"the trajectories of {self.path} have given seeds: give seeds, or scenarios with seeds, that begin "
+                "with the same seeds"
             )
         if seed is not None and amount.seeds is not None:
             raise UsageError(
-                f"the trajectories of {self.path} begin from seeds that follow from the sampler's seed {seed}: "
-                "say how many trajectories there are to be, without a list of seeds"
+                f"the trajectories of {self.path} have seeds derived from the sampler's seed {seed}: give the number "
+                "of trajectories instead of a list of seeds"
             )
 
     def _check_number(self, amount: Amount) -> None:
@@ -80,8 +80,8 @@ class SavedTrajectories:
         most = amount.n if part is None else part.trajectories
         if (there := self.next - self.first if amount.is_fixed else len(self.evaluation)) > most:
             raise UsageError(
-                f"{self.path} has {count(there, 'trajectory')}, and only {most:,} {'is' if most == 1 else 'are'} asked "
-                "for: ask for as many as there are, or more"
+                f"{self.path} has {count(there, 'trajectory')}, and only {most:,} {'is' if most == 1 else 'are'} "
+                "requested: request at least as many as it has"
             )
 
     def _check_each(self, amount: Amount, seeds_of: Callable[[Sequence[int]], Sequence[int]]) -> None:
@@ -111,7 +111,7 @@ class SavedTrajectories:
         """
         if n_used < len(self.evaluation):
             raise UsageError(
-                f"{self.path} has {count(len(self.evaluation), 'trajectory')}, and {n_used:,} are enough: ask for more"
+                f"{self.path} has {count(len(self.evaluation), 'trajectory')}, and {n_used:,} are enough: request more"
             )
 
     def warn_of_kernels(self, fingerprints: Sequence[str]) -> None:
@@ -119,5 +119,5 @@ class SavedTrajectories:
         warn_of_kernels(
             {str(self.path): self.evaluation.settings.get("fingerprints", ()), "this run": fingerprints},
             "the trajectories were",
-            "one run may have sampled other ones",
+            "a single run may have sampled others",
         )

@@ -35,7 +35,9 @@ def checked_bounds(bounds: Any) -> Bounds:
         raise UsageError(f"bounds must be (least, largest), two numbers, got {bounds!r}")
     low, high = map(float, bounds)
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise UsageError(f"bounds must be (least, largest), two finite numbers that rise, got ({low:g}, {high:g})")
+        raise UsageError(
+            f"bounds must be (least, largest), two finite numbers in ascending order, got ({low:g}, {high:g})"
+        )
     return low, high
 
 
@@ -48,7 +50,7 @@ def within(value: float, bounds: Bounds, what: str = "value", where: str = "") -
     low, high = bounds
     room = rounding_of(np.array(bounds))
     if not low - room <= value <= high + room:
-        raise UsageError(f"bounds are ({low:g}, {high:g}), and there is a {what} of {value:g}{where}")
+        raise UsageError(f"bounds are ({low:g}, {high:g}), but a {what} is {value:g}{where}")
     return min(high, max(low, value))
 
 
@@ -229,7 +231,7 @@ def check_successes(n_silent: int) -> None:
 def no_success_rate(n_silent: int) -> UsageError:
     """Return the error for so many trajectories without success flag."""
     keys = " or ".join(map(repr, SUCCESS_KEYS))
-    return UsageError(f"there is no success rate: no info of the first {n_silent} trajectories has a key {keys}")
+    return UsageError(f"no success rate: no info of the first {n_silent} trajectories has a key {keys}")
 
 
 class MeanRule(Rule):
@@ -352,7 +354,9 @@ def make_rule(
         raise UsageError('bounds are those of returns, and the precision is that of the "success" rate')
     if guarantee:
         if bounds is None and precision_of == "return":
-            raise UsageError("guarantee=True needs bounds=(least, largest) of returns: without, nothing is certain")
+            raise UsageError(
+                "guarantee=True needs bounds=(least, largest) of returns: without them nothing is guaranteed"
+            )
         floor = 1 if least is None else positive("min_trajectories", least)
         return BettingRule(precision_of, halfwidth, floor, bounds)
     lowest = FLOORS[precision_of]

@@ -75,8 +75,8 @@ class RunFile:
         if self.path is not None and not self._goes_on_with(journal := journal_beside(self.path)) and journal.exists():
             check_unlocked(journal)
             raise UsageError(
-                f"{journal} has {_amount_in(journal)} that an earlier run finished: go on with "
-                f'resume="{self.path}", remove {journal}, or name another file'
+                f'{journal} has {_amount_in(journal)} of an earlier run: resume it with resume="{self.path}", '
+                f"remove {journal}, or name another file"
             )
 
     def _goes_on_with(self, path: Path) -> bool:
@@ -104,12 +104,12 @@ class RunFile:
             return dict(given)
         if self.source is None:
             raise UsageError(
-                f"there is neither {self._resumed} nor {journal_beside(self._resumed)} to go on with: name another "
-                f"file; or say how many trajectories there are to be, and the run begins: {', '.join(amounts)}"
+                f"there is neither {self._resumed} nor {journal_beside(self._resumed)} to resume: name another file, "
+                f"or give the number of trajectories to begin: {', '.join(amounts)}"
             )
         if not (asked := self.facts.asked):
-            raise UsageError(f"{self.source} does not say how many trajectories there are to be: give one of the "
-                             f"arguments {', '.join(amounts)}")  # fmt: skip
+            raise UsageError(f"{self.source} has no number of trajectories: give one of the arguments "
+                             f"{', '.join(amounts)}")  # fmt: skip
         if unknown := asked.keys() - given.keys():
             raise UsageError(
                 f"{self.source} was asked for with {', '.join(sorted(unknown))}, which this call does not have: say "
@@ -154,7 +154,7 @@ class RunFile:
     def begin(self, amount: Amount | Mapping[str, Any], **head: Any) -> None:
         """Make the journal, with the saved trajectories."""
         if self._resumed is not None and self.source is None:
-            _log.warning("there is no %s to go on with yet: the run begins", self._resumed)
+            _log.warning("no %s to resume yet: the run begins", self._resumed)
         if self.path is None:
             return
         asked = dict(amount.arguments if isinstance(amount, Amount) else amount)
@@ -194,7 +194,7 @@ class RunFile:
         self._journal.close()
         if error is not None and self._journal.path.exists():
             error.add_note(
-                f'{_amount_in(self._journal.path)} are in {self._journal.path}: resume="{self.path}" goes on with them'
+                f'{_amount_in(self._journal.path)} are in {self._journal.path}: resume="{self.path}" resumes them'
             )
 
 
@@ -227,12 +227,12 @@ def _saved(path: Path, kind: type[Found]) -> tuple[dict[int, Evaluation], Sequen
         first = Evaluation.load(path)
         if first.stopped != INTERRUPTED:
             raise UsageError(
-                f"{path} holds the evaluation of a single agent, which is complete: streamsampler.evaluate goes on "
-                "with it, and compare([…]) compares it with other evaluations"
+                f"{path} holds the evaluation of a single agent, which is complete: streamsampler.evaluate resumes "
+                "it, and compare([…]) compares it with other evaluations"
             )
         return first.by_position(), None, RunFacts(first.asked)
     if held is not None and held != kind.KIND:
-        raise StorageError(f"{path} holds {_with_article(held)}, and no {kind.KIND} that could go on")
+        raise StorageError(f"{path} holds {_with_article(held)}, and no {kind.KIND} to resume")
     if lines is None:
         found = kind.load(path)
         facts = RunFacts(found.amount_asked, getattr(found, "normalise", None))

@@ -105,7 +105,7 @@ def make_test(alpha: float, decide_on: PrecisionOf, bounds: Bounds | None, margi
         return ReturnTest(alpha, (0.0, 1.0), margin) if margin else SuccessTest(alpha)
     if bounds is None:
         raise UsageError(
-            "until_decided needs bounds=(least, largest) of returns: without, no test holds whenever one stops"
+            "until_decided needs bounds=(least, largest) of returns: without them no sequential test is valid"
         )
     return ReturnTest(alpha, checked_bounds(bounds), margin or 0.0)
 
@@ -146,5 +146,8 @@ def check_alpha(value: Any) -> float:
         UsageError: It is no small probability.
     """
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 0.5:
-        raise UsageError(f"until_decided is how often equal agents may be told apart, such as 0.05; got {value!r}")
+        raise UsageError(
+            "until_decided must be a small probability of a wrong decision between equal agents, such "
+            f"as 0.05; got {value!r}"
+        )
     return float(value)

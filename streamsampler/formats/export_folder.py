@@ -20,7 +20,7 @@ _UNFINISHED = ".export.tmp"
 def check_out(out: Path) -> None:
     """Raise a `UsageError` unless a new folder can be created."""
     if not out.parent.is_dir():
-        raise UsageError(f"there is no directory {str(out.parent)!r}")
+        raise UsageError(f"no such directory: {str(out.parent)!r}")
     if out.is_dir():
         names = os.listdir(out)
         if names == [_UNFINISHED]:

@@ -201,5 +201,5 @@ def test_pictures_are_written_as_vectors_too(
 
 def test_a_picture_of_another_format_is_refused_before_anything_is_read(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    with pytest.raises(UsageError, match=r"a picture is a file of \.png, \.svg, \.pdf, got"):
+    with pytest.raises(UsageError, match=r"pictures are written to \.png, \.svg, \.pdf files, got"):
         charts.draw(tmp_path / "nothing", tmp_path / "picture.gif")

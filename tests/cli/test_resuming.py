@@ -36,7 +36,7 @@ def test_a_file_goes_on_to_what_one_command_writes(tmp_path: Path) -> None:
         assert f"stopped: as many as were asked for\nwritten to: {path}\n" in printed
         assert path.read_text() == whole.read_text()
     new = invoke(*EVALUATE, "--num-trajectories", 30, "--seed", 1, "--resume", tmp_path / "new.json")
-    assert f"Warning: there is no {tmp_path / 'new.json'} to go on with yet: the run begins\n" in new.stderr
+    assert f"Warning: no {tmp_path / 'new.json'} to resume yet: the run begins\n" in new.stderr
     assert (tmp_path / "new.json").read_text() == whole.read_text()
     (tmp_path / "options.toml").write_text(f"resume = {json.dumps(str(path))}\nnum-trajectories = 40\n")
     assert "40 trajectories\n" in done(*EVALUATE, "--config", tmp_path / "options.toml")
@@ -78,7 +78,7 @@ def test_files_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     found = Comparison.load("both.json")
     assert printed == f"{found}\nwritten to: both.json\n"
     assert found == compare({f"{name}.json": Evaluation.load(f"{name}.json") for name in ("old", "new")})
-    assert "note: 10 pairs of seeds in common: old.json has 20 trajectories, and new.json 30\n" in printed
+    assert "note: 10 pairs with common seeds: old.json has 20 trajectories, and new.json 30\n" in printed
     assert Comparison.from_json(done("compare", "old.json", "new.json", "--json", "--bounds", 0, 500)).bounds == (
         0,
         500,
@@ -103,7 +103,7 @@ def test_files_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         ((*EVALUATE, "--resume", "comparison.json"), "comparison.json holds a comparison, and no evaluation"),
         ((*EVALUATE, "--resume", "evaluation.json", "--seed", 6), "evaluation.json is of another run: seed is 5 in"),
         ((*EVALUATE, "--resume", "evaluation.json", "--part", "1/2"), "part is None in evaluation.json, and 'part 1"),
-        ((*EVALUATE, "--resume", "nowhere"), "there is neither nowhere.json nor nowhere.partial.json to go on with"),
+        ((*EVALUATE, "--resume", "nowhere"), "there is neither nowhere.json nor nowhere.partial.json to resume"),
         ((*EVALUATE, "--resume", "file.npz"), "Invalid value for '--resume': 'file.npz': .npz is not supported"),
         ((*EVALUATE, "--resume", "evaluation.json", "--num-trajectories", 5), "has 40 trajectories, and only 5 are"),
     ],
@@ -120,11 +120,9 @@ def test_what_cannot_go_on_or_be_compared(
 def test_a_run_that_fails_says_what_goes_on_with_it(at_home: Path) -> None:
     given = ("evaluate", *SCRIPTED, "--seed", 5, "--env-kwarg", "fail_at=9", "--num-trajectories", 30)
     failed = told(invoke(*given, "--out", "x.json"))
-    assert "8 trajectories are in x.partial.json: --resume x.json goes on with them" in failed
+    assert "8 trajectories are in x.partial.json: --resume x.json resumes them" in failed
     refused = told(invoke(*given, "--out", "x.json"))
-    assert (
-        "x.partial.json has 8 trajectories that an earlier run finished: go on with --resume x.json, remove" in refused
-    )
+    assert "x.partial.json has 8 trajectories of an earlier run: resume it with --resume x.json, remove" in refused
     text = done("info", "x.partial.json")
     assert "always_two in Scripted-v0: 8 trajectories\n" in text
     assert "stopped: interrupted" in text

@@ -168,7 +168,7 @@ def test_a_gate_on_a_suite_goes_on_until_it_is_decided(tmp_path: Path) -> None:
     command = ("compare", "--suite", path, "--agent", "random", "--agent", "random", "--fail-if-worse", 5, "--quiet")
     result = invoke(*command, "--until-decided", 0.05, "--max-trajectories", 23, "--out", out)
     assert result.exit_code == 0, result.stderr  # the agents are equal in all pairs
-    assert "stopped: not decided after 23 trajectories of each task, the most" in result.stdout
+    assert "stopped: undecided after 23 trajectories of each task, the most" in result.stdout
     found = SuiteComparison.load(out)
     assert (found.until_decided, found.margin) == (0.05, 5)
     assert [it.bounds for it in found.suites[0].evaluations] == [(0, 500), (-200, 0)]

@@ -210,5 +210,5 @@ def test_a_folder_is_resumed_with_the_same_statistics_alone(tmp_path):
         again = sample_to_folder(sampler, tmp_path / "folder", **arguments)
     assert [again.shards[number] for number in range(2)] == expected_shards
     assert expected_shards[1].raw is not None
-    with make() as cold, pytest.raises(UsageError, match="_filter is"):
+    with make() as cold, pytest.raises(UsageError, match="_filter was"):
         sample_to_folder(cold, tmp_path / "folder", **arguments)

@@ -274,7 +274,7 @@ def test_an_agent_that_takes_masks_by_the_other_method_alone_is_warned_of_once(a
     with local(agent, Masked, **options) as sampler, caplog.at_level(logging.WARNING, "streamsampler"):
         sampler.obtain_trajectories(3)
         sampler.obtain_trajectories(3, agent_update=agent)
-    assert ["acts without masks" in text for text in caplog.messages].count(True) == 1
+    assert ["acts without action masks" in text for text in caplog.messages].count(True) == 1
 
 
 @pytest.mark.parametrize("space", SPACES)

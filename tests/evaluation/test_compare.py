@@ -130,8 +130,8 @@ def test_success_rates_are_decided_on_by_discordant_pairs():
 def test_agents_that_are_equal_are_not_told_apart_and_others_stop_when_they_are():
     found = compared([zero, also_zero], until_decided=0.05, bounds=BOUNDS, max_trajectories=40)
     assert (len(found.evaluations[0]), found.pairs[0].verdict) == (40, None)
-    assert found.stopped == "not decided after 40 trajectories, the most"
-    assert "not decided" in str(found)
+    assert found.stopped == "undecided after 40 trajectories, the most"
+    assert "undecided" in str(found)
     assert "all differences are equal" in str(found)
 
     agents = {"first": zero, "same": also_zero, "better": one}
@@ -217,18 +217,24 @@ def test_what_is_saved_is_loaded_again(tmp_path):
         ({"agents": "random", "num_trajectories": 5}, "agents must be a dict by name, or a list"),
         ({"agents": zero, "num_trajectories": 5}, r"write compare\(\[first, second\], env"),
         ({"agents": {"a": [zero, one], "b": one}, "num_trajectories": 5}, r"agents\['a'\] is a list of 2 agents"),
-        ({"seeds": [1, 1]}, "seed 1 is there twice"),
-        ({}, "how many"),
+        ({"seeds": [1, 1]}, "seed 1 is repeated"),
+        ({}, "the number of trajectories is missing"),
         ({"num_trajectories": 5, "until_decided": 0.05}, "leave out num_trajectories"),
         ({"num_trajectories": 5, "max_trajectories": 9}, "max_trajectories is for until_decided"),
-        ({"num_trajectories": 5, "bounds": (0, 1)}, "bounds are .0, 1., and there is a return of .* of trajectory 0"),
-        ({"num_trajectories": 5, "bounds": (1, 0)}, "two finite numbers that rise"),
+        ({"num_trajectories": 5, "bounds": (0, 1)}, "bounds are .0, 1., but a return is .* of trajectory 0"),
+        ({"num_trajectories": 5, "bounds": (1, 0)}, "two finite numbers in ascending order"),
         ({"until_decided": 0.05}, "until_decided needs bounds"),
-        ({"until_decided": 0.05, "bounds": (1, 0)}, "two finite numbers that rise"),
-        ({"until_decided": 0.05, "bounds": (0, 1)}, "bounds are .0, 1., and there is a return of"),
+        ({"until_decided": 0.05, "bounds": (1, 0)}, "two finite numbers in ascending order"),
+        ({"until_decided": 0.05, "bounds": (0, 1)}, "bounds are .0, 1., but a return is"),
         ({"until_decided": 0.05, "bounds": (0, 1), "decide_on": "success"}, "bounds are those of returns"),
-        ({"until_decided": 0.7, "bounds": (0, 1)}, "until_decided is how often equal agents"),
-        ({"until_decided": True, "bounds": (0, 1)}, "until_decided is how often equal agents"),
+        (
+            {"until_decided": 0.7, "bounds": (0, 1)},
+            "until_decided must be a small probability of a wrong decision between equal agents",
+        ),
+        (
+            {"until_decided": True, "bounds": (0, 1)},
+            "until_decided must be a small probability of a wrong decision between equal agents",
+        ),
         ({"until_decided": 0.05, "decide_on": "success"}, "no info of the first 10 trajectories"),
         ({"until_decided": 0.05, "decide_on": "length"}, 'decide_on must be "return" or "success"'),
         ({"until_decided": 0.05, "seeds": [1], "max_trajectories": 2, "bounds": (0, 1)}, "but there are 1 seeds"),

@@ -39,7 +39,7 @@ def test_scenarios_are_paired_where_seeds_are_there_twice():
     other = evaluated(Better(), scenarios=[{**each, "options": {"level": 1}} for each in scenarios[:5]])
     with pytest.raises(UsageError, match=r"seed 0 is reset with the options .*0.* in one evaluation, and with .*1"):
         compare([saved[0], other])
-    with pytest.raises(UsageError, match="20 trajectories begin from 5 seeds, so that a seed does not tell a pair"):
+    with pytest.raises(UsageError, match="20 trajectories have 5 seeds, so a seed does not identify a pair"):
         compare([saved[0], evaluated(Better(), seeds=[3, 4, 77])])
 
 
@@ -49,7 +49,7 @@ def test_pairs_are_those_of_the_same_seeds(tmp_path):
     (pairs,) = found.pairs
     assert (len(pairs), pairs.differences.tolist()) == (15, [pytest.approx(1)] * 15)
     assert pairs.returns[0].tolist() == [value_of(seed) for seed in range(5, 20)]
-    assert "note: 15 pairs of seeds in common: zero has 20 trajectories, and Better 25\n" in str(found)
+    assert "note: 15 pairs with common seeds: zero has 20 trajectories, and Better 25\n" in str(found)
     found.save(tmp_path / "x.json")
     assert (Comparison.load(tmp_path / "x.json"), str(Comparison.load(tmp_path / "x.json"))) == (found, str(found))
     assert "note: " not in str(compare([first, evaluated(Better(), seeds=range(20))]))
@@ -57,7 +57,7 @@ def test_pairs_are_those_of_the_same_seeds(tmp_path):
     assert list(map(len, compare([first, second, third]).pairs)) == [15, 10]
     longer = compare([evaluated(n_trajectories=40, seed=1), evaluated(Better(), n_trajectories=30, seed=1)])
     assert len(longer.pairs[0]) == 30
-    apart = "zero and Better have no seed in common, so that there are no pairs"
+    apart = "zero and Better have no common seed, so no pairs"
     for name, amount in (("seed", {"n_trajectories": 9}), ("seeds", {})):
         one, other = ({name: value if amount else [value], **amount} for value in (1, 2))
         with pytest.raises(UsageError, match=apart):
@@ -67,12 +67,12 @@ def test_pairs_are_those_of_the_same_seeds(tmp_path):
 def test_what_did_not_measure_the_same_is_refused(caplog):
     first = evaluated(n_trajectories=12, seed=3)
     refused: list[tuple[dict[str, Any], str]] = [
-        ({"max_episode_length": 2}, "and other did not measure the same: max_episode_length is None in zero, and 2"),
+        ({"max_episode_length": 2}, "measured under different conditions: max_episode_length is None in zero, and 2"),
         ({"env": "CartPole-v1"}, "environment is 'Known' in zero, and 'CartPole-v1' in other"),
         ({"success": "once"}, "success is 'end' in zero, and 'once' in other"),
         ({"worker_class": VecWorker}, "worker_class is None in zero, and 'VecWorker' in other"),
         ({"part": (1, 2)}, "other is part 1 of 2: merge all parts before"),
-        ({"bounds": (0, 50)}, r"bounds are None in zero, and \(0.0, 50.0\) in other: give bounds that hold"),
+        ({"bounds": (0, 50)}, r"bounds are None in zero, and \(0.0, 50.0\) in other: give bounds for both"),
     ]  # fmt: skip
     for options, words in refused:
         other = evaluated(**{"n_trajectories": 12, "seed": 3, **options})
@@ -88,7 +88,7 @@ def test_what_did_not_measure_the_same_is_refused(caplog):
     compare([first, Evaluation.from_json(text.replace('"as many as were asked for"', '"interrupted"'))])
     assert "zero and zero #2 were sampled with different libraries: the version of numpy is" in caplog.text
     assert "the evaluations were sampled where numpy computes with other kernels" in caplog.text
-    assert "zero #2 was interrupted: its trajectories so far are compared" in caplog.text
+    assert "zero #2 was interrupted: only its finished trajectories are compared" in caplog.text
     both = [Evaluation.from_json(first.to_json().replace('"as many as were asked for"', '"interrupted"'))] * 2
     assert compare(both).stopped == "saved evaluations: interrupted"
 
@@ -99,9 +99,9 @@ def test_what_is_for_agents_that_run_is_refused():
     for options in given:
         with pytest.raises(UsageError, match=f"give the agents, to run them; or leave out {next(iter(options))}"):
             compare([first, second], **options)
-    with pytest.raises(UsageError, match=r"zero is a saved evaluation, and not an agent: .*; or evaluate Better on"):
+    with pytest.raises(UsageError, match=r"zero is a saved evaluation, not an agent: .*; or evaluate Better on"):
         compare([first, Better()], SUCCEEDS, n_trajectories=9)
-    with pytest.raises(UsageError, match=r"saved evaluations, which Evaluation.load returns, need none"):
+    with pytest.raises(UsageError, match=r"only saved evaluations, loaded with Evaluation.load, need none"):
         compare(["x.json", "y.json"])
     with pytest.raises(UsageError, match="at least two agents, got 1"):
         compare([first])

@@ -227,7 +227,7 @@ def test_bounds_give_equal_returns_an_interval():
     rounded: Any = locally(env=drawn(lambda rng: 0.1 + 0.2), num_trajectories=50, bounds=(0, 0.3))
     assert rounded.mean_interval.method == "Clopper-Pearson", "rounding is not outside of bounds"
     assert locally(env=drawn(lambda rng: 0.1 + 0.2), until_halfwidth=9, guarantee=True, bounds=(0, 0.3)).guaranteed
-    with pytest.raises(UsageError, match=r"bounds are \(0, 1\), and there is a return of 2"):
+    with pytest.raises(UsageError, match=r"bounds are \(0, 1\), but a return is 2"):
         dataclasses.replace(until, returns=np.full(n, 2.0))
 
 
@@ -249,8 +249,8 @@ def test_a_list_of_several_tasks_is_an_error_unless_it_says_that_one_mean_is_wan
         ([CARTPOLE, ACROBOT], pooled),
         ([gymnasium.make("CartPole-v1"), gymnasium.make("Acrobot-v1")], pooled),
         ([CARTPOLE, dataclasses.replace(CARTPOLE, max_episode_steps=3)], "a list of 2 environments"),
-        ([Known, Known], "a list of 2 environments, of which it is not known whether they are equal"),
-        ([SetTaskUpdate(Known, 1), SetTaskUpdate(Known, 2)], "a list of 2 environments, of which it is not known"),
+        ([Known, Known], "a list of 2 environments, whose specs are unknown"),
+        ([SetTaskUpdate(Known, 1), SetTaskUpdate(Known, 2)], "a list of 2 environments, whose specs are unknown"),
         (["CartPole-v1", None], "different environments .CartPole-v1, None"),
     ):
         with pytest.raises(UsageError, match=words):
@@ -269,8 +269,8 @@ def test_a_sampler_of_several_tasks_is_evaluated_with_a_warning(caplog):
     with LocalSampler("random", ["CartPole-v1", "Acrobot-v1"], n_workers=2) as sampler:
         found = evaluate(sampler=sampler, num_trajectories=4)
     assert found.environment == ["CartPole-v1", "Acrobot-v1"]
-    assert "the mean is one of different environments: CartPole-v1, Acrobot-v1" in caplog.text
-    assert "note: the mean is one of different environments" in str(found)
+    assert "the mean is over different environments: CartPole-v1, Acrobot-v1" in caplog.text
+    assert "note: the mean is over different environments" in str(found)
 
 
 @pytest.mark.parametrize("key", ["success", "is_success"])
@@ -304,7 +304,7 @@ def test_what_raises_ends_the_evaluation_or_is_left_out():
         found["seed 5"]
     reasons = [f"trajectory {seed}, resetting the environment: ValueError: seed {seed} fails" for seed in (3, 5)]
     assert list(found.failures) == reasons
-    assert "\n    ".join(["what is left is biased", *reasons]) in str(found)
+    assert "\n    ".join(["the result is biased", *reasons]) in str(found)
     assert Evaluation.from_json(found.to_json()) == found
     many = locally(
         env=functools.partial(Known, fails=(0, 2, 4, 5)), seeds=range(6), sampler_options={"on_failure": "drop"}
@@ -416,9 +416,9 @@ def test_evaluations_show_their_interval_in_one_line():
 
 def test_files_have_the_name_of_their_format(tmp_path):
     found = locally(num_trajectories=1)
-    with pytest.raises(UsageError, match=r"the evaluation is written as JSON: end the name with .json"):
+    with pytest.raises(UsageError, match=r"the evaluation is written as JSON: use the suffix .json"):
         found.save(tmp_path / "found.csv")
-    with pytest.raises(UsageError, match="there is no directory"):
+    with pytest.raises(UsageError, match="no such directory"):
         found.save(tmp_path / "nowhere" / "found.json")
     assert Evaluation.load(found.save(tmp_path / "found")) == found
 
@@ -459,7 +459,7 @@ def test_what_is_saved_is_loaded_again(tmp_path):
     ("change", "message"),
     [
         (lambda facts: facts.pop("returns"), "'returns' is missing"),
-        (lambda facts: facts["lengths"].pop(), "columns of one length"),
+        (lambda facts: facts["lengths"].pop(), "columns of equal length"),
         (lambda facts: facts.update(terminated=[0, 1]), "terminated should be a list of bool"),
         (lambda facts: facts.update(seeds="12"), "seeds should be a list of int"),
         (lambda facts: facts.update(format="something"), "it holds"),
@@ -476,14 +476,14 @@ def test_files_that_are_something_else_are_refused(tmp_path, change, message):
         Evaluation.load(path)
     assert str(path) in str(caught.value)
     path.write_bytes(path.read_bytes()[:-30])
-    with pytest.raises(StorageError, match="is no JSON"):
+    with pytest.raises(StorageError, match="is not JSON"):
         Evaluation.load(path)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, "how many\\? Give n_trajectories, seeds, scenarios or until_halfwidth"),
+        ({}, "the number of trajectories is missing: give n_trajectories, seeds, scenarios or until_halfwidth"),
         ({"n_trajectories": 0}, "n_trajectories must be at least 1"),
         ({"num_trajectories": 0}, "num_trajectories must be at least 1"),
         ({"n_trajectories": 3, "num_trajectories": 3}, "another name of n_trajectories: give one of them"),
@@ -491,11 +491,11 @@ def test_files_that_are_something_else_are_refused(tmp_path, change, message):
         ({"num_trajectories": 3, "seeds": [1]}, "num_trajectories is 3, but there are 1 seeds"),
         ({"seeds": []}, "seeds is empty"),
         ({"seeds": 5}, "seeds must be a sequence"),
-        ({"seeds": [3, 1, 2, 1]}, r"seed 1 is there twice, in seeds\[1\] and seeds\[3\]"),
-        ({"seeds": [1, 1], "until_halfwidth": 1}, "seed 1 is there twice"),
-        ({"scenarios": [{"seed": 1}, {"seed": 1, "name": "b"}]}, r"twice, in scenarios\[0\] and scenarios\[1\]"),
+        ({"seeds": [3, 1, 2, 1]}, r"seed 1 is repeated, in seeds\[1\] and seeds\[3\]"),
+        ({"seeds": [1, 1], "until_halfwidth": 1}, "seed 1 is repeated"),
+        ({"scenarios": [{"seed": 1}, {"seed": 1, "name": "b"}]}, r"repeated, in scenarios\[0\] and scenarios\[1\]"),
         ({"seeds": [1.5]}, r"seeds\[0\] must be an integer"),
-        ({"seeds": [1], "scenarios": [{}]}, "scenarios have seeds of their own"),
+        ({"seeds": [1], "scenarios": [{}]}, "scenarios have their own seeds"),
         ({"scenarios": []}, "scenarios is empty"),
         ({"scenarios": {"seed": 1}}, "scenarios must be a list of dicts"),
         ({"scenarios": [5]}, r"scenarios\[0\] must be a dict"),
@@ -514,19 +514,19 @@ def test_files_that_are_something_else_are_refused(tmp_path, change, message):
         ({"until_halfwidth": 1, "guarantee": True}, "guarantee=True needs bounds"),
         (
             {"until_halfwidth": 1, "bounds": (0, 1)},
-            "bounds are .0, 1., and there is a value of .* of trajectory 0 .seed",
+            "bounds are .0, 1., but a value is .* of trajectory 0 .seed",
         ),
-        ({"num_trajectories": 5, "bounds": (0, 1)}, "bounds are .0, 1., and there is a return of .* of trajectory 0"),
-        ({"num_trajectories": 5, "bounds": (0, float("inf"))}, "two finite numbers that rise"),
+        ({"num_trajectories": 5, "bounds": (0, 1)}, "bounds are .0, 1., but a return is .* of trajectory 0"),
+        ({"num_trajectories": 5, "bounds": (0, float("inf"))}, "two finite numbers in ascending order"),
         ({"seeds": [1], "bounds": "01"}, "bounds must be .least, largest., two numbers"),
-        ({"until_halfwidth": 1, "guarantee": True, "bounds": (0, 1)}, "bounds are .0, 1., and there is a value of"),
+        ({"until_halfwidth": 1, "guarantee": True, "bounds": (0, 1)}, "bounds are .0, 1., but a value is"),
         ({"until_halfwidth": 1, "guarantee": True, "bounds": 5}, "bounds must be .least, largest., two numbers"),
         ({"until_halfwidth": 1, "seeds": [1], "max_trajectories": 2}, "max_trajectories is 2, but there are 1 seeds"),
         ({"num_trajectories": 5, "guarantee": True}, "guarantee is for until_halfwidth"),
         ({"num_trajectories": 5, "success": "twice"}, 'success must be "end" or "once"'),
         ({"until_halfwidth": 0.1, "precision_of": "success"}, "no info of the first 10 trajectories has a key"),
-        ({"num_trajectories": 5, "n_workers": 3}, "the sampler has its arguments already: leave out n_workers"),
-        ({"num_trajectories": 5, "deterministic": True}, "for an agent that is given with them"),
+        ({"num_trajectories": 5, "n_workers": 3}, "a given sampler has its own arguments: leave out n_workers"),
+        ({"num_trajectories": 5, "deterministic": True}, "need an agent"),
     ],
 )
 def test_arguments_that_cannot_work_are_refused(arguments, message):
@@ -537,7 +537,7 @@ def test_arguments_that_cannot_work_are_refused(arguments, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"env": None}, "evaluate takes an agent and an environment"),
+        ({"env": None}, "give an agent and an environment"),
         ({"agent": None, "env": None, "sampler": "local"}, "not a str"),
         ({"order": "arrival"}, "favours short"),
         ({"deterministic": True}, "deterministic is for agents with predict"),

@@ -71,7 +71,7 @@ def test_a_difference_of_0_in_all_pairs_is_not_worse_and_another_one_is_undecide
     assert (other.outcome, other.more) == ("undecided", None)
     assert str(other) == (
         "undecided: new may be worse than old by more than 5: difference of mean returns -1, "
-        "no interval: all differences are equal; bounds of returns give one"
+        "no interval: all differences are equal; with bounds of returns there is one"
     )
     infinite = decision(interval=Unknown("a difference is not finite"), difference=math.nan)
     assert (infinite.outcome, infinite.more, infinite.facts()["difference"]) == ("undecided", None, None)
@@ -106,7 +106,7 @@ def test_a_decision_says_in_a_line_what_is_known():
     assert str(decision(-3, 5)).endswith(
         "difference of mean returns 1, 95 % [-3, 5]; it likely takes about 1,500 more pairs"
     )
-    assert str(decision(-1, 1)).endswith("; too near to 0 to say how many more pairs it takes")
+    assert str(decision(-1, 1)).endswith("; too near to 0 to predict the number of further pairs")
     few = decision(interval=Unknown("15 pairs, fewer than 20"), n_pairs=15)
     assert str(few).endswith("; it likely takes at least 5 more pairs")
     assert str(decision(-1, 2, tested="not worse")).endswith("difference of mean returns 0.5, as the test decided")
@@ -139,7 +139,7 @@ def test_a_larger_margin_never_speaks_against_an_agent(low, width, margin, wider
 
 @pytest.mark.parametrize("margin", [-0.1, math.nan, math.inf, True, "5", None, 1j])
 def test_a_margin_that_is_no_number_from_0_on_is_refused(margin):
-    with pytest.raises(UsageError, match="margin must be a number from 0 on"):
+    with pytest.raises(UsageError, match="margin must be a number of at least 0"):
         checked_margin(margin, "return")
 
 
@@ -279,7 +279,7 @@ def test_successes_have_bounds_and_their_own_margin():
     assert halves.decision(0.2, "success").interval == rate_difference_interval(36, 24, 60), "t holds less often"
     without = pairs(NORMAL[:60]).decision(0.2, "success")
     assert (without.outcome, without.more) == ("undecided", None)
-    assert str(without).endswith("no interval: no info says whether trajectories succeeded")
+    assert str(without).endswith("no interval: the infos have no success flag")
     few = pairs(NORMAL[:5], (first[:5], second[:5])).decision(0.2, "success")
     assert (few.interval, few.more) == (Unknown("5 pairs, fewer than 10"), 15)
 
@@ -299,7 +299,7 @@ def test_the_verdict_after_a_test_is_by_an_interval_that_holds_whenever_one_stop
     assert found.decision(0.2, "success").interval == anytime_interval(differences, (-1.0, 1.0), 0.95)
     assert found.decision(5.0, "return").outcome == "not worse", "all differences of returns are 0"
     unknown = replace(found, successes=None).decision(0.2, "success")
-    assert (unknown.interval, unknown.more) == (Unknown("no info says whether trajectories succeeded"), None)
+    assert (unknown.interval, unknown.more) == (Unknown("the infos have no success flag"), None)
     unbounded = replace(found, returns=(NORMAL[:40], NORMAL[40:80])).decision(5.0, "return")
     assert unbounded.interval == Unknown("success rates decided when to stop, and returns have no bounds")
 
@@ -360,9 +360,9 @@ def test_a_comparison_says_whether_agents_are_worse():
     assert "verdict" not in str(found) + found.to_json().split("summary")[0]
     assert found.verdict(3)
     assert not found.verdict(0.9)
-    with pytest.raises(UsageError, match="by how much may an agent be worse"):
+    with pytest.raises(UsageError, match="the margin is missing"):
         found.verdict()
-    with pytest.raises(UsageError, match="margin must be a number from 0 on"):
+    with pytest.raises(UsageError, match="margin must be a number of at least 0"):
         found.verdict(-1)
     with pytest.raises(UsageError, match="decide_on must be"):
         found.verdict(1, decide_on=cast("Any", "length"))
@@ -432,9 +432,9 @@ def test_workers_do_not_change_when_it_is_decided():
 
 def test_what_is_not_decided_says_so_and_equal_agents_are_not_worse():
     found = compared(seeds=range(30), until_decided=0.05, margin=5, bounds=BOUNDS)
-    assert found.stopped == "not decided after 30 trajectories, the most"
+    assert found.stopped == "undecided after 30 trajectories, the most"
     verdict = found.verdict()
-    assert (verdict.outcome, verdict.more, str(found).count("not decided")) == (
+    assert (verdict.outcome, verdict.more, str(found).count("undecided after")) == (
         "undecided",
         verdict.decisions[0].more,
         1,
@@ -478,9 +478,9 @@ def test_parts_are_merged_before_the_verdict(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"margin": -1}, "margin must be a number from 0 on, .* got -1"),
-        ({"margin": math.nan, "until_decided": 0.05, "bounds": BOUNDS}, "margin must be a number from 0 on"),
-        ({"margin": 100, "bounds": BOUNDS}, "no agent could be worse by more"),
+        ({"margin": -1}, "margin must be a number of at least 0, .* got -1"),
+        ({"margin": math.nan, "until_decided": 0.05, "bounds": BOUNDS}, "margin must be a number of at least 0"),
+        ({"margin": 100, "bounds": BOUNDS}, "no agent can lose more"),
         ({"margin": 5, "decide_on": "success"}, "margin of success rates must be below 1"),
         ({"margin": 5, "until_decided": 0.05}, "until_decided needs bounds"),
         ({"margin": 5, "part": (1, 2)}, "leave out margin"),
@@ -494,5 +494,5 @@ def test_gates_that_cannot_work_are_refused(options, message):
 
 def test_without_successes_few_trajectories_are_undecided():
     found = compared(seeds=range(5), margin=0.5, decide_on="success", says=False)
-    assert "no info says whether trajectories succeeded" in str(found)
+    assert "the infos have no success flag" in str(found)
     assert found.verdict().outcome == "undecided"

@@ -272,10 +272,10 @@ def test_values_that_are_no_numbers_of_runs_are_refused_and_a_list_is_taken():
 
 
 def test_values_outside_their_bounds_are_refused():
-    with pytest.raises(UsageError, match=r"bounds are \(0, 1\), and there is a value of 1\.5"):
+    with pytest.raises(UsageError, match=r"bounds are \(0, 1\), but a value is 1\.5"):
         BettingSequence().add(1.5)
     for bounds in ((1, 0), (0, math.inf), (math.nan, 1)):
-        with pytest.raises(UsageError, match="two finite numbers that rise"):
+        with pytest.raises(UsageError, match="two finite numbers in ascending order"):
             BettingSequence(*bounds)
 
 

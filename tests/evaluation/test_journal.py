@@ -81,9 +81,9 @@ def test_an_error_says_where_what_is_finished_is(tmp_path):
     with pytest.raises(RolloutError, match="seed 4 fails") as caught:
         evaluate(zero, FAILS, seeds=range(9), n_workers=0, out=tmp_path / "x.json")
     assert caught.value.__notes__ == [
-        f'4 trajectories are in {tmp_path / "x.partial.json"}: resume="{tmp_path / "x.json"}" goes on with them'
+        f'4 trajectories are in {tmp_path / "x.partial.json"}: resume="{tmp_path / "x.json"}" resumes them'
     ]
-    with pytest.raises(UsageError, match=r"x.partial.json has 4 trajectories that an earlier run finished: go on with"):
+    with pytest.raises(UsageError, match=r"x.partial.json has 4 trajectories of an earlier run: resume it with"):
         evaluate(zero, FAILS, seeds=range(4), n_workers=0, out=tmp_path / "x.json")
     whole = evaluate(zero, FAILS, seeds=range(4), n_workers=0, resume=tmp_path / "x.json", out=tmp_path / "y.json")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x.partial.json", "y.json"]
@@ -174,6 +174,6 @@ def test_a_sampler_that_is_there_writes_a_file_too(tmp_path):
     with LocalSampler(zero, Known, seed=3) as sampler:
         found = evaluate(sampler=sampler, n_trajectories=9, out=tmp_path / "x.json")
     assert (found, [tmp_path / "x.json"]) == (Evaluation.load(tmp_path / "x.json"), list(tmp_path.iterdir()))
-    for name, words in (("x.npz", "is written as JSON"), ("no/x.json", "there is no directory")):
+    for name, words in (("x.npz", "is written as JSON"), ("no/x.json", "no such directory")):
         with pytest.raises(UsageError, match=words):
             evaluate(zero, Known, n_trajectories=9, n_workers=0, out=tmp_path / name)

@@ -111,7 +111,7 @@ def test_parts_that_do_not_make_a_whole_are_named(tmp_path, monkeypatch):
     refused: list[tuple[Any, type[Exception], str]] = [
         ([three, one], UsageError, "part 2 of 3 is missing"),
         ([one, two, three, copied], UsageError, "part 2 of 3 was given twice: .*part-2.json and .*copied.json$"),
-        ([one, two, three, two], UsageError, "part-2.json is given twice"),
+        ([one, two, three, two], UsageError, "part-2.json is repeated"),
         ([one, two, three, whole], UsageError, "whole.json is no part: it holds all trajectories of a run"),
         ([one, of_two], UsageError, "part 1 of 3 of 23 trajectories, and .* is part 2 of 2 of 23"),
         ([one, seed], UsageError, "the parts are of different runs: .*seed is 3 in .*part-1.*, and 4 in .*other"),
@@ -119,10 +119,10 @@ def test_parts_that_do_not_make_a_whole_are_named(tmp_path, monkeypatch):
         ([one, env], UsageError, "different runs: .*environment is '.*' in .*part-1.*, and 'CartPole-v1' in .*other"),
         ([compared((1, 3), tmp_path / "c.json"), two], UsageError, "c.json is a comparison, and .*2.json is an eval"),
         ([one, two, interrupted], UsageError, "interrupted.json, part 3 of 3, has 4 of 8 trajectories: run this part"),
-        ([one, tmp_path / "x.json"], StorageError, "x.json is no part: it holds neither an evaluation nor a compar"),
+        ([one, tmp_path / "x.json"], StorageError, "x.json is no part: it has neither an evaluation nor a compar"),
         ([trajectories], StorageError, "x.npz is no part: it is a file of trajectories, and only evaluations"),
         ([cut], StorageError, "cut.json"),
-        ([], UsageError, "nothing to merge"),
+        ([], UsageError, "no parts to merge"),
         ("part-*.npz", UsageError, "several files"),
         ([tmp_path / "nowhere.json"], FileNotFoundError, "nowhere.json"),
     ]
@@ -131,7 +131,7 @@ def test_parts_that_do_not_make_a_whole_are_named(tmp_path, monkeypatch):
             merge(given, out)
     with pytest.raises(UsageError, match=r"part-2.json is one of the parts"):
         merge([one, two, three], two)
-    with pytest.raises(UsageError, match="merge writes the whole to a file: name it"):
+    with pytest.raises(UsageError, match="merge needs a file for the whole run"):
         merge([one, two, three])
     assert not out.exists()
     out.write_text("before")
@@ -154,11 +154,14 @@ def test_parts_of_other_kernels_are_merged_with_a_warning(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        ({"until_halfwidth": 1, "seed": 1}, "where until_halfwidth stops is known only"),
-        ({"num_trajectories": 9}, "would draw a seed of its own: give seed=…"),
+        ({"until_halfwidth": 1, "seed": 1}, "until_halfwidth depends on all earlier trajectories"),
+        ({"num_trajectories": 9}, "would draw another seed: give the same seed=…"),
         ({"num_trajectories": 9, "seed": 1, "on_failure": "drop"}, 'cannot be sampled with on_failure="drop"'),
-        ({"num_trajectories": 9, "agents": 2}, "would draw a seed of its own"),
-        ({"until_decided": 0.05, "bounds": (0, 9), "seed": 1, "agents": 2}, "when until_decided is sure is known only"),
+        ({"num_trajectories": 9, "agents": 2}, "would draw another seed"),
+        (
+            {"until_decided": 0.05, "bounds": (0, 9), "seed": 1, "agents": 2},
+            "until_decided depends on all earlier pairs",
+        ),
         ({"num_trajectories": 3, "seed": 1, "part": (4, 4)}, "3 trajectories cannot be split into 4 parts"),
         ({"num_trajectories": 3, "seed": 1, "part": (5, 4)}, "part 5 of 4 does not exist: a part is two integers"),
     ],

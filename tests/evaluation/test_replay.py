@@ -231,7 +231,7 @@ def test_what_raises_raises_again_and_folders_are_searched_for_the_shard(tmp_pat
     assert all(replay(folder, index, agent=Drawing(), env=Rough).same for index in folder.to_batch().indices.tolist())
     with pytest.raises(UsageError, match=f"trajectory {dropped} does not exist: it raised and was dropped"):
         replay(tmp_path / "a", dropped, agent=Drawing(), env=Rough)
-    with pytest.raises(UsageError, match="there is no trajectory 99: there are trajectories 0 to"):
+    with pytest.raises(UsageError, match="no trajectory 99: there are trajectories 0 to"):
         replay(tmp_path / "a", 99, agent=Drawing(), env=Rough)
 
 
@@ -287,7 +287,7 @@ def test_a_limit_that_is_not_known_cuts_the_comparison(options, tmp_path):
         found = replay(batch.save(tmp_path / "old"), 2, env=env, **how, **options)
         assert found.same
         assert len(found.trajectory.rewards) == (9 if options else len(found.trajectory.rewards))
-        assert "max_episode_length is not known" in str(found)
+        assert "max_episode_length is unknown" in str(found)
         assert not replay(batch, 2, max_episode_length=9, env=env, **how, **options).same
         assert not replay(path, 2, env=env, **how).notes
 
@@ -306,11 +306,11 @@ def test_kernels_and_versions_are_named_where_they_differ(tmp_path):
 @pytest.mark.parametrize(
     ("facts", "options", "message"),
     [
-        ({}, {"agent": "random"}, "does not say which environment: pass env="),
-        ({"environment": "CartPole-v1"}, {}, "which agent. Pass agent="),
+        ({}, {"agent": "random"}, "has no environment recorded: pass env="),
+        ({"environment": "CartPole-v1"}, {}, "the agent is missing: pass agent="),
         ({"environment": "CartPole-v1", "agent": "mine:it"}, {}, "it was 'mine:it'"),
-        ({"environment": "make_env"}, {"agent": "random"}, "was 'make_env', which is no registered id: pass env="),
-        ({"environment": "antigravity:A-v0"}, {"agent": "random"}, "does not decide which module is imported"),
+        ({"environment": "make_env"}, {"agent": "random"}, "'make_env', which is not registered: pass env="),
+        ({"environment": "antigravity:A-v0"}, {"agent": "random"}, "must not decide which module is imported"),
         ({"environment": ["a", "b"]}, {"agent": "random"}, "had several environments"),
         ({"worker_class": "mine:Worker"}, {"agent": "random", "env": "CartPole-v1"}, "pass worker_class="),
         ({}, {"agent": "random", "env": "CartPole-v1", "n_trajectories": 1}, "trajectory 1 does not exist"),

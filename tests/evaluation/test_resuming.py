@@ -287,7 +287,9 @@ def test_other_kernels_are_a_warning(tmp_path, caplog):
     assert (found.settings["fingerprints"], caplog.text) == (["numpy=0123456789ab"], "")
     found = evaluated(n_trajectories=N, resume=path)
     assert found.settings["fingerprints"] == sorted([*own, "numpy=0123456789ab"])
-    assert "the trajectories were sampled where numpy computes with other kernels, so that one run may" in caplog.text
+    assert (
+        "the trajectories were sampled where numpy computes with other kernels, so that a single run may" in caplog.text
+    )
     assert f"numpy=0123456789ab in {path}; {own[0]} in this run" in caplog.text
 
 
@@ -327,10 +329,10 @@ def test_what_is_of_another_run_is_refused_with_both_values(tmp_path):
         ("x", {"worker_threads": 2, "on_failure": "drop"}, "on_failure is 'raise' .*; worker_threads is 1 in"),
         ("x", {"part": (1, 3)}, r"part is None in .*x.json, and 'part 1 of 3 of 30 trajectories' here"),
         ("part", {"n_trajectories": 30}, "part is 'part 1 of 2 of 9 trajectories' in .*, and 'part 1 of 2 of 30"),
-        ("x", {"n_trajectories": 8}, "x.json has 9 trajectories, and only 8 are asked for"),
-        ("x", {"seeds": range(30)}, "begin from seeds that follow from the sampler's seed 3: say how many"),
-        ("seeds", {"n_trajectories": 30}, "seeds.json begin from given seeds: give seeds"),
-        ("seeds", {"seeds": SEEDS[:8]}, "seeds.json has 9 trajectories, and only 8 are asked for"),
+        ("x", {"n_trajectories": 8}, "x.json has 9 trajectories, and only 8 are requested"),
+        ("x", {"seeds": range(30)}, "have seeds derived from the sampler's seed 3: give the number"),
+        ("seeds", {"n_trajectories": 30}, "seeds.json have given seeds: give seeds"),
+        ("seeds", {"seeds": SEEDS[:8]}, "seeds.json has 9 trajectories, and only 8 are requested"),
         ("seeds", {"seeds": [*SEEDS[:8], 99]}, f"the seed of trajectory 8 is {SEEDS[8]} in .*, and 99 here"),
         ("seeds", {"scenarios": SCENARIOS}, "names of scenarios is False in .*, and True here; options of scenarios"),
         ("scenarios", {"scenarios": levels}, "options of scenarios is .* in .*scenarios.json, and .* here"),
@@ -342,13 +344,13 @@ def test_what_is_of_another_run_is_refused_with_both_values(tmp_path):
         with pytest.raises(UsageError, match=words):
             evaluated(resume=tmp_path / f"{name}.json", **{**amounts, **options})
     broken: list[tuple[str, type[Exception], str]] = [
-        ("compared.json", StorageError, "compared.json holds a comparison, and no evaluation that could go on"),
+        ("compared.json", StorageError, "compared.json holds a comparison, and no evaluation to resume"),
         ("other.json", StorageError, "other.json is no evaluation of streamsampler: it holds"),
         ("text.json", StorageError, "text.json is no evaluation of streamsampler: it is not JSON"),
         ("cut.json", StorageError, "cut.json is no evaluation of streamsampler: it is not JSON"),
-        ("holes.json", StorageError, "holes.json is damaged: the indices of its trajectories do not fit"),
+        ("holes.json", StorageError, "holes.json is damaged: the indices of its trajectories do not match"),
         ("x.npz", UsageError, "x.npz': the evaluation is written as JSON"),
-        ("nowhere/x.json", UsageError, "there is no directory"),
+        ("nowhere/x.json", UsageError, "no such directory"),
     ]
     for name, error, words in broken:
         with pytest.raises(error, match=words):
@@ -356,7 +358,7 @@ def test_what_is_of_another_run_is_refused_with_both_values(tmp_path):
     (tmp_path / "folder.json").mkdir()
     with pytest.raises(StorageError, match=r"is a folder, not a regular file"):
         evaluated(resume=tmp_path / "folder.json", n_trajectories=30)
-    with pytest.raises(UsageError, match=r"there is neither .*none.json nor .*none.partial.json to go on with"):
+    with pytest.raises(UsageError, match=r"there is neither .*none.json nor .*none.partial.json to resume"):
         evaluated(resume=tmp_path / "none.json")
     with LocalSampler(zero, SUCCEEDS) as sampler, pytest.raises(UsageError, match="leave out sampler, and give agent"):
         evaluate(sampler=sampler, n_trajectories=30, resume=path)

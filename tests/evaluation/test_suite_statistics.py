@@ -395,12 +395,12 @@ def test_holm_leaves_tasks_without_an_interval_unsure():
 def test_scores_that_fit_no_seeds_are_refused():
     refused: Any = (
         (normal(3), (1, 2), None, "2 seeds for 3 scores"),
-        (normal(3), (1, 2, 1), None, "seed 1 stands twice"),
+        (normal(3), (1, 2, 1), None, "seed 1 is repeated"),
         (np.zeros((2, 2)), (1, 2), None, r"shape \(2, 2\)"),
         (np.zeros(0), (), None, r"shape \(0,\)"),
         (np.array([0.5, 7.0]), (1, 2), (0, 1), r"bounds are \(0, 1\), and there is a score of 7"),
         (np.array([0.5, math.nan]), (1, 2), (0, 1), "a score of nan"),
-        (np.array([0.5]), (1,), (1, 0), "two finite numbers that rise"),
+        (np.array([0.5]), (1,), (1, 0), "two finite numbers in ascending order"),
     )
     for values, seeds, bounds, why in refused:
         with pytest.raises(UsageError, match=why):

@@ -117,22 +117,22 @@ def test_what_cannot_be_filmed_as_it_was_is_a_warning(kept: Any, tmp_path: Any, 
     dropping = {"env_kwargs": {"fails": (5,)}, "on_failure": "drop", "check": None}
     evaluated(seeds=[4, 5, 6], video=tmp_path, video_of=[1, 2], **dropping)
     assert len(kept) == 1
-    assert "there is no trajectory 1, and no video of it: it raised, and was left out" in caplog.text
+    assert "no trajectory 1, so no video of it: it raised, and was dropped" in caplog.text
     evaluated(Hidden, num_trajectories=2, check=None, video=tmp_path, video_of=1)
-    assert "does not show what was evaluated: trajectory 1, run again, has a return of" in caplog.text
+    assert "differs from the evaluation: trajectory 1, run again, has a return of" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"video_of": 1}, "give video, the folder"),
+        ({"video_of": 1}, "needs video, the folder"),
         ({"video": "v", "video_of": 2}, "no video of trajectory 2: there will be 0 to 1"),
         ({"video": "v", "video_of": "bets"}, "has 'first', 'best', 'median', 'worst' and indices, not 'bets'"),
         ({"video": "v", "video_of": True}, "and indices, not True"),
         ({"video": "v", "video_of": ()}, "video_of is empty"),
-        ({"video": "no/v"}, "there is no directory"),
+        ({"video": "no/v"}, "no such directory"),
         ({"video": "v.mp4"}, "video is a folder for several videos: name it 'v', not 'v.mp4'"),
-        ({"video": "file"}, "is a file, and videos go into a folder"),
+        ({"video": "file"}, "is a file, but videos are written to a folder"),
         ({"video": "v", "env": Known}, "Known cannot be filmed: its render_mode is None"),
         ({"video": "v", "env": Known()}, "Make it with render_mode="),
     ],

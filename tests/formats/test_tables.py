@@ -198,7 +198,7 @@ def test_what_is_there_stays(odd, tmp_path):
     for name, words in (
         ("file", "is a file, but this format needs a folder"),
         ("full", "is not empty: it holds 'mine'"),
-        ("nowhere/out", "there is no directory"),
+        ("nowhere/out", "no such directory"),
     ):
         with pytest.raises(UsageError, match=words):
             export(odd, tmp_path / name, to="parquet")

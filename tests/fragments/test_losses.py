@@ -152,7 +152,7 @@ def test_actors_that_are_killed(ray_cluster):
             kill(sampler, 1)
 
 
-NO_STATE, DIFFERENT = "no get_state", "did not lead to the same observations"
+NO_STATE, DIFFERENT = "lacks get_state or set_state", "did not lead to the same observations"
 
 
 @pytest.mark.parametrize(

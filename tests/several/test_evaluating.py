@@ -46,10 +46,10 @@ def test_returns_are_those_of_an_agent_a_team_or_a_policy(game: Any, tmp_path: P
 @pytest.mark.parametrize(
     ("return_of", "words"),
     [
-        (None, r"whose return counts.*red_0, red_1, blue_0, blue_1.*return_of="),
+        (None, r"for which agents do returns count.*red_0, red_1, blue_0, blue_1.*return_of"),
         ("green", "return_of names 'green'"),
-        (3, "return_of is a name"),
-        ([], "return_of is"),
+        (3, "return_of must be a name"),
+        ([], "return_of must be"),
     ],
 )
 def test_it_must_be_said_whose_return_counts(return_of: Any, words: str) -> None:

@@ -24,7 +24,7 @@ def compare_saved_suites(named: Mapping[str, SuiteEvaluation], bounds: Bounds | 
             success, are parts, or have no common seed: names the task.
     """
     if bounds is not None:
-        raise UsageError("bounds are those of the saved suites: give them where the suites are evaluated")
+        raise UsageError("saved suites have their own bounds: give bounds to evaluate, not to compare")
     _check_tasks(named)
     one = next(iter(named.values()))
     for task in one.names:

@@ -63,8 +63,8 @@ class SuiteAmount:
         refuse_amounts("until_decided", how_many, scenarios)
         if part is not None or tasks is not None:
             raise UsageError(
-                f"{'a part is' if tasks is None else 'tasks are'} for n_trajectories, seeds or scenarios: when "
-                "until_decided is sure is known only when all pairs of all tasks are there"
+                f"{'a part is' if tasks is None else 'tasks are'} for n_trajectories, seeds or scenarios: "
+                "until_decided depends on all pairs of all tasks"
             )
         most = at_most(given["seeds"], given["max_trajectories"])
         n = HowMany(most.n, "max_trajectories") if most.seeds is None else HowMany()
@@ -179,7 +179,7 @@ class SuiteRace:
             self._shown.update(self._so_far, complete=True)
         for name, (there, needed) in self._rounds.excess.items():
             raise UsageError(
-                f"{self._file.source} has {count(there, 'trajectory')} of {name}, and {needed:,} are enough: ask for "
+                f"{self._file.source} has {count(there, 'trajectory')} of {name}, and {needed:,} are enough: request "
                 "more"
             )
         return self._comparison(self._rounds.reason)

@@ -36,9 +36,9 @@ from streamsampler.evaluation.suites.task_runs import TaskRuns
 from streamsampler.protocol.evaluation_parts import PartArgument
 
 _NOT_FOR_SUITES = {
-    "sampler": "a sampler has one environment: leave it out, or evaluate each task by itself",
-    "video": "record videos of a task afterwards: streamsampler.replay(suite['task'], …), or evaluate it by itself",
-    "guarantee": "no interval over tasks holds whenever one stops; evaluate each task by itself",
+    "sampler": "a sampler has a single environment: leave it out, or evaluate each task separately",
+    "video": "record videos of a task afterwards: streamsampler.replay(suite['task'], …), or evaluate it separately",
+    "guarantee": "no sequential interval over tasks exists; evaluate each task separately",
 }
 
 
@@ -60,7 +60,7 @@ def refuse_without_suite(arguments: Mapping[str, Any]) -> None:
         UsageError: Such an argument is given; says what to do.
     """
     if given := [name for name, value in arguments.items() if value is not None]:
-        raise UsageError(f'{given[0]} is for a suite: give the environments by name, {{"push": env, …}}')
+        raise UsageError(f'{given[0]} needs a suite: give the environments by name, {{"push": env, …}}')
 
 
 @dataclass(frozen=True)
@@ -274,7 +274,7 @@ class SuiteCall:
         if self.plan.precision is not None:
             return "the precision of the suite decided"
         asked = state.amount.asked
-        return asked if state.n == state.wanted else f"{asked}; some raised and were left out"
+        return asked if state.n == state.wanted else f"{asked}; some raised and were dropped"
 
     def _reason(self, *, is_interrupted: bool) -> str:
         if is_interrupted:
@@ -342,7 +342,7 @@ def checked_tasks(tasks: Any, names: Sequence[str]) -> list[str] | None:
     if unknown := [name for name in chosen if name not in names]:
         raise UsageError(f"tasks has {unknown[0]!r}, which is no task; the tasks are {', '.join(names)}")
     if not chosen:
-        raise UsageError("tasks is empty: there is nothing to evaluate")
+        raise UsageError("tasks is empty: name at least one task")
     return [name for name in names if name in chosen]
 
 

@@ -67,7 +67,7 @@ def _merged_asked(
 
 def _merged_task(found: Mapping[Path, Evaluation]) -> Evaluation:
     if not found:
-        raise UsageError("no file has a trajectory of it: evaluate it, too")
+        raise UsageError("no file has trajectories of it: evaluate it, too")
     if len(found) == 1 and (whole := next(iter(found.values()))).part is None:
         if lacks := lacking(whole):
             raise UsageError(f"{next(iter(found))} {lacks}")

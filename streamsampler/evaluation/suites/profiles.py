@@ -45,7 +45,7 @@ def profile(tasks: Sequence[TaskScores], thresholds: Floats, level: float = LEVE
     if thresholds.ndim != 1 or not len(thresholds):
         raise UsageError(f"thresholds have shape {thresholds.shape}: pass at least one number, (M,)")
     if np.isnan(suite.values).any() or np.isnan(thresholds).any():
-        raise UsageError("a score or a threshold is no number (NaN), which is neither above nor below others")
+        raise UsageError("a score or a threshold is no number (NaN), which cannot be compared with a threshold")
     above = [(task.values[:, np.newaxis] > thresholds).astype(np.float64) for task in suite.tasks]
     shares = np.mean([of_task.mean(axis=0) for of_task in above], axis=0)
     lows, highs = [], []

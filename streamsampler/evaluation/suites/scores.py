@@ -54,14 +54,16 @@ class TaskScores:
             )
         if len(set(self.seeds)) < len(values):
             twice = next(seed for position, seed in enumerate(self.seeds) if seed in self.seeds[:position])
-            raise UsageError(f"seed {twice} stands twice in a task's seeds: pass the indices of trajectories instead")
+            raise UsageError(f"seed {twice} is repeated in a task's seeds: pass trajectory indices instead")
         if self.bounds is not None:
             self._check_bounds(self.bounds)
 
     def _check_bounds(self, bounds: Bounds) -> None:
         low, high = bounds
         if not (math.isfinite(low) and math.isfinite(high) and low < high):
-            raise UsageError(f"bounds must be (least, largest), two finite numbers that rise, got ({low:g}, {high:g})")
+            raise UsageError(
+                f"bounds must be (least, largest), two finite numbers in ascending order, got ({low:g}, {high:g})"
+            )
         room = rounding_of(np.array(bounds))
         outside = self.values[~((self.values >= low - room) & (self.values <= high + room))]
         if len(outside):

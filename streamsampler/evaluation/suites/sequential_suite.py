@@ -46,8 +46,8 @@ def bounds_over_tasks(
         return RATES
     if missing := [name for name, it in bounds.items() if it is None]:
         raise UsageError(
-            "until_decided needs bounds=(least, largest) of returns, or a dict with those of each task: without, no "
-            f"test holds whenever one stops; {missing[0]!r} has none"
+            "until_decided needs bounds=(least, largest) of returns, or a dict by tasks: without them no sequential "
+            f"test is valid; {missing[0]!r} has none"
         )
     checked = {name: with_task(name, checked_bounds, it) for name, it in bounds.items()}
     scaled = [bounds_of_scores(it, None if normalise is None else normalise[name]) for name, it in checked.items()]

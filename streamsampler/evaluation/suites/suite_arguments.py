@@ -36,7 +36,7 @@ def checked_suite(envs: Mapping[Any, Any]) -> dict[str, Any]:
     groups = {group: name for name in envs for group in _groups_of(name)}
     if both := next((name for name in envs if name in groups), None):
         raise UsageError(
-            f"{both!r} is a task, and {groups[both]!r} makes it a group of tasks as well: give the task another name"
+            f"{both!r} is a task, but {groups[both]!r} makes it a group of tasks, too: give the task another name"
         )
     return dict(envs)
 
@@ -47,8 +47,8 @@ def _check_name(name: Any) -> None:
     parts = name.split("/")
     if not all(part and part == part.strip() and part.isprintable() for part in parts):
         raise UsageError(
-            f"{name!r} is no name of a task: a name has no blanks at its ends, no line breaks, and a slash only "
-            'between the name of a group and that of a task, as in "manipulation/push"'
+            f"{name!r} cannot name a task: a name has no blanks at its ends, no line breaks, and a slash only between "
+            "a group's name and a task's, as in 'manipulation/push'"
         )
 
 
@@ -102,7 +102,8 @@ def checked_normalise(given: Any, names: Sequence[str]) -> dict[str, Scale] | No
         return None
     if not isinstance(given, Mapping):
         raise UsageError(
-            'normalise is a dict with the returns that become 0 and 1 of each task, {"push": (random, reference)}; got '
+            'normalise must be a dict with the returns of the scores 0 and 1 of each task, {"push": (random, '
+            "reference)}; got "
             f"{given!r:.60}"
         )
     return {name: _scale(name, it) for name, it in by_task("normalise", given, names).items()}
@@ -111,10 +112,12 @@ def checked_normalise(given: Any, names: Sequence[str]) -> dict[str, Scale] | No
 def _scale(name: str, given: Any) -> Scale:
     where = f"normalise[{name!r}]"
     if isinstance(given, str) or not isinstance(given, Sequence) or len(given) != 2 or not all(map(_is_number, given)):
-        raise UsageError(f"{where} is two finite numbers, the returns that become 0 and 1, and is {given!r:.60}")
+        raise UsageError(f"{where} must be two finite numbers, the returns of the scores 0 and 1, but is {given!r:.60}")
     low, high = map(float, given)
     if low == high:
-        raise UsageError(f"{where} is ({low:g}, {high:g}): the returns that become 0 and 1 are equal; give two others")
+        raise UsageError(
+            f"{where} is ({low:g}, {high:g}): the returns of the scores 0 and 1 are equal; give two different returns"
+        )
     return low, high
 
 

@@ -45,7 +45,7 @@ def draw_suites(suites: Mapping[str, SuiteEvaluation], out: Path, *, dark: bool)
             )
     for name, suite in suites.items():
         if bad := next((task for task in suite if not np.isfinite(suite.scores(task)).all()), None):
-            raise DataError(f"a return of {name} in {bad} is not finite: there is no picture of the suite")
+            raise DataError(f"a return of {name} in {bad} is not finite: the suite cannot be drawn")
     height = _MARGIN + _HEIGHT_OF_TASK * len(first.names) * max(1.0, 0.6 * len(suites)) + _HEIGHT_OF_PROFILE
     with written_figure(out, height, dark=dark) as figure:
         means, profiles = figure.subplots(

@@ -34,7 +34,7 @@ def position_names(agents: Sequence[str], tasks: Sequence[str]) -> list[str]:
     """
     names = [f"{agent} in {task}" for agent in agents for task in tasks]
     if alike := next((name for name in names if names.count(name) > 1), None):
-        raise UsageError(f"{alike!r} stands for two pairs of an agent and a task: give agents or tasks other names")
+        raise UsageError(f"{alike!r} is the name of two pairs of an agent and a task: rename agents or tasks")
     return names
 
 
@@ -80,7 +80,7 @@ class SuiteComparison(Found):
                 )
         if not self.tasks:
             reasons = "; ".join(f"{name}: {error}" for name, error in self.failed.items())
-            raise DataError(f"{' and '.join(self.names)} have no task in common that did not fail: {reasons}")
+            raise DataError(f"{' and '.join(self.names)} have no common task without failure: {reasons}")
 
     @classmethod
     def of_suites(cls, suites: Mapping[str, SuiteEvaluation], **facts: Any) -> SuiteComparison:
@@ -187,12 +187,12 @@ class SuiteComparison(Found):
         of = self.decide_on if decide_on is None else decide_on
         margin = self.margin if margin is None else margin
         if margin is None:
-            raise UsageError("by how much may an agent be worse? Give a margin, such as verdict(0.05)")
+            raise UsageError("the margin is missing: give the largest tolerated loss, such as verdict(0.05)")
         checked = checked_margin(margin, of)
         decisions = tuple(pairs.decision(checked, of) for pairs in self.pairs)
         if lacking := [name for name in self.suites[0].names if name not in self.tasks]:
             # A failed task must not let its agent pass by its absence.
-            why = Unknown(f"there are no pairs in {', '.join(lacking)}")
+            why = Unknown(f"no pairs in {', '.join(lacking)}")
             advice = "each task needs pairs of all agents"
             decisions = tuple(replace(it, interval=why, all_equal=False, advice=advice) for it in decisions)
         return GateVerdict(decisions)
@@ -233,7 +233,7 @@ class SuiteComparison(Found):
                 break
             found.append({**journal.head, "failed": {}, "stopped": INTERRUPTED, "evaluations": evaluations})
         if len(found) < 2:
-            raise ValueError("only the first agent has trajectories, so that there are no pairs yet")
+            raise ValueError("only the first agent has trajectories, so no pairs exist yet")
         return {**journal.head, "agents": journal.head["agents"][: len(found)], "stopped": INTERRUPTED, "suites": found}
 
     def facts(self) -> dict[str, Any]:

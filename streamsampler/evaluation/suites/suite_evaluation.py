@@ -140,7 +140,7 @@ class SuiteEvaluation(Found):
 
     def __post_init__(self) -> None:
         if not self.tasks:
-            raise DataError("the result of a suite has at least one evaluation, and this one has none")
+            raise DataError("the result of a suite needs at least one evaluation")
         known = set(self.names)
         given = [*self.tasks, *self.failed, *(self.normalise or ())]
         if unknown := [name for name in given if name not in known]:
@@ -318,7 +318,7 @@ class SuiteEvaluation(Found):
 
     def _notes(self) -> Iterator[str]:
         if self.failed:
-            yield f"{count(len(self.failed), 'task')} of {len(self.names)} failed, and are not part of the statistics:"
+            yield f"{count(len(self.failed), 'task')} of {len(self.names)} failed, and are missing in the statistics:"
             yield from (f"{name}: {error}" for name, error in self.failed.items())
         if missing := [name for name in self.names if name not in self.tasks and name not in self.failed]:
             yield f"{count(len(missing), 'task')} of {len(self.names)} without trajectories: {', '.join(missing)}"

@@ -69,7 +69,7 @@ class SuitePairs:
     def __getitem__(self, name: str) -> Pairs:
         """Return the pairs of a task by its name."""
         if name not in self.tasks:
-            raise KeyError(f"there are no pairs of {name!r}; the tasks with pairs are {', '.join(self.tasks)}")
+            raise KeyError(f"no pairs of {name!r}; the tasks with pairs are {', '.join(self.tasks)}")
         return self.tasks[name]
 
     @cached_property
@@ -190,7 +190,7 @@ class SuitePairs:
         what = f"{name_of_difference(of)} over tasks" if self.normalise is None or of == "success" else "mean scores"
         decision = GateDecision(
             first=self.first, second=self.second, margin=margin, of=what, n_pairs=len(self), difference=math.nan,
-            interval=Unknown("no info says whether trajectories succeeded"), all_equal=False,
+            interval=Unknown("the infos have no success flag"), all_equal=False,
         )  # fmt: skip
         if differences is None:
             return decision
@@ -225,7 +225,7 @@ class SuitePairs:
         if self.test is not None and self.margin is None:
             verdict = self.test.verdict
             agent = self.second if verdict == "second" else self.first
-            texts.append(f"  {f'decided: {agent} is better' if verdict else 'not decided'} ({self.test.method})")
+            texts.append(f"  {f'decided: {agent} is better' if verdict else 'undecided'} ({self.test.method})")
         return "\n".join(texts)
 
     def __repr__(self) -> str:

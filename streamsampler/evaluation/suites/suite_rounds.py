@@ -176,4 +176,4 @@ class SuiteRounds:
         """Reason for the end of the trajectories, in words."""
         if not self.undecided:
             return "decided"
-        return f"not decided after {count(self.n, 'trajectory')} of each task, the most"
+        return f"undecided after {count(self.n, 'trajectory')} of each task, the most"

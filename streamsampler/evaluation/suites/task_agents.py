@@ -39,7 +39,7 @@ class TaskAgents:
         self._envs, self._env_kwargs = envs, env_kwargs
         self._spaces: dict[str, Spaces] = {}
         if agent is None:
-            raise UsageError("evaluate takes an agent, and for a suite no sampler: give the agent")
+            raise UsageError("a suite needs an agent: give the agent instead of a sampler")
         refuse_several_agents(agent)
         if isinstance(agent, Mapping):
             given = self._of_dict(agent)
@@ -83,7 +83,7 @@ class TaskAgents:
             if several:
                 raise UsageError(
                     f"agent is a dict by the names of the tasks, and the task {several[0]!r} has several agents: the "
-                    "dict could be of policies as well. Give a function of the task's name, lambda task: agents[task]"
+                    "dict could have policies as well. Give a function of the task's name, lambda task: agents[task]"
                 )
             return {name: agents[name] for name in names}
         if len(several) == len(names):
@@ -107,7 +107,7 @@ class TaskAgents:
                 for player, found in _of_players(self.spaces(name)[kind]).items():
                     if its is not None and not fits(its, found):
                         of = f"{name!r}, of {player!r}," if player else f"{name!r}"
-                        misfits.setdefault(name, f"the {attribute} of {of} is {found}, and the agent's is {its}")
+                        misfits.setdefault(name, f"the {attribute} of {of} is {found}, but the agent's is {its}")
         if misfits:
             fitting = [name for name in self._agents if name not in misfits]
             some = f"; it fits {', '.join(fitting)}" if fitting else ""
@@ -179,7 +179,7 @@ def _takes_task(agent: Any, first: str, observation: Callable[[], Any]) -> bool:
         raise UsageError(f"agent is a function that returned None for the name of the task {first!r}; {_CALL_IT}")
     if isinstance(returned, str | PathLike):
         raise UsageError(
-            f"agent is a function that returns {returned!r} for the name of a task, and may be one of observations as "
+            f"agent is a function that returns {returned!r} for the name of a task, and may take observations as "
             f"well: {_CALL_IT}"
         )
     return is_agent(returned) or has_predict(returned) or is_module(returned) or _are_agents(returned)
@@ -219,8 +219,8 @@ def _check_takes_observations(
         function(sample)
     except Exception as error:
         raise UsageError(
-            f"agent is a function that {of_name}, and {_shown(error)} for an observation of it, so that it is unclear "
-            f"which of these it takes: {_CALL_IT}"
+            f"agent is a function that {of_name}, and {_shown(error)} for an observation of it, so its argument is "
+            f"ambiguous: {_CALL_IT}"
         ) from cause
 
 

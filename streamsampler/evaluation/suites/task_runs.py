@@ -158,4 +158,4 @@ def name_task(error: SamplerError, number: int, name: str, seed_of: Callable[[in
 def all_left_out(call: EvaluationCall) -> DataError:
     """Return the error of a task with no trajectory left."""
     reasons = "; ".join(call.reasons)
-    return DataError(f"each of its {count(call.n, 'trajectory')} was left out, so that there is no result: {reasons}")
+    return DataError(f"each of its {count(call.n, 'trajectory')} was dropped, so the task has no result: {reasons}")

@@ -38,7 +38,7 @@ def test_pairs_are_taken_by_task_and_seed():
     assert found.pairs[0].mean_difference == pytest.approx(1)
     assert found.pairs[0].probability_of_improvement > 0.5
     assert found.pairs[0].success_difference is None  # one of the tasks says nothing of success
-    with pytest.raises(KeyError, match="there are no pairs of 'reach'; the tasks with pairs are push, lift"):
+    with pytest.raises(KeyError, match="no pairs of 'reach'; the tasks with pairs are push, lift"):
         found.pairs[0]["reach"]
     with pytest.raises(KeyError, match="the keys are the names of agents, zero, one"):
         found["two"]
@@ -82,7 +82,7 @@ def test_a_task_that_failed_for_one_agent_has_no_pairs():
 
 
 def test_wrong_arguments_are_refused():
-    with pytest.raises(UsageError, match="normalise is for a suite"):
+    with pytest.raises(UsageError, match="normalise needs a suite"):
         compare([zero, one], Known, n_trajectories=3, normalise={"push": (0, 1)}, **HOW)
     with pytest.raises(UsageError, match="the suite is empty"):
         compare([zero, one], {}, n_trajectories=3, **HOW)
@@ -116,7 +116,7 @@ def test_the_error_of_an_agent_names_it_and_keeps_the_suites_before():
     assert caught.value.found == {"zero": evaluate(zero, TWO_SIZES, n_trajectories=3, **HOW)}
     assert caught.value.__notes__[-2:] == [
         "this is the error of the agent 'broken'",
-        "the trajectories of zero were complete: with out=FILE they are kept, and resume=FILE goes on with them",
+        "the trajectories of zero were complete: with out=FILE they are kept, and resume=FILE resumes them",
     ]
     with pytest.raises(RolloutError) as caught:
         compare({"zero": zero, "broken": Fails(1)}, Known, n_trajectories=3, **HOW)
@@ -128,14 +128,14 @@ def test_the_trajectories_before_an_error_are_in_the_journal(tmp_path):
     out = tmp_path / "both.json"
     with pytest.raises(RolloutError) as caught:
         compare({"zero": zero, "one": Fails(1, 4)}, TWO_SIZES, n_trajectories=3, out=out, **HOW)
-    assert f'resume="{out}" goes on with them' in caught.value.__notes__[-1]
+    assert f'resume="{out}" resumes them' in caught.value.__notes__[-1]
     assert not any("with out=FILE" in note for note in caught.value.__notes__)
     found = compare({"zero": zero, "one": one}, TWO_SIZES, n_trajectories=3, resume=out, **HOW)
     assert found == compare({"zero": zero, "one": one}, TWO_SIZES, n_trajectories=3, **HOW)
 
 
 def test_agents_that_fail_in_different_tasks_have_all_reasons_in_the_error():
-    with pytest.raises(DataError, match="first and second have no task in common that did not fail: ") as caught:
+    with pytest.raises(DataError, match="first and second have no common task without failure: ") as caught:
         compare({"first": Fails(1), "second": Fails(4)}, TWO_SIZES, n_trajectories=3, **HOW)
     assert re.search("first: push: .*ValueError: 1 in an observation.*; second: cart: .*4 in an obs", str(caught.value))
     assert list(caught.value.found) == ["first", "second"]
@@ -176,5 +176,5 @@ def test_a_comparison_of_no_tasks_and_of_another_suite_is_refused(tmp_path):
 
 def test_names_that_stand_for_two_pairs_of_an_agent_and_a_task_are_refused():
     suite = {"y in z": Known, "z": Known}
-    with pytest.raises(UsageError, match="'x in y in z' stands for two pairs of an agent and a task"):
+    with pytest.raises(UsageError, match="'x in y in z' is the name of two pairs of an agent and a task"):
         compare({"x": zero, "x in y": one}, suite, n_trajectories=3, **HOW)

@@ -109,7 +109,7 @@ def test_rounds_end_with_the_one_in_which_the_test_of_means_decides(margin):
     assert (found.reason, found.undecided, found.excess) == ("decided", [], {})
     most = rounds(n - 1, margin=margin)
     finish(most)
-    assert most.reason == f"not decided after {n - 1} trajectories of each task, the most"
+    assert most.reason == f"undecided after {n - 1} trajectories of each task, the most"
 
 
 @pytest.mark.parametrize("cut", range(0, 131, 7))
@@ -181,8 +181,8 @@ def test_without_a_margin_it_says_which_agent_is_better():
     found = compared(margin=None)
     assert "decided: old is better (betting on the differences)" in str(found)
     equal = compared({"old": zero, "same": zero}, margin=None, max_trajectories=25)
-    assert equal.stopped == "not decided after 25 trajectories of each task, the most"
-    assert "not decided (betting on the differences)" in str(equal)
+    assert equal.stopped == "undecided after 25 trajectories of each task, the most"
+    assert "undecided (betting on the differences)" in str(equal)
 
 
 def test_each_agent_ends_in_its_own_round_and_undecided_ones_say_how_many_more():
@@ -274,9 +274,9 @@ def test_a_finished_file_goes_on_with_more(tmp_path):
     assert few.read_bytes() == whole.read_bytes()
     many = tmp_path / "many.json"
     compare(AGENTS, SUITE, n_trajectories=190, bounds=BOUNDS, out=many, **HOW)
-    with pytest.raises(UsageError, match=r"has 190 trajectories of old in push, and \d+ are enough: ask for more"):
+    with pytest.raises(UsageError, match=r"has 190 trajectories of old in push, and \d+ are enough: request more"):
         compared(resume=many)
-    with pytest.raises(UsageError, match="has 190 trajectories, and only 30 are asked for"):
+    with pytest.raises(UsageError, match="has 190 trajectories, and only 30 are requested"):
         compared(resume=many, max_trajectories=30)
 
 
@@ -311,7 +311,7 @@ def test_a_failed_task_is_named_and_no_agent_passes():
     assert list(found.failed) == ["new: hold"]
     assert "no action in hold" in str(found)
     assert (found.stopped, found.verdict().outcome, found.verdict().more) == ("decided", "undecided", None)
-    assert "there are no pairs in hold" in str(found.verdict())
+    assert "no pairs in hold" in str(found.verdict())
 
 
 def test_agents_without_a_common_task_end_the_comparison():
@@ -337,9 +337,9 @@ def test_agents_without_a_common_task_end_the_comparison():
         ({"bounds": {"push": BOUNDS}}, "bounds lacks 'hold'"),
         ({"bounds": (5, 5)}, "task 'push': bounds must be|bounds must be"),
         ({"decide_on": "success"}, "bounds are those of returns"),
-        ({"margin": -1}, "margin must be a number from 0 on"),
-        ({"margin": 100}, "no agent could be worse by more"),
-        ({"until_decided": 0.7}, "until_decided is how often equal agents may be told apart"),
+        ({"margin": -1}, "margin must be a number of at least 0"),
+        ({"margin": 100}, "no agent can lose more"),
+        ({"until_decided": 0.7}, "until_decided must be a small probability of a wrong decision between equal agents"),
         ({"until_decided": None, "max_trajectories": 9, "n_trajectories": 9}, "max_trajectories is for until_decided"),
         ({"max_trajectories": 0}, "max_trajectories"),
         (
@@ -349,7 +349,7 @@ def test_agents_without_a_common_task_end_the_comparison():
                 "margin": 0.1,
                 "suite": {"a": partial(Told, says=False)},
             },
-            "agent 'old': task 'a': there is no success rate",
+            "agent 'old': task 'a': no success rate",
         ),
     ],
 )

@@ -188,7 +188,7 @@ def test_a_dict_of_agents_has_the_names_of_the_tasks():
 
 def test_policies_of_several_agents_are_no_agents_of_tasks():
     suite = {"runner": Comings, "chaser": Comings}
-    with pytest.raises(UsageError, match="could be of policies as well"):
+    with pytest.raises(UsageError, match="could have policies as well"):
         evaluate({"runner": "random", "chaser": "random"}, suite, n_trajectories=2, return_of="all")
 
 
@@ -201,7 +201,7 @@ class OfSpaces(Better):
 
 def test_an_agent_that_fits_only_some_tasks_is_refused_before_workers_start():
     suite = {"one": Steps, "push": Known, "two": Steps, "lift": Known}
-    with pytest.raises(UsageError, match=r"space of 'push' is .*, and the agent's is .*nor does it fit lift; it fits "):
+    with pytest.raises(UsageError, match=r"space of 'push' is .*, but the agent's is .*nor does it fit lift; it fits "):
         evaluate(OfSpaces(), suite, n_trajectories=2)
     assert evaluate(OfSpaces(), TWO, n_trajectories=2, n_workers=0).mean == 1
 
@@ -215,7 +215,7 @@ class OfPlayers(Always):
 def test_an_agent_fits_a_task_of_several_agents_if_it_fits_each_of_them():
     suite = {"one": Comings, "two": Comings}
     assert len(evaluate(OfPlayers(0), suite, n_trajectories=2, return_of="all", n_workers=0)["two"]) == 2
-    with pytest.raises(UsageError, match=r"space of 'one', of '.*', is .*, and the agent's is .*nor does it fit two"):
+    with pytest.raises(UsageError, match=r"space of 'one', of '.*', is .*, but the agent's is .*nor does it fit two"):
         evaluate(OfSpaces(), suite, n_trajectories=2, return_of="all")
 
 
@@ -232,9 +232,9 @@ def test_a_model_that_predicts_is_deterministic_unless_it_is_not_to_be():
     [
         ({"env": {}}, "the suite is empty"),
         ({"env": {1: Known}}, "the names of tasks are strings, and 1 is of type int"),
-        ({"env": {"a ": Known}}, "'a ' is no name of a task"),
-        ({"env": {"a//b": Known}}, "is no name of a task"),
-        ({"env": {"arm": Known, "arm/push": Known}}, "'arm' is a task, and 'arm/push' makes it a group"),
+        ({"env": {"a ": Known}}, "'a ' cannot name a task"),
+        ({"env": {"a//b": Known}}, "cannot name a task"),
+        ({"env": {"arm": Known, "arm/push": Known}}, "'arm' is a task, but 'arm/push' makes it a group"),
         ({"env": {"push": None}}, "'push' has no environment"),
         ({"env": {"push": [Known, Known]}}, "'push' has a list"),
         ({"env": {"push": PerWorker([Known])}}, "'push' has a PerWorker"),
@@ -246,11 +246,11 @@ def test_a_model_that_predicts_is_deterministic_unless_it_is_not_to_be():
         ({"bounds": {"push": (2, 1), "lift": (2, 1)}}, "task 'push': bounds"),
         ({"n_trajectories": 0}, "^n_trajectories"),
         ({"n_trajectories": None, "until_halfwidth": 1, "tasks": ["push"]}, "depends on all other tasks"),
-        ({"n_trajectories": None}, "how many?"),
+        ({"n_trajectories": None}, "the number of trajectories is missing"),
         ({"normalise": {"push": (0, 1)}}, "normalise lacks 'lift'"),
         ({"normalise": {"push": (0, 1), "lift": (2, 2)}}, r"normalise\['lift'\] is \(2, 2\): .* are equal"),
-        ({"normalise": {"push": (0, 1), "lift": (2, float("nan"))}}, r"normalise\['lift'\] is two finite numbers"),
-        ({"normalise": (0, 1)}, "normalise is a dict"),
+        ({"normalise": {"push": (0, 1), "lift": (2, float("nan"))}}, r"normalise\['lift'\] must be two finite numbers"),
+        ({"normalise": (0, 1)}, "normalise must be a dict"),
         ({"tasks": ["reach"]}, "tasks has 'reach', which is no task; the tasks are push, lift"),
         ({"tasks": []}, "tasks is empty"),
         ({"tasks": "push"}, "tasks must be a list"),
@@ -268,7 +268,7 @@ def test_wrong_arguments_are_refused(arguments, message):
 
 @pytest.mark.parametrize("name", ["normalise", "tasks", "open_envs"])
 def test_arguments_of_suites_are_for_suites(name):
-    with pytest.raises(UsageError, match=f"{name} is for a suite"):
+    with pytest.raises(UsageError, match=f"{name} needs a suite"):
         evaluate(zero, Known, n_trajectories=3, **{name: 1})  # type: ignore[call-overload]
 
 
@@ -308,7 +308,7 @@ def test_a_task_of_which_nothing_is_left_fails_with_the_reasons():
     suite: dict[str, Any] = {"good": Known, "bad": functools.partial(Known, fails=seeds)}
     found = evaluate(zero, suite, seeds=seeds, n_workers=0, on_failure="drop")
     assert list(found) == ["good"]
-    assert "each of its 3 trajectories was left out" in found.failed["bad"]
+    assert "each of its 3 trajectories was dropped" in found.failed["bad"]
     assert f"ValueError: seed {seeds[0]} fails" in found.failed["bad"]
 
 

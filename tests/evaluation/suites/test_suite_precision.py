@@ -94,7 +94,7 @@ def test_a_success_rate_may_decide():
         zero, {"one": says, "other": says}, until_halfwidth=0.2, precision_of="success", seed=1, n_workers=0
     )
     assert found.success_interval.halfwidth <= 0.2
-    with pytest.raises(UsageError, match="task 'push': there is no success rate"):
+    with pytest.raises(UsageError, match="task 'push': no success rate"):
         evaluate(zero, {"push": Known}, until_halfwidth=0.2, precision_of="success", n_workers=0)
     found = evaluate(
         zero, {"push": Known, "one": says}, until_halfwidth=0.2, precision_of="success", seed=1, n_workers=0
@@ -102,7 +102,7 @@ def test_a_success_rate_may_decide():
     assert list(found) == ["one"]
     assert found.success_interval.halfwidth <= 0.2
     assert found.failed == {
-        "push": "there is no success rate: no info of the first 10 trajectories has a key 'success' or 'is_success'"
+        "push": "no success rate: no info of the first 10 trajectories has a key 'success' or 'is_success'"
     }
     with pytest.raises(UsageError, match="guarantee is not for a suite"):
         evaluate(zero, SUITE, until_halfwidth=0.2, guarantee=True, n_workers=0)
