@@ -238,7 +238,7 @@ def test_what_is_there_already_is_not_written_over(batch, tmp_path):
         (other, False, r"other files, such as 'thesis\.txt'"),
         (other, True, r"other files, such as 'thesis\.txt'"),
         (other / "thesis.txt", False, "is a file"),
-        (tmp_path / "nowhere" / "folder", False, "no directory"),
+        (tmp_path / "nowhere" / "folder", False, "no such directory"),
     ):
         with pytest.raises(UsageError, match=words):
             ShardWriter(path, resume=resume)

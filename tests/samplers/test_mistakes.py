@@ -105,7 +105,7 @@ def test_a_saved_evaluation_is_no_agent(tmp_path: Path) -> None:
     found.save(tmp_path / "A.json")
     wrong: Any
     for wrong in ([found, found], {"a": found, "b": "random"}, [tmp_path / "A.json", str(tmp_path / "A.json")]):
-        with pytest.raises(UsageError, match="is a saved evaluation, and not an agent: give the agent"):
+        with pytest.raises(UsageError, match="is a saved evaluation, not an agent: give the"):
             compare(wrong, "CartPole-v1", num_trajectories=3, n_workers=0)
 
 
