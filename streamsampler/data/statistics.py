@@ -201,7 +201,7 @@ class Stats:
             **({"timed out": count(self.timed_out, "trajectory")} if self.timed_out else {}),
             "anomalies": f"{self.anomalies:,}" + (f", first {self.first_anomaly}" if self.first_anomaly else ""),
             "restarts": f"{self.restarts:,} of {count(len(self.workers), 'worker')}; {self.hangs:,} hung, "
-            f"{self.replaced:,} had too much memory",
+            f"{self.replaced:,} used too much memory",
             **({"further environments": f"{self.further_envs:,}"} if self.further_envs else {}),
             "wall time": self._wall_time(),
             "workers' time": self._shares(),

@@ -32,7 +32,7 @@ def test_each_account_is_in_the_table():
         "checked": "8 trajectories, 9 timesteps",
         "failed": "10 trajectories; 11 were dropped",
         "anomalies": "12",
-        "restarts": "13 of 2 workers; 14 hung, 15 had too much memory",
+        "restarts": "13 of 2 workers; 14 hung, 15 used too much memory",
         "wall time": "1 min 40 s in calls, 500 timesteps per second",
         "workers' time": "reset 10%, agent 10%, step 60%, sending 10%, idle 10%, checking 0%",
         "infos": "crashes 2.5",
