@@ -105,8 +105,8 @@ def finding_of_masks(agent: Any, facts: Facts, ran: Ran) -> Finding | None:
     """Return whether the environment's masks of actions reach the agent; None without any sign of masks."""
     batches = [each for batch in ran.batches for each in getattr(batch, "policies", {"": batch}).values()]
     seen = any(isinstance(each.observations, dict) and ACTION_MASK in each.observations for each in batches)
-    told = any(ACTION_MASK in each.env_infos or ACTION_MASK in each.episode_infos for each in batches)
-    where = {"observations": seen, "infos": told, "action_masks()": facts.has_masks}
+    in_infos = any(ACTION_MASK in each.env_infos or ACTION_MASK in each.episode_infos for each in batches)
+    where = {"observations": seen, "infos": in_infos, "action_masks()": facts.has_masks}
     places = " and ".join(place for place, has in where.items() if has)
     if not places:
         return None

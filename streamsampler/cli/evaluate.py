@@ -112,21 +112,21 @@ def evaluate(
     from streamsampler.evaluation.evaluate import evaluate as evaluated
 
     env_id = take_policies(options, env_id or "")
-    told = {name: options[name] for name in ("precision_of", "bounds", "video", "video_of")}
-    told |= {} if suite is None else {"bounds": suite.bounds(options["bounds"])}
-    told |= {"return_of": options["return_of"]} if options["return_of"] else {}
+    arguments = {name: options[name] for name in ("precision_of", "bounds", "video", "video_of")}
+    arguments |= {} if suite is None else {"bounds": suite.bounds(options["bounds"])}
+    arguments |= {"return_of": options["return_of"]} if options["return_of"] else {}
 
     def find(run: CliRun) -> Evaluation | SuiteEvaluation:
         if suite is not None:
             envs, of_tasks = environments_of(suite, options)
             return evaluated(
-                agents_of(suite, options, of_tasks), envs, **amount, **told, normalise=suite.normalise(),
+                agents_of(suite, options, of_tasks), envs, **amount, **arguments, normalise=suite.normalise(),
                 tasks=options["tasks"] or None, open_envs=options["open_envs"], **suite_arguments(options, amount),
                 progress=Follower(run),
             )  # fmt: skip
         spaces = environment_of(env_id, options["env_kwargs"])[1]
         agent = load_agents(options, spaces, predicting=True)
         follower = Follower(run, 1 if options["video"] is None else 2)
-        return evaluated(agent, env_id, **amount, **told, **shared_arguments(options, amount), progress=follower)
+        return evaluated(agent, env_id, **amount, **arguments, **shared_arguments(options, amount), progress=follower)
 
     print_found(ctx, options, find, as_json=as_json, quiet=quiet, imports=imports)

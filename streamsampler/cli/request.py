@@ -180,9 +180,9 @@ def _way_out_named(request: Request) -> Iterator[None]:
         advice = f"--without-infos {shlex.quote(names)} leaves {'it' if ',' not in names else 'them'} out"
         if request.options["shard_size"] is not None and request.out is not None and (request.out / MANIFEST).exists():
             advice += f", in another folder than {request.out}, whose shards have other infos"
-        told = UnwritableInfoError(f"{error.problem}. {advice}")
-        told.__notes__ = getattr(error, "__notes__", [])
-        raise told from None
+        named = UnwritableInfoError(f"{error.problem}. {advice}")
+        named.__notes__ = getattr(error, "__notes__", [])
+        raise named from None
 
 
 def _seed(request: Request) -> int:

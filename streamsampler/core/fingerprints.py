@@ -49,9 +49,9 @@ def agree(*bits: str) -> bool:
     return not differing_libraries(bits)
 
 
-def disagreement(told: Iterable[tuple[int, Fingerprint]]) -> str:
+def disagreement(fingerprints: Iterable[tuple[int, Fingerprint]]) -> str:
     """Describe which workers compute differently from others; "" if all compute alike."""
-    pairs = sorted(told)
+    pairs = sorted(fingerprints)
     libraries = differing_libraries(print_.bits for _, print_ in pairs)
     groups: dict[tuple[str | None, ...], list[tuple[int, Fingerprint]]] = {}
     for worker, print_ in pairs:

@@ -118,13 +118,13 @@ def replay(
     version = int(one.agent_versions[0])
     if actions and agent is not None:
         raise UsageError("recorded actions are replayed without an agent: leave it out")
-    told: dict[str, Any] = {**facts, **options}
+    settings: dict[str, Any] = {**facts, **options}
     if actions:
-        check_chosen(one, told.get("record_taken"))
+        check_chosen(one, settings.get("record_taken"))
     notes: list[str] = []
-    kind, args = (DefaultWorker, _in_flight(told)) if actions else _kind_of_worker(name, facts, options, notes)
-    limit, cut = told.get("max_episode_length"), False
-    if "max_episode_length" not in told and one.truncated[0] and not one.terminated[0]:
+    kind, args = (DefaultWorker, _in_flight(settings)) if actions else _kind_of_worker(name, facts, options, notes)
+    limit, cut = settings.get("max_episode_length"), False
+    if "max_episode_length" not in settings and one.truncated[0] and not one.terminated[0]:
         notes.append("max_episode_length is unknown, so only the recorded timesteps are compared")
         limit, cut = (len(one.rewards) if kind.layout(args).block == 1 else None), True
     origin = _origin(batch, one, facts, options, notes=tuple(notes), cut=cut)
@@ -134,8 +134,8 @@ def replay(
         "random" if actions else _agent(name, batch, facts, options, agent),
         PerWorker([made] * n_workers) if n_workers > 1 else made,
         n_workers=n_workers, seed=batch.seed or 0, max_episode_length=limit, worker_class=kind, worker_args=args,
-        worker_threads=told.get("worker_threads", 1), hooks=options.get("hooks"), drop_if=options.get("drop_if"),
-        policy_of=None if actions else options.get("policy_of"), record_taken=told.get("record_taken"),
+        worker_threads=settings.get("worker_threads", 1), hooks=options.get("hooks"), drop_if=options.get("drop_if"),
+        policy_of=None if actions else options.get("policy_of"), record_taken=settings.get("record_taken"),
     ) as sampler:  # fmt: skip
         return sampler.run_again(version, index, origin, recorded=batch, one=one, actions=actions, video=video)
 
@@ -228,9 +228,9 @@ def _kind_of_worker(
     return kind, dict(args)
 
 
-def _in_flight(told: Mapping[str, Any]) -> dict[str, Any]:
+def _in_flight(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the worker's arguments for recorded actions: those of an environment that waits, if recorded so."""
-    return {"in_flight": 1} if "in_flight" in (told.get("worker_args") or {}) else {}
+    return {"in_flight": 1} if "in_flight" in (settings.get("worker_args") or {}) else {}
 
 
 def _origin(
@@ -242,9 +242,9 @@ def _origin(
     there = batch.indices[batch.agent_versions == version]
     first, last = int(there.min()), int(there.max())
     wanted = facts.get("wanted")
-    told = wanted.get("trajectories") if isinstance(wanted, dict) else None
+    recorded = wanted.get("trajectories") if isinstance(wanted, dict) else None
     # In a part of a run it may be the part's own number.
-    asked = options.get("n_trajectories", told if isinstance(told, int) and told > last else None)
+    asked = options.get("n_trajectories", recorded if isinstance(recorded, int) and recorded > last else None)
     tasks = options.get("tasks", facts.get("tasks"))
     resets = resets_as_recorded(options.get("reset_options"), tasks, batch, version)
     if resets is None and (batch.seed is None or TrajectorySeeds(batch.seed, version)[index] != one.seeds[0]):

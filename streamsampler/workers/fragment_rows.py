@@ -151,7 +151,7 @@ class FragmentRow:
         assert self.table is not None
         self.table.begin(self.index, derived_seed(seed, SeedUse.AGENT))
 
-    def told(
+    def summary(
         self, compared: ComparedArrays, position: int, ends: list[int], agents: Iterable[ArraysOfAgent], **of_state: Any
     ) -> EnvFragment:
         """Return the summary of this environment's fragment; `position` is its last episode's among all recorded."""
@@ -167,7 +167,7 @@ class FragmentRow:
         )  # fmt: skip
 
 
-def told(
+def fragment_summaries(
     rows: Sequence[FragmentRow], rollouts: Rollouts, restorable: Sequence[bool], memories: Sequence[Any] = ()
 ) -> list[EnvFragment]:
     """Return the summaries of environments' fragments, recorded in sequence."""
@@ -177,5 +177,5 @@ def told(
     for row, can, memory in zip(rows, restorable, memories or repeat(None), strict=False):
         n_episodes += row.n_episodes
         last = n_episodes - 1
-        found.append(row.told(compared, last, ends, agents.get(last, ()), memory=memory, restorable=can))
+        found.append(row.summary(compared, last, ends, agents.get(last, ()), memory=memory, restorable=can))
     return found

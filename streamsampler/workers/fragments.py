@@ -31,7 +31,7 @@ from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.rollouts.script import End
 from streamsampler.workers.base import Outcome, Worker
 from streamsampler.workers.finishing import give_memory, is_restorable, memory_of, with_filters
-from streamsampler.workers.fragment_rows import FragmentRow, told
+from streamsampler.workers.fragment_rows import FragmentRow, fragment_summaries
 from streamsampler.workers.generators import (
     drawn_states,
     generator_states,
@@ -381,7 +381,7 @@ class SequentialFragmentEnvs(FragmentEnvs):
         memories = [env.memory() for env in envs]
         packed = b"" if all(memory is None for memory in memories) else packed_memory(self._worker, memories)
         places = [None if memory is None else (packed, place) for place, memory in enumerate(memories)]
-        rollouts.fragments = tuple(told(envs, rollouts, [env.restorable for env in envs], places))
+        rollouts.fragments = tuple(fragment_summaries(envs, rollouts, [env.restorable for env in envs], places))
 
     def env_of(self, number: int, order: FragmentOrder) -> tuple[FragmentEnv, EpisodeCheckpoint | None]:
         """Return an environment with an updated agent, and its last state if it must be restored."""

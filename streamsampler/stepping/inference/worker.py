@@ -61,7 +61,7 @@ class RemoteLanes(RemoteRows, LaneRunner):
         return not self._is_loss and super().failed_ahead
 
     def _is_done(self) -> bool:
-        return self._tickets.in_hand.n_ended >= self._n_wanted
+        return self._tickets.current.n_ended >= self._n_wanted
 
     def _begin_ticket(self, ticket: Ticket, seeds: list[int], agent: BatchedAgent) -> RunningTicket:
         running = super()._begin_ticket(ticket, seeds, agent)
@@ -94,8 +94,8 @@ class RemoteLanes(RemoteRows, LaneRunner):
         if not self._is_loss:
             super()._explain(error)
 
-    def _in_hand(self) -> list[RowTrajectory]:
-        running = super()._in_hand()
+    def _running_trajectories(self) -> list[RowTrajectory]:
+        running = super()._running_trajectories()
         if self._worker.phase is Phase.STEP:
             return running
         # Environments of other rows step meanwhile: the agent may never act on their observations.

@@ -65,5 +65,5 @@ class SuspendedEpisode(NamedTuple):
         return {each.agent_id: each.info for each in self.unanswered}
 
     def with_infos(self, infos: Mapping[str, Any]) -> SuspendedEpisode:
-        told = tuple(each._replace(info=infos.get(each.agent_id, each.info)) for each in self.unanswered)
-        return self._replace(unanswered=told)
+        unanswered = tuple(each._replace(info=infos.get(each.agent_id, each.info)) for each in self.unanswered)
+        return self._replace(unanswered=unanswered)

@@ -21,7 +21,7 @@ from streamsampler.protocol.messages import Phase, Ticket
 from streamsampler.rollouts.script import Cut, End, Script, trajectory
 from streamsampler.workers.base import Outcome, Worker
 from streamsampler.workers.explain import locate, row_at_fault, step_error
-from streamsampler.workers.fragment_rows import FragmentRow, told
+from streamsampler.workers.fragment_rows import FragmentRow, fragment_summaries
 from streamsampler.workers.fragments import FragmentEnvs, InForce, packed_memory, whose_memory
 from streamsampler.workers.generators import drawn_states, set_states
 from streamsampler.workers.masks import RowMasks
@@ -242,7 +242,7 @@ class EnvGroup(RowsDriver):
         state = self._state_of_agent()
         kept = [row.kept for row in self.rows]
         packed = None if state is None else packed_memory(worker, (state, self._generators, kept))
-        fragments = told(self.rows, rollouts, restorable=[state is not None] * len(self.rows))
+        fragments = fragment_summaries(self.rows, rollouts, restorable=[state is not None] * len(self.rows))
         fragments = [each._replace(group=self.number) for each in fragments]
         rollouts.fragments = (fragments[0]._replace(agent=packed), *fragments[1:])
         return rollouts

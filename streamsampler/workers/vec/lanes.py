@@ -109,7 +109,7 @@ class LaneRunner(RowsDriver):
     def failed_ahead(self) -> bool:
         """Whether the last exception may belong to a later ticket's trajectory."""
         tickets, at_fault = self._tickets, self._at_fault
-        return tickets.ran_ahead and (at_fault is None or at_fault.ticket is not tickets.in_hand)
+        return tickets.ran_ahead and (at_fault is None or at_fault.ticket is not tickets.current)
 
     def run_lanes(self, ticket: Ticket, seeds: list[int], agent: BatchedAgent, *, alone: bool = False) -> bool:
         """Run a ticket's trajectories to their ends, and later tickets' meanwhile unless `alone`.
@@ -151,10 +151,10 @@ class LaneRunner(RowsDriver):
         return self._tickets.begin(ticket, seeds, agent)
 
     def ended(self) -> list[RowTrajectory]:
-        return self._tickets.in_hand.ended()
+        return self._tickets.current.ended()
 
     def left_out(self) -> list[RowTrajectory]:
-        return self._tickets.in_hand.left_out()
+        return self._tickets.current.left_out()
 
     def gather(self, most: int | None) -> Rollouts:
         return self._recorder.gather(self.ended()[:most], self._worker.context.allocate)
@@ -271,7 +271,7 @@ class LaneRunner(RowsDriver):
 
     def _run(self, n_ended: int) -> bool:
         """Step the environments until `n_ended` trajectories of the ticket have ended, or its version may not run."""
-        words, running = self._worker.row.words, self._tickets.in_hand
+        words, running = self._worker.row.words, self._tickets.current
         words[self._worker.row.timesteps_word] = self.n_ran
         version = self._version = running.ticket.version
         self._n_wanted = n_ended
@@ -307,7 +307,7 @@ class LaneRunner(RowsDriver):
             worker.trajectory, row = at_fault.index, at_fault.row
             timestep = self._timestep_of(at_fault)
             # A later ticket's exception is raised again at its turn.
-            if self._hooks and at_fault.ticket is self._tickets.in_hand:
+            if self._hooks and at_fault.ticket is self._tickets.current:
                 self._hooks[row].lost(error)
         # A UsageError says it already.
         if worker.phase is _STEP and self._singles and not isinstance(error, UsageError):
@@ -333,7 +333,7 @@ class LaneRunner(RowsDriver):
             row = row_at_fault(error, -1)
         if row >= 0 and self._running[row] is not None:
             return self._running[row]
-        running = sorted(self._in_hand(), key=lambda each: each.index)
+        running = sorted(self._running_trajectories(), key=lambda each: each.index)
         if not running or self._tickets.ran_ahead:
             return None  # the current ticket is run again alone
         names = ", ".join(str(each.index) for each in running)
@@ -342,5 +342,5 @@ class LaneRunner(RowsDriver):
             return next((each for each in running if self._raises_alone(each.row)), running[0])
         return running[0]
 
-    def _in_hand(self) -> list[RowTrajectory]:
+    def _running_trajectories(self) -> list[RowTrajectory]:
         return [each for each in self._running if each is not None]

@@ -66,12 +66,12 @@ class MultiAgentEnvGroup(EnvGroup):
 
     def _state_of_agent(self) -> Any:
         state = self.agent.get_state()
-        told = [None if row.suspended is None else row.suspended.infos_of_unanswered() for row in self.rows]
-        return None if state is None else (state, told)
+        infos_of_rows = [None if row.suspended is None else row.suspended.infos_of_unanswered() for row in self.rows]
+        return None if state is None else (state, infos_of_rows)
 
     def _set_state_of_agent(self, state: Any, *, is_replaced: bool) -> None:
-        of_policies, told = state
-        for row, infos in zip(self.rows, told, strict=True):
+        of_policies, infos_of_rows = state
+        for row, infos in zip(self.rows, infos_of_rows, strict=True):
             if row.suspended is not None:
                 row.suspended = row.suspended.with_infos(infos)
         super()._set_state_of_agent(of_policies, is_replaced=is_replaced)

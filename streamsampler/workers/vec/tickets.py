@@ -75,7 +75,7 @@ class RunningTickets:
         self.alone, self.any_row = True, False
 
     @property
-    def in_hand(self) -> RunningTicket:
+    def current(self) -> RunningTicket:
         return self._tickets[0]
 
     @property
