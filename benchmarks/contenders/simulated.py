@@ -124,7 +124,7 @@ class SimulatedWorker:
                 self._sent = False
             if isinstance(message, Stop | Exit):
                 while self.tickets:
-                    self.channel.answer(Report(self.tickets.popleft(), given_up=True))
+                    self.channel.answer(Report(self.tickets.popleft(), abandoned=True))
             else:
                 self.tickets.extend(message.tickets)
 

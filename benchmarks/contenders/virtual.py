@@ -154,9 +154,9 @@ class VirtualEngine(Engine):
             self._push(worker.began + seconds, number, worker, ticket)
 
     def _give_up(self, number: int, worker: _Worker) -> None:
-        given_up, worker.tickets = worker.tickets, deque()
-        for ticket in given_up:
-            self._push(self.now + _LATENCY, number, worker, Report(ticket, given_up=True))
+        abandoned, worker.tickets = worker.tickets, deque()
+        for ticket in abandoned:
+            self._push(self.now + _LATENCY, number, worker, Report(ticket, abandoned=True))
 
     def wait(self, timeout: float | None) -> list[Event]:
         """Return what is due; let the virtual time pass until something is."""

@@ -70,7 +70,7 @@ class Start:
         check: Whether to run the run-twice check first.
         resets: Seeds, options and version of the trajectories (`workers.resets.Resets`).
         filters: New filters (`filters.Filters`).
-        goes_on: The version at the start of the fragments to continue in this worker; 0 for none. Other episodes end.
+        continued_version: Version at the start of the fragments to continue in this worker; 0 for none. Others end.
         tasks: Agents and environments of several tasks (`workers.task_loops.TaskTable`).
     """
 
@@ -83,7 +83,7 @@ class Start:
     check: bool = False
     resets: Any = None
     filters: Any = None
-    goes_on: int = 0
+    continued_version: int = 0
     tasks: Any = None
 
 
@@ -132,7 +132,7 @@ class Report:
 
     Attributes:
         ticket: The ticket.
-        given_up: Whether it was abandoned, without rollouts.
+        abandoned: Whether it was abandoned, without rollouts.
         n_trajectories: Finished trajectories, delivered or not.
         n_timesteps: Their timesteps.
         n_abandoned: Abandoned rollouts, 0 or 1 per environment.
@@ -152,7 +152,7 @@ class Report:
     """
 
     ticket: Ticket
-    given_up: bool = False
+    abandoned: bool = False
     n_trajectories: int = 0
     n_timesteps: int = 0
     n_abandoned: int = 0

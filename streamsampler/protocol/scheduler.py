@@ -346,7 +346,7 @@ class Scheduler:
     def _receive_report(self, event: ReportReceived) -> None:
         known, report, gathering = self.workers[event.worker], event.report, self._gathering
         is_current = known.side.record_answer(report)
-        known.is_ready = known.is_ready or not report.given_up
+        known.is_ready = known.is_ready or not report.abandoned
         if report.checked is not None:
             self._record_files(known, report.checked.files)
         if report.fingerprint is not None:
@@ -357,7 +357,7 @@ class Scheduler:
         self.trace.room -= len(lengths) >> LENGTHS_SHIFT
         if lengths:
             self._measure(event, lengths, is_current=is_current)
-        if not is_current or report.given_up:
+        if not is_current or report.abandoned:
             self._instructions.append(Discard(event.number, Reason.STALE))
             if is_current:
                 # The worker failed in another ticket, and runs no more of this version before its next start.

@@ -220,7 +220,7 @@ class WorkerSide:
         self._failed = False
 
     def receive(self, message: Message) -> tuple[Ticket, ...]:
-        """Receive a message; return the tickets to answer with `Report(ticket, given_up=True)`."""
+        """Receive a message; return the tickets to answer with `Report(ticket, abandoned=True)`."""
         self.state = next_state(self.state, type(message))
         match message:
             case Start(version=version, tickets=tickets):

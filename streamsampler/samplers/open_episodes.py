@@ -79,14 +79,14 @@ class OpenEpisodes:
         restored.
         """
         ledger, version = self.ledger, self._base_versions[worker]
-        goes_on = version if ledger is not None and ledger.base_version == version else 0
+        continued_version = version if ledger is not None and ledger.base_version == version else 0
         if ledger is None or not isinstance(plan, Fragments):
-            self._base_versions[worker] = goes_on
-            return goes_on, None
+            self._base_versions[worker] = continued_version
+            return continued_version, None
         self._base_versions[worker] = ledger.base_version
         # A worker without its environments is new, or an exception left them in an unknown state.
-        order = None if goes_on else ledger.order(worker)
-        return goes_on, order if order is not None and order.standings else None
+        order = None if continued_version else ledger.order(worker)
+        return continued_version, order if order is not None and order.standings else None
 
     def forget(self, worker: int) -> None:
         self._base_versions[worker] = 0

@@ -119,14 +119,14 @@ class Session:
 
     def _contents_for(self, worker: int) -> dict[str, Any]:
         """Return a `Start`'s payloads for a worker, and record them as sent; see `messages.Start`."""
-        goes_on, handle = 0, self._resets_handle
+        continued_version, handle = 0, self._resets_handle
         if self.episodes.ledger is not None:
             assert self.plan is not None
-            goes_on, order = self.episodes.order_for(worker, self.plan)
+            continued_version, order = self.episodes.order_for(worker, self.plan)
             if order is not None:
                 resets = dumps(replace(self.resets or Resets(), fragments=order), "the state of open episodes")
                 handle = self.store.publish(resets)
-        return {**self.store.contents_for(worker, handle), "goes_on": goes_on}
+        return {**self.store.contents_for(worker, handle), "continued_version": continued_version}
 
     def record_answer(self, worker: int, answer: Answer) -> None:
         self.arrivals.workers[worker].reported_timesteps += answer.ran_timesteps

@@ -183,15 +183,15 @@ class DefaultWorker(LendingWorker, WorkerWithSeams):
         dropped: tuple[Dropped, ...] = (),
     ) -> Outcome:
         n_trajectories, n_timesteps = recorder.n_trajectories, recorder.n_timesteps
-        given_up = abandoned_timesteps >= 0
+        abandoned = abandoned_timesteps >= 0
         return Outcome(
-            rollouts=self.finished(recorder.finish, indices, self._env) if n_trajectories and not given_up else None,
+            rollouts=self.finished(recorder.finish, indices, self._env) if n_trajectories and not abandoned else None,
             n_trajectories=n_trajectories,
             n_timesteps=n_timesteps,
-            n_abandoned=int(given_up),
+            n_abandoned=int(abandoned),
             abandoned_timesteps=max(0, abandoned_timesteps),
             seconds=seconds,
-            dropped=() if given_up else dropped,
+            dropped=() if abandoned else dropped,
             metrics=tuple(recorder.metrics.items()),
         )
 

@@ -158,7 +158,7 @@ class _FailingChannel:
         return _MortalEnvUpdate(loaded, self._point) if isinstance(loaded, EnvUpdate) else loaded
 
     def answer(self, answer: Answer, contents: Any = None) -> None:
-        self._reports = isinstance(answer, Report) and not answer.given_up
+        self._reports = isinstance(answer, Report) and not answer.abandoned
         self._channel.answer(answer, contents)
 
     def _send_or_die(self, fd: int, message: bytes) -> None:

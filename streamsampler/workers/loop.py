@@ -119,15 +119,15 @@ class WorkerLoop:
         if idle:
             self._seconds[1] += perf_counter() - begin
         if message is not None:
-            given_up = side.receive(message)
+            abandoned = side.receive(message)
             match message:
                 case Exit():
                     self._shut_down()
                     return False
                 case Start():
                     self._start(message)
-            if given_up:
-                self._give_up(given_up)
+            if abandoned:
+                self._report_abandoned(abandoned)
         elif (ticket := side.next_ticket()) is not None:
             self._run(ticket)
         return True
@@ -163,7 +163,7 @@ class WorkerLoop:
             if self._spoiled:
                 self._discard_all(worker)
             else:
-                worker.keep_fragments(start.goes_on)
+                worker.keep_fragments(start.continued_version)
                 if "env" in updates and worker.must_renew:
                     self._discard(worker)
             if updates:
@@ -240,7 +240,7 @@ class WorkerLoop:
         assert worker is not None
         if not self._row.may_run(ticket.version):
             self._side.before_answer()
-            self._give_up((ticket,))
+            self._report_abandoned((ticket,))
             return
         self._row.begin_ticket(ticket.version)
         worker.ran_timesteps = 0
@@ -248,7 +248,7 @@ class WorkerLoop:
         try:
             if self._is_to_check and not self._check(worker, ticket.version):
                 self._side.before_answer()
-                self._give_up((ticket,))
+                self._report_abandoned((ticket,))
                 return
             seeds = self._seeds_ahead.pop(ticket, None) or self._seeds_of(ticket.version, ticket.indices)
             began = perf_counter()
@@ -336,7 +336,7 @@ class WorkerLoop:
         assert worker is not None
         report = Report(
             ticket,
-            given_up=outcome.rollouts is None and not outcome.dropped,
+            abandoned=outcome.rollouts is None and not outcome.dropped,
             n_trajectories=outcome.n_trajectories,
             n_timesteps=outcome.n_timesteps,
             n_abandoned=outcome.n_abandoned,
@@ -367,12 +367,12 @@ class WorkerLoop:
         self._checked = self._unreported_fingerprint = None
         self._seconds[0] += perf_counter() - begin
 
-    def _give_up(self, tickets: tuple[Ticket, ...]) -> None:
+    def _report_abandoned(self, tickets: tuple[Ticket, ...]) -> None:
         for ticket in tickets:
             n_abandoned, timesteps = (0, 0) if self._worker is None else self._worker.abandon()
             self._row.end_ticket(timesteps)
             self._channel.answer(Report(
-                ticket, given_up=True, n_abandoned=n_abandoned, abandoned_timesteps=timesteps, checked=self._checked
+                ticket, abandoned=True, n_abandoned=n_abandoned, abandoned_timesteps=timesteps, checked=self._checked
             ))  # fmt: skip
             self._checked = None
 
@@ -393,7 +393,7 @@ class WorkerLoop:
             failure = replace(failure, runs_lanes=lanes, runs_longer_blocks=longer)
         self._channel.answer(failure, error)
         self._checked = None
-        self._give_up(others)
+        self._report_abandoned(others)
 
     def _shut_down(self) -> None:
         if self._worker is None:

@@ -102,7 +102,7 @@ class TaskChannel:
         if answer.fingerprint is not None:
             self._fingerprint = answer.fingerprint
         fingerprint = None if self._is_reported else self._fingerprint
-        self._is_reported = self._is_reported or not answer.given_up
+        self._is_reported = self._is_reported or not answer.abandoned
         self._loops.answer_report(replace(answer, ticket=ticket, fingerprint=fingerprint), contents)
 
 
@@ -158,12 +158,12 @@ class TaskLoops:
             self._idle += perf_counter() - began
 
     def receive(self, message: Message) -> None:
-        given_up = self._side.receive(message)
+        abandoned = self._side.receive(message)
         if isinstance(message, Start):
             self._begin(message)
         elif isinstance(message, Stop):
             self._stop()
-        self._give_up(given_up)
+        self._report_abandoned(abandoned)
 
     def _stop(self) -> None:
         """Make the current loop abandon its tickets, unless it did so when the message was first seen."""
@@ -185,14 +185,14 @@ class TaskLoops:
         except (Exception, SystemExit) as error:
             self._unloadable = error  # reset options are the user's objects
 
-    def _give_up(self, tickets: Sequence[Ticket]) -> None:
+    def _report_abandoned(self, tickets: Sequence[Ticket]) -> None:
         for ticket in tickets:
             self._side.before_answer()
-            self._channel.answer(Report(ticket, given_up=True))
+            self._channel.answer(Report(ticket, abandoned=True))
 
     def _run(self, ticket: Ticket) -> None:
         if not self._row.may_run(ticket.version):
-            self._give_up((ticket,))
+            self._report_abandoned((ticket,))
             return
         if self._unloadable is not None:
             error = self._unloadable
@@ -254,7 +254,7 @@ class TaskLoops:
             return None
         self._read(wait=False)
         while self._unread and isinstance(self._unread[0], Continue):
-            self._give_up(self._side.receive(self._unread.popleft()))
+            self._report_abandoned(self._side.receive(self._unread.popleft()))
         if self._unread:  # any other message ends the tickets
             called_off, self._is_stopped = not self._is_stopped, True
             return Stop() if called_off else None
@@ -272,10 +272,10 @@ class TaskLoops:
 
     def answer_failure(self, failure: Failure, error: Any) -> None:
         """Send a failure: no further ticket runs until the next `Start`."""
-        given_up = self._side.fail()
+        abandoned = self._side.fail()
         self._row.end_ticket(0)  # the worker works for no task
         self._channel.answer(failure, error)
-        self._give_up(given_up)
+        self._report_abandoned(abandoned)
 
     def _close(self, task: int) -> None:
         if not self._is_ending:

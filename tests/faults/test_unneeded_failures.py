@@ -114,4 +114,4 @@ def test_an_environment_whose_trajectory_was_left_out_in_vain_is_closed_quietly(
     loop = WorkerLoop(Channel(), DefaultWorker, context)
     for _ in range(4):
         loop.turn(wait=False)
-    assert [(type(answer).__name__, answer.given_up) for answer in said] == [("Report", True), ("Report", False)]
+    assert [(type(answer).__name__, answer.abandoned) for answer in said] == [("Report", True), ("Report", False)]

@@ -359,7 +359,7 @@ class World:
     def discard(self, number, reason):
         answer, _ = self.open.pop(number)
         self.happened[reason.name] += 1
-        is_stale = answer.ticket.version < self.scheduler.ticket_version or getattr(answer, "given_up", False)
+        is_stale = answer.ticket.version < self.scheduler.ticket_version or getattr(answer, "abandoned", False)
         assert is_stale == (reason is Reason.STALE)
         known = {index for _, indices, _ in self.kept.values() for index in indices}
         assert is_stale or known.intersection(answer.ticket.indices), "surplus, and no copy is there"

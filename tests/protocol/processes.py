@@ -59,7 +59,7 @@ class Process:
     def hear(self, *, refuses=False):
         """Receive a message; refuse the updates that it carries if the model says so."""
         message, agent_version = self.commands.pop(0)
-        given_up = self.side.receive(message)
+        abandoned = self.side.receive(message)
         match message:
             case Exit():
                 self.is_alive = False
@@ -68,7 +68,7 @@ class Process:
                 self.agent_version, self.is_to_check = agent_version, check
                 if refuses:
                     self.fail(None, Phase.AGENT_UPDATE)
-        self.give_up(given_up)
+        self.give_up(abandoned)
 
     def begin(self, oldest):
         """Take a ticket: it is in hand, or given up."""
@@ -107,7 +107,7 @@ class Process:
 
     def give_up(self, tickets):
         for ticket in tickets:
-            self.answer(Report(ticket, given_up=True))
+            self.answer(Report(ticket, abandoned=True))
 
     def _put_down(self):
         self.in_hand = None

@@ -75,7 +75,7 @@ class Driven:
         lengths = tuple(lengths if lengths is not None else [10] * len(ticket.indices))
         about.setdefault("n_timesteps", sum(lengths))
         report = Report(ticket, n_trajectories=len(lengths), **about)
-        return ReportReceived(worker, self.n, report, None if report.given_up else lengths, agent_steps, memory=memory)
+        return ReportReceived(worker, self.n, report, None if report.abandoned else lengths, agent_steps, memory=memory)
 
     def failure(self, worker=0, trajectory=None, phase=Phase.STEP, kinds=("builtins.ValueError",), **about):
         self.n += 1
@@ -371,7 +371,7 @@ def test_an_exception_that_counts_as_a_loss_costs_the_worker():
     driven = Driven(1, Exactly(100), restart_on=(OSError,))
     said = driven.handle(driven.failure(trajectory=0, kinds=("builtins.OSError",)))
     assert isinstance(of(Warn, said)[0].fact, LossReplaced)
-    said += answer_all(driven, given_up=True, lengths=[])
+    said += answer_all(driven, abandoned=True, lengths=[])
     assert of(Retire, said) == [Retire(0)]
 
 
@@ -384,7 +384,7 @@ def test_tickets_in_advance_are_kept_if_the_call_would_have_cut_them():
     said = driven.scheduler.prefetch(Exactly(20, first=20), 0.0)
     for worker in range(2):
         while driven.tickets(worker) and driven.tickets(worker)[0].version < driven.scheduler.ticket_version:
-            said += driven.handle(driven.report(worker, given_up=True, lengths=[], n_timesteps=0))
+            said += driven.handle(driven.report(worker, abandoned=True, lengths=[], n_timesteps=0))
     assert said[0] == AbandonOlder(2)
     given = [ticket for worker in range(2) for ticket in driven.tickets(worker)]
     assert given

@@ -59,8 +59,8 @@ def live(channel, board):
     return go_on
 
 
-def given_up(version, indices):
-    return Report(Ticket(version, indices), given_up=True)
+def abandoned_report(version, indices):
+    return Report(Ticket(version, indices), abandoned=True)
 
 
 def test_each_ticket_gets_one_answer_and_the_spaces_are_told_once_a_version(board):
@@ -81,7 +81,10 @@ def test_what_nobody_wants_is_given_up_unrun(board, abandoned):
         board.abandon_older(2)
     channel = Channel(start(1, range(2), range(2, 4)), *[Stop()] * (not abandoned))
     live(channel, board)
-    assert [answer for answer, _ in channel.answers] == [given_up(1, range(2)), given_up(1, range(2, 4))]
+    assert [answer for answer, _ in channel.answers] == [
+        abandoned_report(1, range(2)),
+        abandoned_report(1, range(2, 4)),
+    ]
 
 
 def test_a_failing_update_fails_the_first_ticket_and_gives_up_the_rest(board):
@@ -91,7 +94,7 @@ def test_a_failing_update_fails_the_first_ticket_and_gives_up_the_rest(board):
     failure, *rest = (answer for answer, _ in channel.answers)
     assert isinstance(failure, Failure)
     assert (failure.ticket.indices, failure.phase) == (range(2), Phase.ENV_CONSTRUCTION)
-    assert rest == [given_up(1, range(2, 4)), given_up(1, range(4, 5))]
+    assert rest == [abandoned_report(1, range(2, 4)), abandoned_report(1, range(4, 5))]
 
 
 def test_exit_closes_the_environment(board):
@@ -188,7 +191,7 @@ def test_a_worker_that_looks_ahead_takes_in_tickets_and_nothing_else(board):
     assert board.ran_timesteps(0) == channel.answers[0][0].n_timesteps + 7
     assert loop.turn(wait=False), "the Stop that was kept"
     reports = [answer for answer, _ in channel.answers]
-    assert [report.given_up for report in reports] == [False, True, True]
+    assert [report.abandoned for report in reports] == [False, True, True]
     assert [(report.n_abandoned, report.abandoned_timesteps) for report in reports] == [(0, 0), (2, 7), (2, 0)]
     assert board.ran_timesteps(0) == sum(report.ran_timesteps for report in reports)
     assert not loop.turn(wait=False)

@@ -123,9 +123,9 @@ def test_a_stop_calls_off_the_tickets_of_all_tasks():
 
     told.table = TaskTable(told.table.agents, [as_env_update(Stops)] * 3, 2)
     answers = told.live(told.start(range(1), range(1, 2), range(4, 5), range(8, 9)))
-    assert [answer.given_up for answer, _ in answers] == [False, True, True, True]
+    assert [answer.abandoned for answer, _ in answers] == [False, True, True, True]
     assert sorted(answer.ticket.indices[0] for answer, _ in answers) == [0, 1, 4, 8]
-    assert [answer.given_up for answer, _ in told.live(told.start(range(4, 5), version=2, tasks=None))] == [False]
+    assert [answer.abandoned for answer, _ in told.live(told.start(range(4, 5), version=2, tasks=None))] == [False]
 
 
 def test_a_stop_is_seen_behind_a_ticket_of_another_task():
@@ -139,7 +139,7 @@ def test_a_stop_is_seen_behind_a_ticket_of_another_task():
     told = Told(Late)
     answers = told.live(told.start(range(1)))
     assert Looking.seen == ((range(10, 11), TrajectorySeeds(0, 1).of(range(10, 11)), [], True),)
-    assert [answer.given_up for answer, _ in answers] == [False, True]
+    assert [answer.abandoned for answer, _ in answers] == [False, True]
 
 
 def test_after_a_failure_no_ticket_runs_until_the_next_start():
@@ -152,7 +152,7 @@ def test_after_a_failure_no_ticket_runs_until_the_next_start():
     assert [type(answer) for answer, _ in answers] == [Failure, Report, Report, Report]
     failure = answers[0][0]
     assert (failure.trajectory, failure.phase, failure.ticket.indices) == (4, Phase.RESET, range(4, 6))
-    assert all(answer.given_up for answer, _ in answers[1:])
+    assert all(answer.abandoned for answer, _ in answers[1:])
     told.table = TaskTable(told.table.agents, [as_env_update(Steps)] * 3, 2)
     answers = told.live(told.start(range(4, 6), range(8, 9)))
     assert [answer.n_trajectories for answer, _ in answers] == [2, 1]
@@ -193,4 +193,4 @@ def test_what_is_abandoned_needs_no_environment():
     told = Told(envs=(Steps, Steps, lambda: 3))
     told.board.abandon_older(2)
     answers = told.live(told.start(range(8, 9)))
-    assert [answer.given_up for answer, _ in answers] == [True]
+    assert [answer.abandoned for answer, _ in answers] == [True]
