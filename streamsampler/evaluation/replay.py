@@ -161,8 +161,8 @@ def _read(source: Any, index: int) -> tuple[str, TrajectoryBatch[Any, Any], dict
         if index <= last:
             manifest = read_manifest(path)
             return str(path), folder.shards[number], {**manifest.provenance, "fingerprints": manifest.fingerprints}
-    there = f"there are trajectories 0 to {last}" if last >= 0 else "there are none yet"
-    raise UsageError(f"no trajectory {index}: {there}")
+    there = f"has trajectories 0 to {last}" if last >= 0 else "has no trajectories yet"
+    raise UsageError(f"trajectory {index} does not exist: the folder {there}")
 
 
 def refuse_evaluation(source: Any, index: int) -> None:

@@ -19,7 +19,7 @@ from streamsampler.rollouts.script import begin_of
 from streamsampler.stepping.games import GameFacts, GameResultMaker, JointResult, JointSpace
 from streamsampler.stepping.values import EnvValues
 from streamsampler.workers.restoring import own_copy
-from streamsampler.workers.several.agent_recorder import mapping_of, named, reward_of
+from streamsampler.workers.several.agent_recorder import mapping_of, named, no_answer, no_observation, reward_of
 from streamsampler.workers.several.recorder import NOBODY
 
 Ends = tuple[bool, bool]
@@ -122,7 +122,7 @@ class _Referee(GameResultMaker):
                 raise DataError("no agent is left, and none was terminated or truncated")
         turn = Turn(result, self._spaces(), outstanding, () if over else self._next(shown), brought, ended)
         if missing := [agent for agent in ended if not (agent in shown or agent in outstanding)]:
-            raise ObservationError(f"there is no last observation of agent {missing[0]!r}, which has ended")
+            raise ObservationError(f"agent {missing[0]!r}, which has ended, has no last observation")
         return turn, total, *(self._last_ends if over else NO_ENDS)
 
     def _copied(self, observations: Any) -> dict[str, Any]:
@@ -159,7 +159,7 @@ class _Referee(GameResultMaker):
                 total += brought[agent]
                 self._take_end(agent, (terminated[agent], truncated[agent]), ended)
         except KeyError as error:
-            raise DataError(f"a step gave no reward, terminated or truncated of agent {error}, which acted") from None
+            raise no_answer(error.args[0]) from None
         for agent in terminated:
             if agent in self._ended:
                 if not (terminated[agent] or truncated.get(agent)) and self._env.lists(agent):
@@ -202,7 +202,7 @@ class _Referee(GameResultMaker):
             raise self._nobody_acted()
         acting = tuple(it for it in turn if it in self._acted or it in shown or not self._length)
         if missing := [agent for agent in acting if agent not in shown]:
-            raise ObservationError(f"there is no observation of agent {missing[0]!r}, which is to act")
+            raise no_observation(missing[0])
         return acting
 
     def _nobody_acted(self) -> UsageError:

@@ -231,7 +231,7 @@ def test_what_raises_raises_again_and_folders_are_searched_for_the_shard(tmp_pat
     assert all(replay(folder, index, agent=Drawing(), env=Rough).same for index in folder.to_batch().indices.tolist())
     with pytest.raises(UsageError, match=f"trajectory {dropped} does not exist: it raised and was dropped"):
         replay(tmp_path / "a", dropped, agent=Drawing(), env=Rough)
-    with pytest.raises(UsageError, match="no trajectory 99: there are trajectories 0 to"):
+    with pytest.raises(UsageError, match="trajectory 99 does not exist: the folder has trajectories 0 to"):
         replay(tmp_path / "a", 99, agent=Drawing(), env=Rough)
 
 

@@ -179,11 +179,11 @@ NOBODY = "no agent acted in the whole trajectory"
 @pytest.mark.parametrize(
     ("env", "agent", "words"),
     [
-        (with_part(0, 0, red_1=None), None, "no observation of agent 'red_1', which is to act"),
+        (with_part(0, 0, red_1=None), None, "the acting agent 'red_1' has no observation"),
         (with_part(0, 0, red_1=np.zeros(7)), None, "agent 'red_1': .*observation has the shape"),
         (with_part(0, 3), None, "observations must be a dict by agent, got 3"),
         (with_part(0, None, at=1), None, "observations must be a dict by agent, got None"),
-        (with_part(0, 0, at=3, red_0=None), None, "no last observation of agent 'red_0', which has ended"),
+        (with_part(0, 0, at=3, red_0=None), None, "agent 'red_0', which has ended, has no last observation"),
         (with_part(1, 0, red_0=None), None, "gave no reward, terminated or truncated of agent 'red_0', which acted"),
         (with_part(1, 0, red_0="much"), None, "agent 'red_0': the reward should be a number"),
         (with_part(1, 1.0), None, "dict"),
@@ -199,7 +199,7 @@ NOBODY = "no agent acted in the whole trajectory"
         (stepping(stranger), None, r"\['green_7'\] are not among possible_agents"),
         (beginning(emptied), None, NOBODY),
         (beginning(emptied, Turns), None, NOBODY),
-        (beginning(blinded), None, "there is no observation of agent 'red_1', which is to act"),
+        (beginning(blinded), None, "the acting agent 'red_1' has no observation"),
         (Forgetful, None, "KeyError: 'red_0'\n.agent 'red_0' has no action in this step, because it has ended"),
         (SaysNothing, None, "is gone, and was neither terminated nor truncated"),
         (ShortTurns, None, r"last\(\) must return \(observation, reward, terminated, truncated, info\)"),

@@ -98,7 +98,7 @@ def no_dict(given: Any, what: str) -> DataError:
 
 
 def no_observation(agent: str) -> ObservationError:
-    return ObservationError(f"there is no observation of agent {agent!r}, which is to act")
+    return ObservationError(f"the acting agent {agent!r} has no observation")
 
 
 def no_answer(agent: str) -> DataError:

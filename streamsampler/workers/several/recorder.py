@@ -422,7 +422,7 @@ class JointRecorder(RolloutRecorder):
         ending, self.ending = self.ending, []
         for slot, terminated, truncated in ending:
             if slot.agent_id not in observations:
-                raise ObservationError(f"there is no last observation of agent {slot.agent_id!r}, which has ended")
+                raise ObservationError(f"agent {slot.agent_id!r}, which has ended, has no last observation")
             self._end_agent(slot, observations[slot.agent_id], terminated, truncated)
 
     def _end_agent(
